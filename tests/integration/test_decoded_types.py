@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import copy
-import io
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-import fastavro
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balance_service.avro.codec import frame_header
 from balance_service.avro.schemas import fields_of, load_schema, without_null
-from balance_service.avro.writer_schema import WriterSchema
 from balance_service.model.conditions import col
 from balance_service.model.events import Emit
 from balance_service.model.read_model import ReadModel
@@ -27,38 +23,19 @@ from balance_service.read_models.rewards import Rewards
 from balance_service.read_models.symbols import Symbols
 from balance_service.settings import load_settings
 from balance_service.spark.combine import PartitionRows
-from balance_service.spark.decode import Decoder
 from balance_service.spark.session import start_spark
 from balance_service.testing import event, tombstone
 from balance_service.testing.rows import encoded, key_of, rows_of
+from tests.integration.decoding import AT, SCORED, causes, decoded, evolved, update, written
 from tests.support.models import MODELS, MONEY, WHEN, Session, ship
 from tests.support.shipped import declared, jvm_scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
 
-    from balance_service.avro.schemas import Schema
-    from balance_service.model.stage import Stage
 
-_AT = datetime(2026, 1, 2, 3, 4, 5, 678_000, UTC)
-SCORED = {
-    "id": "g",
-    "score": 1.5,
-    "level": None,
-    "paid": Decimal("-12.34"),
-    "at": _AT.replace(microsecond=678_901),
-    "day": _AT.date(),
-    "place": {"city": "Zürich", "since": _AT},
-    "kind": "LARGE",
-    "tags": ["a", "é"],
-    "counts": {"x": 1, "y": -(2**62)},
-    "photo": b"\x00\xff",
-    "ratio": 0.25,
-    "ref": "00000000-0000-0000-0000-000000000001",
-    "serial": bytes(range(16)),
-}
 EVENTS = [
     event("Scored", SCORED),
     event("Scored", {"id": "h", "level": 7, "score": float("nan"), "place": {"city": "", "since": None}}),
@@ -73,59 +50,6 @@ def spark() -> Iterator[SparkSession]:
     session = start_spark(load_settings(), jvm_scratch(), 1)
     yield session
     session.stop()
-
-
-class Writers:
-    """A registry with some writer schemas, numbered from 1."""
-
-    def __init__(self, *schemas: Schema) -> None:
-        self.schemas = schemas
-
-    def writer_schema(self, schema_id: int) -> WriterSchema:
-        return WriterSchema.of(self.schemas[schema_id - 1])
-
-
-def decoded(
-    spark: SparkSession,
-    read_model: ReadModel,
-    schemas: Sequence[Schema],
-    records: Sequence[tuple[bytes | None, int, bytes | None]],
-    stage: Stage | None = None,
-) -> PartitionRows:
-    """Decodes records, each given as key, schema number and body; a body of None is a record without a value."""
-    decoder = Decoder(spark, read_model, stage or read_model.stages[-1], Writers(*schemas))  # type: ignore[arg-type]
-    decoder.resolve(range(1, len(schemas) + 1))
-    # Uses SQL, because a DataFrame of Python objects would need a Python worker.
-    literals = [
-        f"({offset}L, {_hex(key)}, {_hex(None if body is None else frame_header(schema_id) + body)})"
-        for offset, (key, schema_id, body) in enumerate(records)
-    ]
-    frames = spark.sql(
-        "select 0 as partition, offset, timestamp_millis(0) as timestamp, key, value, cast(null as "
-        "array<struct<key:string,value:binary>>) as headers "
-        f"from values {', '.join(literals)} as t(offset, key, value)"
-    )
-    return PartitionRows(decoder.updates(frames).toArrow().drop_columns(["partition"]))
-
-
-def _hex(value: bytes | None) -> str:
-    return "cast(null as binary)" if value is None else f"X'{value.hex()}'"
-
-
-def written(schema: Schema, fields: dict[str, Any]) -> bytes:
-    body = io.BytesIO()
-    fastavro.schemaless_writer(body, schema, fields)
-    return body.getvalue()
-
-
-def update(rows: PartitionRows) -> Any:
-    """Returns the only update."""
-    (single,) = rows.single_updates(rows.updates)
-    return single.update
-
-
-def causes(rows: PartitionRows) -> list[str]:
-    return rows.notes["cause"].to_pylist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("read_model", MODELS, ids=lambda read_model: read_model.name)
@@ -242,7 +166,7 @@ def test_damage_in_a_column_that_is_not_read_is_found(spark: SparkSession, read_
     till = {"type": "enum", "name": "Till", "symbols": ["SHOP", "WEB"]}
     funds = load_schema("FundsAdded")
     later = {**funds, "fields": [{"name": "till", "type": till}, *funds["fields"]]}
-    added = {"till": "WEB", "id": "e1", "occurredOn": _AT, "customerId": "alice", "amount": Decimal("12.34")}
+    added = {"till": "WEB", "id": "e1", "occurredOn": AT, "customerId": "alice", "amount": Decimal("12.34")}
     body = written(later, added)
     of_no_till = b"\x04" + body[1:]
     records = [(b"alice", 1, body), (b"alice", 1, of_no_till)]
@@ -288,13 +212,6 @@ def test_spark_encodes_numeric_keys_and_passes_on_records_without_a_key(spark: S
     assert rows.updates["key"].to_pylist() == expected.updates["key"].to_pylist()
     # The greatest number would start with the byte that is reserved for other records.
     assert causes(rows) == causes(expected) == ["key-reserved"] * 2
-
-
-def evolved(**changed: Any) -> Schema:
-    """Returns another version of `Scored`; a field with type None is left out."""
-    schema = copy.deepcopy(load_schema("Scored"))
-    fields = {field["name"]: field["type"] for field in schema["fields"]} | changed
-    return {**schema, "fields": [{"name": name, "type": kind} for name, kind in fields.items() if kind is not None]}
 
 
 PLACE_OF_LATER = {

@@ -303,6 +303,25 @@ def test_a_new_schema_costs_no_query(stack: LocalStack, names: dict[str, str], t
         assert [queries(engine, partition, "opened") for partition in (0, 1)] == [1, 1]
 
 
+def test_a_retry_under_another_new_schema_counts_once(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add("c", "1.00")
+        catch_up(engine)
+        # Frames first: all records arrive together, with neighbours under a known schema.
+        known, once = writer.frame("c", "1.00"), {"headers": [("idempotency-key", b"k")]}
+        unknown = [writer.frame("c", "0.10", _with_note(name), **{name: "new"}) for name in ("a", "b")]
+        for frame in unknown:
+            for _ in range(40):
+                writer.send("c", known)
+            writer.send("c", frame, **once)
+        writer.producer.flush(10)
+        catch_up(engine)
+
+        assert balance(engine, "c") == Decimal("81.10")
+        assert counted(engine, "dead_lettered") == 0
+
+
 def test_a_registry_outage_delays_only_partitions_with_unknown_schemas(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -331,9 +350,9 @@ def test_a_registry_outage_delays_only_partitions_with_unknown_schemas(
         assert_counted_once(stack, engine, load.events + 3)
 
 
-def _with_note() -> dict[str, Any]:
+def _with_note(name: str = "note") -> dict[str, Any]:
     schema = load_schema("FundsAdded")
-    note = {"name": "note", "type": ["null", "string"], "default": None}
+    note = {"name": name, "type": ["null", "string"], "default": None}
     return {**schema, "fields": [*schema["fields"], note]}
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from balance_service.model.folds import Combination
 
 MONEY = pa.decimal128(38, 2)
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _ENVELOPE = {"offset": pa.int64(), "key": pa.binary()}
 _FIELDS = {
     "cause": pa.string(),
@@ -23,7 +24,11 @@ _FIELDS = {
     "timestamp": pa.int64(),
     "record_key": pa.binary(),
     "value": pa.binary(),
+<<<<<<< HEAD
     "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+=======
+    "headers": HEADERS,
+>>>>>>> 8e31fcf (Tests: events under schemas that differ from the reader's)
     "idempotency_key": pa.binary(),
     "traceparent": pa.string(),
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
+import pyarrow as pa
 import pytest
 
 from balance_service.avro.codec import frame_header
@@ -116,3 +119,26 @@ def test_unresolved_records_get_their_frames_if_the_registry_knows_their_schema(
         (1, frame_header(schema_id) + b"x", None),
         (3, frame_header(schema_id) + b"body", named[:1]),
     ]
+
+
+def test_rows_that_are_decoded_again_take_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = [{"key": "idempotency-key", "value": b"k"}, {"key": "idempotency-key", "value": None}]
+    note = {"schema_id": 7, "timestamp": 5, "record_key": b"c1", "value": b"v", "headers": headers}
+    unresolved = {n: row(n, None, None, cause="unresolved", **note) for n in (1, 3)}
+    rows = table([row(0, amount=Decimal(0)), unresolved[1], row(2, amount=Decimal(2)), unresolved[3]])
+    redriving, decoded = redrive(monkeypatch, set()), list[pa.Table]()
+
+    def decode(records: pa.Table) -> pa.Table:
+        decoded.append(records)
+        return table(row(n, amount=Decimal(n), timestamp=5, idempotency_key=b"k") for n in (3, 1))
+
+    monkeypatch.setattr(redriving, "_rows", decode)
+    merged = PartitionRows(redriving.resolved(4, rows, PartitionRows(rows).unresolved()))
+
+    assert merged.updates["offset"].to_pylist() == [0, 1, 2, 3]
+    assert merged.updates["amount"].to_pylist() == [0, 1, 2, 3]
+    assert [update.idempotency_key for update in merged.single_updates(merged.updates)] == [None, b"k", None, b"k"]
+    assert merged.unresolved().num_rows == 0
+    first = {"key": b"c1", "value": b"v", "offset": 1, "timestamp": datetime(1970, 1, 1, 0, 0, 0, 5_000, UTC)}
+    assert decoded[0].to_pylist()[0] == {**first, "headers": headers, "partition": 4}
+    assert decoded[0]["offset"].to_pylist() == [1, 3]

@@ -1,0 +1,454 @@
+"""Events under schemas that differ from the reader's: what is read, what is refused, and the reason that is given."""
+
+from __future__ import annotations
+
+import struct
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
+from structlog.testing import capture_logs
+
+from balance_service.avro.schemas import fields_of, load_schema
+from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
+from balance_service.read_models.balance import Balance
+from balance_service.read_models.purchases import Purchases
+from balance_service.settings import load_settings
+from balance_service.spark.decode import Decoder
+from balance_service.spark.session import start_spark
+from tests.integration.decoding import AT, SCORED, Writers, causes, decoded, evolved, update, written
+from tests.support.models import MONEY, PLACE, WHEN, Session, ship
+from tests.support.shipped import jvm_scratch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from balance_service.avro.schemas import Schema
+    from balance_service.spark.combine import PartitionRows
+
+FUNDS = load_schema("FundsAdded")
+ADDED = {"id": "e", "occurredOn": AT, "customerId": "c", "amount": Decimal("1.00")}
+SPENT = {"type": "record", "name": "FundsSpent", "namespace": "n", "fields": [{"name": "id", "type": "string"}]}
+NODE = {
+    "type": "record",
+    "name": "Node",
+    "fields": [{"name": "children", "type": {"type": "array", "items": "Node"}}, {"name": "of", "type": "null"}],
+}
+FIXED_MONEY = {"type": "fixed", "name": "Money", "size": 16, "logicalType": "decimal", "precision": 38, "scale": 2}
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = start_spark(load_settings(), jvm_scratch(), 1)
+    yield session
+    session.stop()
+
+
+def funds(**changed: Any) -> Schema:
+    """Returns another version of `FundsAdded`."""
+    fields = fields_of(FUNDS) | changed
+    return {**FUNDS, "fields": [{"name": name, "type": kind} for name, kind in fields.items()]}
+
+
+def added(spark: SparkSession, schema: Any, *bodies: bytes) -> PartitionRows:
+    """Decodes bodies under a schema of `FundsAdded`."""
+    return decoded(spark, Balance(), [schema], [(b"c", 1, body) for body in bodies])
+
+
+def scored(spark: SparkSession, value: dict[str, Any], **changed: Any) -> PartitionRows:
+    """Decodes one `Scored` under another version of its schema."""
+    schema = evolved(**changed)
+    return decoded(spark, Session(), [schema], [(b"g", 1, written(schema, {**SCORED, **value}))])
+
+
+def details(rows: PartitionRows) -> list[str]:
+    return rows.notes["detail"].to_pylist()  # type: ignore[no-any-return]
+
+
+def number(value: int) -> bytes:
+    """Returns an Avro int or long below 64."""
+    return bytes([value << 1])
+
+
+def decimal(precision: int, scale: int) -> dict[str, Any]:
+    return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
+
+
+# Records
+
+
+@pytest.mark.parametrize("union", [[FUNDS, SPENT], ["null", SPENT, FUNDS]], ids=["of records", "with null"])
+def test_a_record_in_a_union_is_read_by_its_name(spark: SparkSession, union: list[Any]) -> None:
+    name = "parts.code.balance.events.FundsAdded"
+    bodies = [written(union, (name, ADDED)), written(union, ("n.FundsSpent", {"id": "s"})), number(3)]
+
+    rows = added(spark, union, *bodies)
+
+    assert update(rows) == {"amount": Decimal("1.00")}
+    assert causes(rows) == ["ignored", "body-undecodable"]
+    assert rows.notes["record"].to_pylist() == ["n.FundsSpent", None]
+
+
+def test_records_of_two_types_in_a_union_are_read(spark: SparkSession) -> None:
+    union = [evolved(), load_schema("Ended")]
+    bodies = [written(union, ("tests.Scored", SCORED)), written(union, ("tests.Ended", {"id": "g", "reason": None}))]
+
+    rows = decoded(spark, Session(), [union], [(b"g", 1, body) for body in bodies])  # type: ignore[list-item]
+
+    first, second = rows.single_updates(rows.updates)
+    assert (first.update["Scored"], first.update["Ended"]) == (SCORED, None)
+    assert (second.update["Scored"], second.update["Ended"]) == (None, {"id": "g", "reason": None})
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"),
+    [
+        ({**FUNDS, "namespace": "elsewhere"}, "elsewhere.FundsAdded"),
+        ({key: part for key, part in FUNDS.items() if key != "namespace"}, "FundsAdded"),
+        ("string", "string"),
+    ],
+    ids=["another namespace", "no namespace", "no record"],
+)
+def test_a_record_of_another_name_is_ignored_with_its_name(spark: SparkSession, schema: Any, name: str) -> None:
+    rows = added(spark, schema, b"")
+
+    assert (causes(rows), rows.notes["record"].to_pylist()) == (["ignored"], [name])
+
+
+def test_a_schema_that_is_no_avro_is_ignored_unless_it_names_our_record(spark: SparkSession) -> None:
+    broken = {**FUNDS, "fields": [{"name": "id", "type": "unknown"}]}
+
+    rows = added(spark, broken, b"")
+
+    assert causes(rows) == ["schema-incompatible"]
+    assert details(rows)[0].startswith("the schema is not valid Avro: ")
+    assert causes(added(spark, {"type": "object"}, b"")) == ["ignored"]
+
+
+class Renamed(ReadModel):
+    """Reads `Added` records that were called `Plus`, and a column that was called `sum`."""
+
+    name = "test-renamed"
+    source = Stream("games", "Added")
+    key = "id"
+    state = "Tally"
+
+    def fold(self, state: Any, event: Any) -> Any:
+        """Returns the event."""
+        return {"id": event["id"], "paid": event["paid"]}
+
+
+def test_aliases_and_defaults_are_those_of_the_reader(spark: SparkSession) -> None:
+    ship("Added", {"id": "string"})
+    fields: list[dict[str, Any]] = [
+        {"name": "id", "type": "string"},
+        {"name": "paid", "type": MONEY, "aliases": ["sum"]},
+        {"name": "fee", "type": MONEY, "default": "\u0001\u0000"},
+        {"name": "place", "type": ["null", PLACE], "default": None},
+        {"name": "tags", "type": {"type": "array", "items": "string"}, "default": ["a"]},
+    ]
+    load_schema("Added").update(aliases=["tests.Plus"], fields=fields)
+    writer = {
+        **load_schema("Added"),
+        "name": "Plus",
+        "aliases": [],
+        "fields": [fields[0], {"name": "sum", "type": MONEY}],
+    }
+
+    rows = decoded(spark, Renamed(), [writer], [(b"g", 1, written(writer, {"id": "g", "sum": Decimal("1.20")}))])
+
+    expected = {"id": "g", "paid": Decimal("1.20"), "fee": Decimal("2.56"), "place": None, "tags": ["a"]}
+    assert update(rows)["Added"] == expected
+
+
+# Columns that nobody reads
+
+
+@pytest.mark.parametrize(
+    ("fields", "values"),
+    [
+        ({"tree": NODE}, {"tree": {"children": [{"children": []}, {"children": [{"children": []}]}]}}),
+        ({"AMOUNT": "string", "CustomerID": "string"}, {"AMOUNT": "x", "CustomerID": "y"}),
+        ({"fee": decimal(64, 2)}, {"fee": Decimal(1)}),
+        ({"a-b": {"type": "map", "values": ["null", "double", FIXED_MONEY]}}, {"a-b": {"x": 1.5, "y": None}}),
+    ],
+    ids=["recursive", "names in other case", "64 digits", "map of a union"],
+)
+def test_a_column_that_nobody_reads_is_passed_over(
+    spark: SparkSession, fields: dict[str, Any], values: dict[str, Any]
+) -> None:
+    schema = {**FUNDS, "fields": [*({"name": n, "type": t} for n, t in fields.items()), *FUNDS["fields"]]}
+    body = b"".join(
+        written({"type": "record", "name": "F", "fields": [f]}, values) for f in schema["fields"][: len(fields)]
+    )
+
+    assert update(added(spark, schema, body + written(FUNDS, ADDED))) == {"amount": Decimal("1.00")}
+
+
+def test_forged_records_are_undecodable_and_end_no_query(spark: SparkSession) -> None:
+    empty: Any = {"type": "record", "name": "E0", "fields": []}
+    for level in range(1, 61):
+        fields = [{"name": "a", "type": empty}, {"name": "b", "type": f"E{level - 1}"}]
+        empty = {"type": "record", "name": f"E{level}", "fields": fields}
+    wild = [
+        {"name": "tree", "type": NODE},
+        {"name": "empty", "type": {"type": "array", "items": empty}},
+        {"name": "text", "type": "string"},
+    ]
+    schema = {**FUNDS, "fields": [*wild, *FUNDS["fields"]]}
+    rest = written(FUNDS, ADDED)
+    deep = number(1) * 100_000
+    millions = number(0) + b"\xfe\xff\x7f" + number(0) + number(0)
+    gigabyte = number(0) + number(0) + b"\x80\x80\x80\x80\x08"
+
+    rows = added(spark, schema, deep + rest, gigabyte + rest, millions + rest)
+
+    assert causes(rows) == ["body-undecodable"] * 2
+    assert "nested more than" in details(rows)[0]
+    assert update(rows) == {"amount": Decimal("1.00")}
+
+
+# Decimals
+
+
+@pytest.mark.parametrize(
+    ("kind", "written_as", "expected"),
+    [
+        (decimal(18, 4), "2.5000", "2.50"),
+        (decimal(9, 0), "7", "7.00"),
+        (decimal(38, 2), "123456789012345678901234567890123456.78", "123456789012345678901234567890123456.78"),
+        (decimal(64, 2), "-12.34", "-12.34"),
+        (decimal(64, 30), "1." + "5" + "0" * 29, "1.50"),
+        (FIXED_MONEY, "-0.01", "-0.01"),
+        (["null", decimal(18, 4)], "2.5000", "2.50"),
+        ("long", 5, "5.00"),
+    ],
+    ids=repr,
+)
+def test_an_amount_of_another_scale_is_the_same_amount(
+    spark: SparkSession, kind: Any, written_as: Any, expected: str
+) -> None:
+    amount = Decimal(written_as) if isinstance(written_as, str) else written_as
+    schema = funds(amount=kind)
+
+    assert str(update(added(spark, schema, written(schema, {**ADDED, "amount": amount})))["amount"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "amount"),
+    [(decimal(18, 4), "2.5001"), (decimal(64, 2), "1" + "0" * 37), (decimal(64, 63), "0." + "0" * 62 + "1")],
+    ids=repr,
+)
+def test_an_amount_that_would_lose_digits_is_refused(spark: SparkSession, kind: Any, amount: str) -> None:
+    schema = funds(amount=kind)
+    rows = added(spark, schema, written(schema, {**ADDED, "amount": Decimal(amount)}))
+
+    assert causes(rows) == ["decimal-loses-digits"]
+    assert details(rows)[0].startswith("FundsAdded.amount ")
+
+
+def test_a_decimal_of_a_million_digits_takes_no_time(spark: SparkSession) -> None:
+    schema = funds(amount=decimal(2_000_000_000, 1_999_999_999))
+    head = written(funds(amount="bytes"), {**ADDED, "amount": b""})[:-1]
+
+    rows = added(spark, schema, head + b"\x80\x80\x7a" + b"\x01" * 1_000_000, head + b"\x02\x00", head + b"\x00")
+
+    assert causes(rows) == ["decimal-loses-digits", "body-undecodable"]
+    assert update(rows) == {"amount": Decimal("0.00")}
+
+
+@pytest.mark.parametrize(
+    "kind", ["double", "string", "bytes", WHEN, {"type": "bytes", "logicalType": "unknown"}], ids=repr
+)
+def test_an_amount_without_an_exact_meaning_is_refused(spark: SparkSession, kind: Any) -> None:
+    with capture_logs() as logs:
+        rows = added(spark, funds(amount=kind), b"")
+
+    assert causes(rows) == ["schema-incompatible"]
+    assert details(rows)[0].startswith("FundsAdded.amount is written as ")
+    assert details(rows)[0].endswith(", which is not read as decimal")
+    assert [entry["reason"] for entry in logs] == details(rows)
+
+
+@pytest.mark.parametrize("items", [decimal(18, 4), {**FIXED_MONEY, "scale": 4}], ids=["bytes", "fixed"])
+def test_a_nested_amount_of_another_scale_is_the_same_amount(spark: SparkSession, items: Any) -> None:
+    schema = load_schema("PosInvoice")
+    lines = fields_of(schema)["lines"]["items"]
+    prices = [{**field, "type": items} if field["name"] == "unitPrice" else field for field in lines["fields"]]
+    fields = [
+        {**field, "type": {"type": "array", "items": {**lines, "fields": prices}}}
+        if field["name"] == "lines"
+        else field
+        for field in schema["fields"]
+    ]
+    writer = {**schema, "fields": fields}
+    line = {"itemCode": "i", "description": "d", "quantity": 1, "amount": Decimal(1)}
+    invoices = [invoice([{**line, "unitPrice": Decimal(price)}]) for price in ("2.5000", "2.5001")]
+
+    rows = decoded(spark, Purchases(), [writer], [(b"s", 1, written(writer, fields)) for fields in invoices])
+
+    assert str(update(rows)["PosInvoice"]["lines"][0]["unitPrice"]) == "2.50"
+    assert causes(rows) == ["decimal-loses-digits"]
+
+
+def invoice(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    texts = ("invoiceNumber", "storeId", "customerCardNo", "customerType", "deliveryType")
+    return {
+        **dict.fromkeys(texts, "x"),
+        "totalAmount": Decimal(1),
+        "customerName": None,
+        "address": None,
+        "lines": lines,
+    }
+
+
+# Text, times and nulls
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (["string", "long"], "Acme", "Acme"),
+        (["long", "null", "string"], "Acme", "Acme"),
+        ("bytes", "Zürich".encode(), "Zürich"),
+        ({"type": "string", "avro.java.string": "String"}, "é", "é"),
+    ],
+    ids=repr,
+)
+def test_text_is_read_from_text_only(spark: SparkSession, kind: Any, value: Any, expected: str) -> None:
+    place = {**PLACE, "fields": [{"name": "city", "type": kind}, PLACE["fields"][1]]}
+
+    rows = scored(spark, {"place": {"city": value, "since": None}}, place=place)
+
+    assert update(rows)["Scored"]["place"]["city"] == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (["string", "long"], 7),
+        ({"type": "array", "items": "string"}, ["a"]),
+        ({"type": "map", "values": "string"}, {"a": "b"}),
+        (NODE, {"children": []}),
+        ({"type": "enum", "name": "City", "symbols": ["BERN"]}, "BERN"),
+        ("double", 1e22),
+        ("boolean", True),
+        (WHEN, AT),
+    ],
+    ids=repr,
+)
+def test_text_is_no_rendering_of_other_types(spark: SparkSession, kind: Any, value: Any) -> None:
+    place = {**PLACE, "fields": [{"name": "city", "type": kind}, PLACE["fields"][1]]}
+
+    rows = scored(spark, {"place": {"city": value, "since": None}}, place=place)
+
+    assert causes(rows) == ["schema-incompatible"]
+    assert details(rows)[0].startswith("Scored.place.city is written as ")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"city": b"\xff", "since": None, "tags": [], "counts": {}}, {"tags": [b"\xff"]}, {"counts": {b"\xff": 1}}],
+    ids=["within a record", "within an array", "as the key of a map"],
+)
+def test_text_that_is_not_utf_8_is_refused_wherever_it_is_read(spark: SparkSession, body: dict[str, Any]) -> None:
+    text = next(iter(body))
+    value = {**SCORED, "place": {"city": "Q" if text == "city" else "x", "since": None}}
+    value |= {"tags": ["Q"] if text == "tags" else [], "counts": {"Q": 1} if text == "counts" else {}}
+    good = written(evolved(), value)
+
+    rows = decoded(spark, Session(), [evolved()], [(b"g", 1, good.replace(b"\x02Q", b"\x02\xff"))])
+
+    assert causes(rows) == ["text-malformed"]
+
+
+def test_a_key_that_occurs_twice_in_a_map_has_its_last_value(spark: SparkSession) -> None:
+    body = written(evolved(), {**SCORED, "counts": {"a": 1, "b": 2}}).replace(b"\x02b", b"\x02a")
+
+    assert update(decoded(spark, Session(), [evolved()], [(b"g", 1, body)]))["Scored"]["counts"] == {"a": 2}
+
+
+@pytest.mark.parametrize("kind", ["long", "int", {"type": "long", "logicalType": "timestamp-millis"}], ids=repr)
+def test_a_number_is_a_time_in_the_unit_of_the_reader_unless_its_writer_says_another(
+    spark: SparkSession, kind: Any
+) -> None:
+    micros = scored(spark, {"at": 5 if isinstance(kind, str) else AT.replace(microsecond=5_000)}, at=kind)
+
+    at = update(micros)["Scored"]["at"]
+    assert at == (AT.replace(microsecond=5_000) if isinstance(kind, dict) else at.replace(microsecond=5))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"type": "int", "logicalType": "date"},
+        {"type": "long", "logicalType": "local-timestamp-micros"},
+        {"type": "long", "logicalType": "time-micros"},
+        "double",
+        "string",
+    ],
+    ids=repr,
+)
+def test_a_time_is_not_read_from_another_kind_of_time(spark: SparkSession, kind: Any) -> None:
+    rows = decoded(spark, Session(), [evolved(at=kind)], [(b"g", 1, b"")])
+
+    assert causes(rows) == ["schema-incompatible"]
+    assert details(rows)[0].endswith(", which is not read as timestamp-micros")
+
+
+def test_a_null_within_a_nested_value_is_a_null_of_that_field(spark: SparkSession) -> None:
+    place = {**PLACE, "fields": [{"name": "city", "type": ["null", "string"]}, PLACE["fields"][1]]}
+    nullable = {"type": "array", "items": ["null", "string"]}
+
+    assert details(rows := scored(spark, {"place": {"city": None, "since": None}}, place=place)) == [
+        "Scored.place.city is null"
+    ]
+    assert causes(rows) == ["field-null"]
+    assert details(rows := scored(spark, {"tags": ["a", None]}, tags=nullable)) == ["Scored.tags[] is null"]
+    assert causes(rows) == ["field-null"]
+    assert update(scored(spark, {"tags": ["a"]}, tags=nullable))["Scored"]["tags"] == ["a"]
+
+
+def test_a_field_without_default_that_the_writer_lacks_is_named(spark: SparkSession) -> None:
+    rows = decoded(spark, Session(), [evolved(photo=None)], [(b"g", 1, b"")])
+
+    assert details(rows) == ["Scored.photo is missing, and has no default"]
+
+
+# Ids
+
+
+def test_a_plan_reads_ids_that_were_resolved_after_it_was_made(spark: SparkSession) -> None:
+    decoder = Decoder(spark, Balance(), Balance().stages[-1], Writers(FUNDS, funds(note="string")))  # type: ignore[arg-type]
+    bodies = [written(FUNDS, ADDED), written(funds(note="string"), {**ADDED, "note": "n"})]
+    frames = [F.lit(struct.pack(">bI", 0, n + 1) + body) for n, body in enumerate(bodies)]
+    # Not a table of literals: Spark would decode it once, while it makes the plan.
+    records = spark.range(2).select(
+        F.lit(0).alias("partition"),
+        F.col("id").alias("offset"),
+        F.timestamp_millis(F.lit(0)).alias("timestamp"),
+        F.lit(b"c").alias("key"),
+        F.element_at(F.array(*frames), F.col("id").cast("int") + 1).alias("value"),
+        F.lit(None).cast("array<struct<key:string,value:binary>>").alias("headers"),
+    )
+    plan = decoder.updates(records)
+    notes = [None if note is None else note[0]["schema_id"] for note in plan.toArrow()["note"].to_pylist()]
+    assert notes == [1, 2]
+
+    decoder.resolve([2, 1])
+
+    assert plan.toArrow()["amount"].to_pylist() == [Decimal("1.00")] * 2
+
+
+def test_more_ids_than_are_kept_are_read(spark: SparkSession) -> None:
+    frames: Any = spark._jvm.parts.code.balance.Resolving(['"string"'])  # type: ignore[union-attr]
+    for schema_id in range(2_500):
+        assert frames.tell(schema_id, '"string"', []) is None
+
+    causes = {str(frames.read(struct.pack(">bI", 0, n % 2_500)).getUTF8String(0)) for n in range(2_600)}
+
+    assert causes == {"ignored"}
