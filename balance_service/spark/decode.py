@@ -197,7 +197,7 @@ class Decoder:
         )
 
     def _framed(self, records: DataFrame) -> DataFrame:
-        """Returns the records with a struct for each type of event, one of which is set, or else a cause."""
+        """Returns the records with a struct for each type of event. One of them is set, or there is a cause."""
         frame = ClassicColumn(self._frames.of(F.col("value")._jc))
         read = records.select(
             F.col("partition").alias(_PARTITION),

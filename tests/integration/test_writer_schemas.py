@@ -1,4 +1,4 @@
-"""Events under schemas that differ from the reader's: what is read, what is refused, and the reason that is given."""
+"""Events under schemas that differ from the reader's: their values, and the causes and reasons of refusals."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_aliases_and_defaults_are_those_of_the_reader(spark: SparkSession) -> No
     assert update(rows)["Added"] == expected
 
 
-# Columns that nobody reads
+# Columns that the reader lacks
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_aliases_and_defaults_are_those_of_the_reader(spark: SparkSession) -> No
     ],
     ids=["recursive", "names in other case", "64 digits", "map of a union"],
 )
-def test_a_column_that_nobody_reads_is_passed_over(
+def test_a_column_that_the_reader_lacks_is_passed_over(
     spark: SparkSession, fields: dict[str, Any], values: dict[str, Any]
 ) -> None:
     schema = {**FUNDS, "fields": [*({"name": n, "type": t} for n, t in fields.items()), *FUNDS["fields"]]}
@@ -355,7 +355,7 @@ def test_text_is_no_rendering_of_other_types(spark: SparkSession, kind: Any, val
     [{"city": b"\xff", "since": None, "tags": [], "counts": {}}, {"tags": [b"\xff"]}, {"counts": {b"\xff": 1}}],
     ids=["within a record", "within an array", "as the key of a map"],
 )
-def test_text_that_is_not_utf_8_is_refused_wherever_it_is_read(spark: SparkSession, body: dict[str, Any]) -> None:
+def test_text_that_is_not_utf_8_is_refused_in_nested_values_too(spark: SparkSession, body: dict[str, Any]) -> None:
     text = next(iter(body))
     value = {**SCORED, "place": {"city": "Q" if text == "city" else "x", "since": None}}
     value |= {"tags": ["Q"] if text == "tags" else [], "counts": {"Q": 1} if text == "counts" else {}}

@@ -32,9 +32,9 @@ import org.apache.spark.unsafe.types.UTF8String;
 /**
  * Reads the values of a written type as those of a wanted type, in Spark's form. Has no state, so any thread may use it.
  *
- * Types resolve as Avro's specification and its Java library do, except that a decimal is read exactly, whatever its scale;
+ * Types resolve as Avro's specification and its Java library do, except that a decimal of any scale is read exactly;
  * that a logical type of the writer is never ignored; and that a value which does not resolve concerns its record only.
- * Values that nobody wants are read too, because damage in them may be damage of the next value.
+ * Fields that the reader lacks are read too, because damage in them may be damage of the next field.
  */
 abstract class Reading {
   static final String INCOMPATIBLE = "schema-incompatible";
@@ -46,7 +46,7 @@ abstract class Reading {
   private static final int MOST_DIGITS = 1234;
   // The years 1 to 9999, which Python's times have, in microseconds since 1970.
   private static final long DAY = 86400000000L, FIRST = -719162 * DAY, END = 2932897 * DAY;
-  // A time that nobody uses may be any number.
+  // A time that is not checked may be any number.
   private static final long FARTHEST = 1000000000000000000L;
   private static final int MOST_LEVELS = 500;
   private static final Reading NOTHING = new Fields(new Reading[0], new int[0], null);
@@ -157,8 +157,8 @@ abstract class Reading {
 
   /** Makes the readings of one schema. */
   static final class Resolution {
-    // Records that nobody wants, by type: they may contain themselves.
-    private final IdentityHashMap unwanted = new IdentityHashMap();
+    // Readings of skipped records by type. They may contain themselves.
+    private final IdentityHashMap skipped = new IdentityHashMap();
 
     /**
      * @param malformed as for `Resolving`; null if neither text nor times are checked.
@@ -282,7 +282,7 @@ abstract class Reading {
         Schema.Field ours = wanted.getField(theirs.name());
         columns[i] = ours == null ? -1 : ours.pos();
         if (ours == null) {
-          parts[i] = this.unwanted(theirs.schema());
+          parts[i] = this.skipped(theirs.schema());
         } else {
           String cause = malformed == null ? ours.getProp("malformed") : malformed;
           parts[i] = this.of(theirs.schema(), ours.schema(), path + "." + ours.name(), cause);
@@ -306,7 +306,7 @@ abstract class Reading {
       }
     }
 
-    private Reading unwanted(Schema kind) {
+    private Reading skipped(Schema kind) {
       switch (kind.getType()) {
         case NULL:
           return NOTHING;
@@ -315,40 +315,40 @@ abstract class Reading {
         case ENUM:
           return new Symbols(kind, kind, kind.getName());
         case ARRAY:
-          return new Items(false, this.unwanted(kind.getElementType()), false, null, null);
+          return new Items(false, this.skipped(kind.getElementType()), false, null, null);
         case MAP:
-          return new Items(true, this.unwanted(kind.getValueType()), false, null, null);
+          return new Items(true, this.skipped(kind.getValueType()), false, null, null);
         case UNION:
           Reading[] members = new Reading[kind.getTypes().size()];
           for (int i = 0; i < members.length; i++) {
-            members[i] = this.unwanted((Schema) kind.getTypes().get(i));
+            members[i] = this.skipped((Schema) kind.getTypes().get(i));
           }
           return new Union(members, "a union");
         case RECORD:
-          return this.unwantedRecord(kind);
+          return this.skippedRecord(kind);
         default:
           return new Single(kind.getType(), kind.getType(), kind.getType().getName(), null, null);
       }
     }
 
-    private Reading unwantedRecord(Schema kind) {
-      if (this.unwanted.containsKey(kind)) {
-        return (Reading) this.unwanted.get(kind);
+    private Reading skippedRecord(Schema kind) {
+      if (this.skipped.containsKey(kind)) {
+        return (Reading) this.skipped.get(kind);
       }
       Reading[] parts = new Reading[kind.getFields().size()];
       int[] columns = new int[parts.length];
-      this.unwanted.put(kind, new Fields(parts, columns, null));
+      this.skipped.put(kind, new Fields(parts, columns, null));
       boolean isEmpty = true;
       for (int i = 0; i < parts.length; i++) {
         columns[i] = -1;
-        parts[i] = this.unwanted(((Schema.Field) kind.getFields().get(i)).schema());
+        parts[i] = this.skipped(((Schema.Field) kind.getFields().get(i)).schema());
         isEmpty = isEmpty && parts[i] == NOTHING;
       }
       if (isEmpty) {
         // Nested twice in each other, such records would be more than can be counted, in no bytes.
-        this.unwanted.put(kind, NOTHING);
+        this.skipped.put(kind, NOTHING);
       }
-      return (Reading) this.unwanted.get(kind);
+      return (Reading) this.skipped.get(kind);
     }
   }
 
@@ -590,9 +590,9 @@ abstract class Reading {
 
   private static final class Fields extends Reading {
     private final Reading[] parts;
-    // The column of each part; -1 if nobody wants it.
+    // The column of each part; -1 if it is skipped.
     private final int[] columns;
-    // Null if nobody wants the record.
+    // Null if the record is skipped.
     private final Object[] defaults;
 
     Fields(Reading[] parts, int[] columns, Object[] defaults) {

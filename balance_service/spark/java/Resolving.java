@@ -33,7 +33,7 @@ public final class Resolving implements Serializable {
   private static final int HEADER_BYTES = 5;
   // The columns before those of the records: cause, detail, schema id.
   private static final int FIRST_RECORD = 3;
-  // The schemas of which it is kept how they are read, which takes some kilobytes each.
+  // Each reading of a schema takes some kilobytes. One that is not kept is made again.
   private static final int MOST_KEPT = 2000;
 
   private final int number = MADE.incrementAndGet();
@@ -161,7 +161,7 @@ public final class Resolving implements Serializable {
     return made;
   }
 
-  // A copy would not know the schemas that are told later. Public, because Janino makes private methods static.
+  // The copy in a task would lack later schemas. Public, because Janino makes private methods static.
   public Object readResolve() {
     return ALL.get(Integer.valueOf(this.number));
   }

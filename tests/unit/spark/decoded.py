@@ -24,11 +24,7 @@ _FIELDS = {
     "timestamp": pa.int64(),
     "record_key": pa.binary(),
     "value": pa.binary(),
-<<<<<<< HEAD
-    "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
-=======
     "headers": HEADERS,
->>>>>>> 8e31fcf (Tests: events under schemas that differ from the reader's)
     "idempotency_key": pa.binary(),
     "traceparent": pa.string(),
 }
