@@ -151,6 +151,7 @@ def test_the_commit_of_a_traced_record_belongs_to_its_trace(stack: LocalStack, s
             "key": pa.array([None, b"k"], pa.binary()),
             "value": pa.array([b"v", None], pa.binary()),
             "headers": pa.array([None, [{"key": "traceparent", "value": traced.encode()}]], _HEADERS),
+            "partition": pa.array([0, 0], pa.int32()),
         }
     )
     with Orders(stack, settings), running_engine(settings) as engine:
