@@ -112,7 +112,7 @@ NAMES = {
     "new_id": "event under a new id to its answer, s",
     "restart": "restart to ready, s",
     "first_event": "start to first event visible, s",
-    "since_ready": "ready to first event visible, ms",
+    "after_ready": "first event after readiness, ms from its acknowledgement",
     "of_few": "start to first event visible, of that with one id",
 }
 """The displayed names of figures."""

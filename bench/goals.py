@@ -105,7 +105,7 @@ _ABSOLUTE = {
     _key("ids", ids_case(400), "stall"): _at_most(200),
     _key("ids", ids_case(400), "of_few"): _at_most(1.1),
     _key("first", CASE, "first_event"): _at_most(5.2),
-    _key("first", CASE, "since_ready"): _at_most(100),
+    _key("first", CASE, "after_ready"): _at_most(100),
     _key("start", "clean, jars present", "ready"): _at_most(5),
 }
 _BESIDE = {

@@ -186,7 +186,6 @@ class TaskRunner:
         part_of = partial(self._part, partition, pa.array(task.left_out(), pa.int64()))
         with self._queries.rows(partition, lambda: task.position, interrupted.is_set) as rows:
             start = task.position
-            self._begun.add(partition)
             self._metrics.query_started(task.task_id, reason, time.monotonic() - began)
             looked_at = time.monotonic()
             retry_at, reads_from = looked_at + _SETTLE_SECONDS, looked_at + _READS_SECONDS
@@ -194,8 +193,9 @@ class TaskRunner:
                 if rows.change_over(start):
                     self._metrics.query_started(task.task_id, "replaced", 0.0)
                 gathered = gathering.gather(rows.pull, _IDLE_SECONDS, self._known_end(partition), part_of, interrupted)
-                # Only now: a query that fails on its first read has started too.
+                # Only now: a query that fails on its first read has started too, and Spark's consumer needs a moment.
                 self._problems.pop(partition, None)
+                self._begun.add(partition)
                 began = time.monotonic()
                 if gathered or began > reads_from:
                     failures.reset()
