@@ -123,10 +123,11 @@ class Metrics:
         """Count a query that Spark had no slots for."""
         self._without_slots.labels(stage).inc()
 
-    def query_started(self, task_id: TaskId, reason: str, seconds: float) -> None:
-        """Count a Spark query at its first read, and the time since its start."""
+    def query_started(self, task_id: TaskId, reason: str, seconds: float | None = None) -> None:
+        """Count a task's Spark query, and the time that the task waited for it."""
         self._queries.labels(task_id.stage, str(task_id.partition), reason).inc()
-        self._query_start_seconds.observe(seconds)
+        if seconds is not None:
+            self._query_start_seconds.observe(seconds)
 
     def proxied(self, peer: str, outcome: str) -> None:
         """Count a forwarded query. All peers beyond the first hundred count as `other`."""

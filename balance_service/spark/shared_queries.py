@@ -230,7 +230,7 @@ class SharedQueries:
             if not stream.has_rows and self._clock() - after.since < _GRACE_SECONDS:
                 return None
             member.running, member.next = after, None
-            self._replaced()
+            self._wait_to_replace()
             before.query.rows[member.partition].close()
             return stream
 
@@ -257,10 +257,12 @@ class SharedQueries:
             for running in (member.running, member.next):
                 if running is not None:
                     running.query.rows[member.partition].close()
-            self._replaced()
+            # One that fails again and again must not delay the others' replacement.
+            if member.partition not in self._apart:
+                self._wait_to_replace()
             self._changed.notify_all()
 
-    def _replaced(self) -> None:
+    def _wait_to_replace(self) -> None:
         """Waits with the next replacement until nothing has changed for some seconds."""
         self._replace_at = max(self._replace_at, self._clock() + _SETTLE_SECONDS)
 
@@ -359,7 +361,7 @@ class SharedQueries:
                     self._keep_apart(members, error)
             if is_replacement:
                 self._is_replacing = False
-                self._replaced()
+                self._wait_to_replace()
             else:
                 for member in group:
                     member.error = error

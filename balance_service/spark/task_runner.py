@@ -191,7 +191,7 @@ class TaskRunner:
             retry_at, reads_from = looked_at + _SETTLE_SECONDS, looked_at + _READS_SECONDS
             while not interrupted.is_set() and task.state is TaskState.RUNNING:
                 if rows.change_over(start):
-                    self._metrics.query_started(task.task_id, "replaced", 0.0)
+                    self._metrics.query_started(task.task_id, "replaced")
                 gathered = gathering.gather(rows.pull, _IDLE_SECONDS, self._known_end(partition), part_of, interrupted)
                 # Only now: a query that fails on its first read has started too, and Spark's consumer needs a moment.
                 self._problems.pop(partition, None)
