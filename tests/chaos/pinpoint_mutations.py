@@ -135,6 +135,22 @@ PINPOINT_MUTATIONS = (
         "test_a_registry_outage_delays_only_partitions_with_unknown_schemas",
     ),
     _pinpoint(
+        "a writer's schema is resolved by that of the id before",
+        "spark/java/Resolving.java",
+        "      this.kept.put(id, found);\n",
+        "      this.kept.put(Long.valueOf(id.longValue() + 1), found);\n",
+        "integration/test_writer_schemas",
+        "test_each_record_is_read_by_the_schema_of_its_own_id",
+    ),
+    _pinpoint(
+        "records under a new schema id are folded after those behind them",
+        "spark/redrive.py",
+        '        return pa.concat_tables([others, again]).sort_by("offset")\n',
+        "        return pa.concat_tables([others, again])\n",
+        "unit/spark/test_redrive",
+        "test_rows_that_are_decoded_again_take_their_places",
+    ),
+    _pinpoint(
         "rows that Spark has lost are not missed",
         "spark/row_query.py",
         "        if before != self._count or first < self._next:\n",

@@ -14,6 +14,7 @@ import threading
 import time
 import urllib.request
 from collections import deque
+from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Context, Decimal
 from pathlib import Path
@@ -26,6 +27,9 @@ _SHIPPED = Path(__file__).parents[2] / "schemas" / "FundsAdded.avsc"
 _UNKNOWN_SCHEMA_ID = 999_999
 _CENT = Decimal("0.01")
 _EXACT = Context(prec=60)
+# A registration without an answer may have taken an id.
+_RELEASES_BEFORE_LATE, _LEFT_FREE = 100, 5
+_NEWEST_SHARE = 0.5
 
 HEALING = b"healing-"
 """Key prefix of events that may be dead letters for a while."""
@@ -79,7 +83,12 @@ class Frames:
         self._registry_url = registry_url
         self._subject, self._shipped = f"{topic}-{funds_added}", shipped
         self._late = 0
-        self._late_header = b""
+        self._late_id = 0
+        """The id of the schema that `late` uses, once it is registered."""
+        self._last_id = 0
+        self._skipped = 0
+        self._releases: list[tuple[bytes, Any]] = []
+        self._registering = threading.Lock()
         subjects = dict.fromkeys(schemas, f"{topic}-{funds_added}") | {"seen": f"{topic}-{seen['namespace']}.FundsSeen"}
         self._headers = {
             name: struct.pack(">bI", 0, _register(registry_url, subjects[name], schema))
@@ -91,25 +100,68 @@ class Frames:
         return self._frame(schema, customer, _EXACT.multiply(Decimal(cents), _CENT))
 
     def expect_late(self) -> None:
-        """Makes `late` use a schema that is not registered yet."""
-        self._late += 1
-        # The registry assigns ids in sequence, and no other client registers schemas now.
-        probe = _register(self._registry_url, f"{self._subject}-probe", self._of_late("probe"))
-        self._late_header = struct.pack(">bI", 0, probe + 1)
+        """Makes `late` use an id whose schema is not registered yet; the ids below it are for `release`."""
+        with self._registering:
+            self._late += 1
+            # The registry assigns ids in sequence, and no other client registers schemas now.
+            self._late_id = self._skip() + _RELEASES_BEFORE_LATE
 
     def register_late(self) -> None:
         """Registers the schema that `late` uses."""
-        given = _register(self._registry_url, self._subject, self._of_late("late"))
-        assert struct.pack(">bI", 0, given) == self._late_header, f"the late schema has id {given}"
+        with self._registering:
+            while self._skip() < self._late_id - 1:
+                pass
+            given = _register(self._registry_url, self._subject, self._with_another(f"late{self._late}"))
+            assert given == self._late_id, f"the late schema has id {given}, not {self._late_id}"
+            self._last_id = given
 
     def late(self, customer: str, cents: int) -> bytes:
         """Returns an event whose schema is registered only later."""
         # The last field is null, the first branch of its union.
-        return self._late_header + self.funds_added(customer, cents)[5:] + b"\0"
+        return struct.pack(">bI", 0, self._late_id) + self.funds_added(customer, cents)[5:] + b"\0"
 
-    def _of_late(self, name: str) -> dict[str, Any]:
-        another = {"name": f"{name}{self._late}", "type": ["null", "string"], "default": None}
-        return {**self._shipped, "fields": [*self._shipped["fields"], another]}
+    def release(self, chooser: random.Random) -> None:
+        """Registers another version of the event, as a producer's release does: more optional fields, another scale.
+
+        Does nothing when only the id of `late` is left.
+        """
+        with self._registering:
+            if self._last_id >= self._late_id - _LEFT_FREE:
+                return
+            name = f"release{len(self._releases)}"
+            schema = self._with_another(name, chooser.randint(0, len(self._shipped["fields"])))
+            for field in schema["fields"]:
+                if field["name"] == "amount":
+                    field["type"] = _decimal(38, chooser.randint(2, 5))
+            self._last_id = _register(self._registry_url, self._subject, schema)
+            parsed = fastavro.parse_schema(schema)
+            self._releases.append((struct.pack(">bI", 0, self._last_id), parsed))
+
+    def released(self, chooser: random.Random, customer: str, cents: int) -> bytes:
+        """Returns a valid event under the newest version or an earlier one; under the shipped one before the first."""
+        releases = self._releases[:]
+        if not releases:
+            return self.funds_added(customer, cents)
+        header, schema = releases[-1] if chooser.random() < _NEWEST_SHARE else chooser.choice(releases)
+        event = _event(customer, _EXACT.multiply(Decimal(cents), _CENT))
+        for field in schema["fields"]:
+            if field["name"].startswith("release"):
+                event[field["name"]] = chooser.choice((None, f"build {chooser.randrange(10**6)}"))
+        return _encoded(header, schema, event)
+
+    def _skip(self) -> int:
+        """Takes an id for a schema that no event uses, outside the topic's subjects; returns it."""
+        self._skipped += 1
+        subject, schema = f"skipped-{self._subject}", self._with_another(f"skipped{self._skipped}")
+        self._last_id = _register(self._registry_url, subject, schema)
+        return self._last_id
+
+    def _with_another(self, name: str, at: int | None = None) -> dict[str, Any]:
+        """Returns the shipped schema with another optional field; by default, the last one."""
+        another = {"name": name, "type": ["null", "string"], "default": None}
+        fields = [dict(field) for field in self._shipped["fields"]]
+        fields.insert(len(fields) if at is None else at, another)
+        return {**self._shipped, "fields": fields}
 
     def seen(self, customer: str) -> bytes:
         """Returns a record of another type, which no model folds."""
@@ -153,13 +205,20 @@ class Frames:
         raise ValueError(cause)
 
     def _frame(self, schema: str, customer: str, amount: Decimal | float | None) -> bytes:
-        event = {"id": "chaos", "occurredOn": datetime.now(UTC), "customerId": customer, "amount": amount}
-        return self._encode(schema, event)
+        return self._encode(schema, _event(customer, amount))
 
     def _encode(self, schema: str, record: dict[str, Any]) -> bytes:
-        body = io.BytesIO()
-        fastavro.schemaless_writer(body, self._schemas[schema], record)
-        return self._headers[schema] + body.getvalue()
+        return _encoded(self._headers[schema], self._schemas[schema], record)
+
+
+def _event(customer: str, amount: Decimal | float | None) -> dict[str, Any]:
+    return {"id": "chaos", "occurredOn": datetime.now(UTC), "customerId": customer, "amount": amount}
+
+
+def _encoded(header: bytes, schema: Any, record: dict[str, Any]) -> bytes:
+    body = io.BytesIO()
+    fastavro.schemaless_writer(body, schema, record)
+    return header + body.getvalue()
 
 
 def _decimal(precision: int, scale: int) -> dict[str, Any]:
@@ -186,6 +245,8 @@ OTHER_TYPES_SHARE = 0.05
 KEYED_SHARE = 0.08
 HOT_SHARE = 0.2
 LATE_SHARE = 0.03
+RELEASED_SHARE = 0.3
+_RELEASE_EVERY_SECONDS = 2.0
 _HOT = 8
 _RECORDS = (3, 24)
 _BURST_RECORDS = 2_000
@@ -266,6 +327,7 @@ class Workload:
             threading.Thread(target=self._run, args=(n, rate / producers), name=f"producer-{n}")
             for n in range(producers)
         ]
+        self._threads.append(threading.Thread(target=self._release, name="releases"))
         for thread in self._threads:
             thread.start()
 
@@ -276,6 +338,13 @@ class Workload:
             thread.join()
         self._threads = []
         assert not self.failures, self.failures
+
+    def _release(self) -> None:
+        """Registers versions of the event's schema, which the producers use from then on."""
+        chooser = random.Random(f"{self._seed}-releases-{self._turn}")
+        while not self._stopping.wait(_RELEASE_EVERY_SECONDS):
+            with suppress(OSError):
+                self.frames.release(chooser)
 
     def _run(self, number: int, rate: float) -> None:
         writer = _Writer(self, f"producer-{number}", random.Random(f"{self._seed}-{number}-{self._turn}"))
@@ -364,7 +433,9 @@ class _Writer:
             whale = chooser.choice(customers.whales)
             cents = chooser.choice((_WHALE_CENTS, -_WHALE_CENTS, 1))
             return Source(whale.encode(), frames.funds_added(whale, cents, "wide"))
-        return Source(name.encode(), frames.funds_added(name, self._cents(), "wide" if luck < 0.01 else "shipped"))
+        if luck < 0.01:
+            return Source(name.encode(), frames.funds_added(name, self._cents(), "wide"))
+        return Source(name.encode(), self._valid(name, self._cents()))
 
     def _draw_keyed(self, name: str) -> Source:
         """Draws an event with an idempotency key: new, repeated, or with a key that belongs to another event."""
@@ -378,7 +449,12 @@ class _Writer:
             cents = first if luck < 0.35 else first + 1
         else:
             self._keyed.append((name, token, cents))
-        return Source(name.encode(), self._workload.frames.funds_added(name, cents), None, token)
+        return Source(name.encode(), self._valid(name, cents), None, token)
+
+    def _valid(self, name: str, cents: int) -> bytes:
+        frames, chooser = self._workload.frames, self.chooser
+        is_released = chooser.random() < RELEASED_SHARE
+        return frames.released(chooser, name, cents) if is_released else frames.funds_added(name, cents)
 
     def _cents(self) -> int:
         luck = self.chooser.random()

@@ -444,6 +444,17 @@ def test_a_plan_reads_ids_that_were_resolved_after_it_was_made(spark: SparkSessi
     assert plan.toArrow()["amount"].to_pylist() == [Decimal("1.00")] * 2
 
 
+def test_each_record_is_read_by_the_schema_of_its_own_id(spark: SparkSession) -> None:
+    schemas = [FUNDS, funds(amount=decimal(38, 4)), {**FUNDS, "fields": FUNDS["fields"][::-1]}, funds(note="string")]
+    records = [
+        (b"c", 1 + n % 4, written(schemas[n % 4], {**ADDED, "note": "n", "amount": Decimal(n)})) for n in range(12)
+    ]
+
+    rows = decoded(spark, Balance(), schemas, records)
+
+    assert [update["amount"] for update in rows.updates.to_pylist()] == [Decimal(n) for n in range(12)]
+
+
 def test_more_ids_than_are_kept_are_read(spark: SparkSession) -> None:
     frames: Any = spark._jvm.parts.code.balance.Resolving(['"string"'])  # type: ignore[union-attr]
     for schema_id in range(2_500):
