@@ -119,7 +119,7 @@ class Redrive:
             try:
                 rows.append(self._decoder.framed(_row(offset, message)))
             except PoisonRecordError as error:
-                failed.append(replace(letters[offset], cause=error.cause))
+                failed.append(replace(letters[offset], cause=error.cause, detail=str(error)))
         unknown = self._still_unknown(due, rows)
         failed += [replace(letters[offset], cause=SCHEMA_ID_UNKNOWN) for offset in unknown]
         rows = [row for row in rows if row["offset"] not in unknown]

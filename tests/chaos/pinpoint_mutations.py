@@ -14,6 +14,30 @@ def _pinpoint(name: str, file: str, old: str, new: str, test: str, found_by: str
 
 PINPOINT_MUTATIONS = (
     _pinpoint(
+        "a value whose schema a header names is read as a frame",
+        "spark/decode.py",
+        "            .when(names_schema, UNRESOLVED)\n",
+        "            .when(names_schema & F.lit(False), UNRESOLVED)\n",
+        "integration/test_bad_records",
+        "test_every_kind_of_bad_record_becomes_one_dead_letter_and_stops_nothing",
+    ),
+    _pinpoint(
+        "an answer of the registry without a schema is stored",
+        "avro/registry.py",
+        "            self.client.clear_caches()\n",
+        "",
+        "unit/avro/test_registry",
+        "test_an_answer_without_a_schema_is_no_verdict",
+    ),
+    _pinpoint(
+        "an id of another context of the registry is taken for that of a GUID",
+        "avro/registry.py",
+        "                if self._has(schema_id, schema):\n",
+        "                if schema_id:\n",
+        "unit/avro/test_registry",
+        "test_a_guid_of_another_context_only_is_unknown",
+    ),
+    _pinpoint(
         "a batch is joined before its tables are read to the end",
         "spark/task_runner.py",
         "        if self._joined is not None:\n            try:\n",

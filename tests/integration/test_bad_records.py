@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from structlog.testing import capture_logs
 
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
@@ -225,7 +226,7 @@ def test_writer_schemas_of_several_versions_and_types_fold_in_one_batch(
     with Writer(stack, settings.topic) as writer:
         other_id = writer.register(f"{settings.topic}-parts.code.balance.events.FundsSeen", other)
         elsewhere_id = writer.register(f"{settings.topic}-elsewhere.FundsAdded", schema | {"namespace": "elsewhere"})
-        with running_engine(settings) as engine:
+        with running_engine(settings) as engine, capture_logs() as logs:
             writer.send("c", writer.frame("c", "1.00"))
             writer.send("c", writer.frame("c", "0.10", added, note="hello"))
             writer.send("c", writer.frame("c", "99999999999999999999.01", _wide(2)))
@@ -242,6 +243,8 @@ def test_writer_schemas_of_several_versions_and_types_fold_in_one_batch(
                 series = f'balance_records_ignored_total{{read_model="balance",record="{record}"}} {count}.0'
                 assert series in metrics
             assert counted(engine, "dead_lettered") == 0
+    told = [(line["record"], line["log_level"]) for line in logs if line["event"].startswith("records ")]
+    assert sorted(told) == [("elsewhere.FundsAdded", "warning"), ("parts.code.balance.events.FundsSeen", "info")]
 
 
 def test_the_registry_lists_the_newest_schemas_of_the_records_of_a_topic(
