@@ -196,7 +196,7 @@ def table_contexts(
             topic=prepared[topic],
             codec=AvroReader(registry, schema),
             history_ms=history // timedelta(milliseconds=1),
-            partitioning=Partitioning(prepared[topic].partitions, tables[0].partitioner),
+            placement=Placement(topic, Partitioning(prepared[topic].partitions, tables[0].partitioner)),
         )
     return contexts
 

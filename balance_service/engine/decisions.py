@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.engine.dead_letter import Letter, Status, is_final
-from balance_service.engine.records import BY_KEY, Output
+from balance_service.engine.records import BY_KEY, MISPLACED, Output
 from balance_service.errors import InvalidInputError
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.model.keys import CONTROL_CHARACTERS
@@ -107,6 +107,11 @@ class Verdict(NamedTuple):
             return None
         if letter.status is Status.BEHIND:
             return "it waits behind an earlier record of its key: redrive or discard that record"
+        if letter.cause == MISPLACED:
+            return (
+                f"only a rebuild with another partitioner can apply it ({letter.detail}); if the present one is right, "
+                "discard it"
+            )
         if is_final(letter.cause):
             return f"its cause, {letter.cause}, never goes away: discard it"
         return None

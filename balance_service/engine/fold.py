@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import pyarrow as pa
 from balance_service.engine.dead_letter import BEHIND_CAUSE, blocks_key
 from balance_service.engine.idempotency import IdempotencyKeys
 from balance_service.engine.outputs import ENVELOPE_BYTES
+from balance_service.engine.placement import MOST_KEYS
 from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, call_own_code
 from balance_service.engine.records import MISPLACED
 from balance_service.errors import FatalError, PoisonRecordError, RetriableError
@@ -81,7 +83,7 @@ class FoldProcessor:
         places = zip(new, self.placement.partitioning.of_keys(new), strict=True)
         strangers |= {key for key, place in places if place != partition}
         if strangers or self.placement.is_doubtful:
-            self.placement.examine(_keys(batch), partition, is_misplaced=bool(strangers))
+            self.placement.examine(_last_keys(batch), partition, is_misplaced=bool(strangers))
         emission = None if self.emission is None else self.emission.of_batch(batch, partition, position)
         one_by_one = _OneByOne(self, batch, position.source, blocked, emission, keys, outcome)
         for key in singly.keys() - strangers:
@@ -293,8 +295,11 @@ class _OneByOne:
         error.require_retried(self.batch, self.processor.read_model.name, self.source, event.offset)
 
 
-def _keys(batch: TaskBatch) -> list[bytes]:
-    return [*(key for some in batch.updates for key in some.keys.to_pylist()), *(event.key for event in batch.events)]
+def _last_keys(batch: TaskBatch) -> list[bytes]:
+    """Returns as many keys as a placement examines, of columns and of single events, the last of each."""
+    columns = (some.keys.slice(max(0, len(some.keys) - MOST_KEYS)).to_pylist() for some in batch.updates)
+    keys = [*itertools.chain.from_iterable(columns), *(event.key for event in batch.events[-MOST_KEYS:])]
+    return keys[-MOST_KEYS:]
 
 
 def _by_key(updates: Iterable[KeyedUpdate]) -> dict[bytes, list[KeyedUpdate]]:

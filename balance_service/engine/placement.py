@@ -28,7 +28,8 @@ _PRODUCERS: dict[Partitioner, str] = {
     "crc32": "librdkafka's default",
     "fnv1a": "sarama's default",
 }
-_MOST_KEYS = 10_000
+MOST_KEYS = 10_000
+"""How many keys are compared, the last ones."""
 _LASTS_SECONDS = 3600.0
 _LOG_EVERY_SECONDS = 60.0
 # Percent of the keys that a function must explain. The others may be older than a change of the producers.
@@ -49,6 +50,7 @@ class Placement:
         self._places: dict[bytes, frozenset[Partitioner]] = {}
         """Key → the functions that put it where it is, in the order in which keys were last met."""
         self._counts: Counter[frozenset[Partitioner]] = Counter()
+        self._verdict = ""
         self._misplaced_at = float("-inf")
         self._logged_at = float("-inf")
 
@@ -62,8 +64,7 @@ class Placement:
         """A sentence about the misplaced keys of the last hour; empty if there were none."""
         if not self.is_doubtful:
             return ""
-        with self._lock:
-            return f"events of '{self._topic}' become dead letters, because their keys are misplaced: {self._verdict()}"
+        return f"events of '{self._topic}' become dead letters, because their keys are misplaced: {self._verdict}"
 
     def examine(self, keys: Sequence[bytes], partition: int, *, is_misplaced: bool) -> None:
         """Compares keys of a partition with the functions.
@@ -77,7 +78,7 @@ class Placement:
                 self._counts.clear()
             if is_misplaced:
                 self._misplaced_at = self._clock()
-            recent = keys[-_MOST_KEYS:]
+            recent = keys[-MOST_KEYS:]
             by_function = {name: of.of_keys(recent) for name, of in self._known.items()}
             for row, key in enumerate(recent):
                 here = frozenset(name for name, places in by_function.items() if places[row] == partition)
@@ -85,19 +86,19 @@ class Placement:
                     self._counts[before] -= 1
                 self._places[key] = here
                 self._counts[here] += 1
-            for key in [*islice(self._places, max(0, len(self._places) - _MOST_KEYS))]:
+            for key in [*islice(self._places, max(0, len(self._places) - MOST_KEYS))]:
                 self._counts[self._places.pop(key)] -= 1
+            self._verdict = self._judged()
             if is_misplaced and self._clock() - self._logged_at > _LOG_EVERY_SECONDS:
                 self._logged_at = self._clock()
-                log.warning("keys are misplaced", topic=self._topic, partition=partition, problem=self._verdict())
+                log.warning("keys are misplaced", topic=self._topic, partition=partition, problem=self._verdict)
 
     def detail(self, key: bytes) -> str:
         """Returns what the dead letter of a misplaced key says."""
         declared = self.partitioning
-        with self._lock:
-            return f"by {declared.partitioner}, the key belongs to partition {declared.of(key)}; {self._verdict()}"
+        return f"by {declared.partitioner}, the key belongs to partition {declared.of(key)}; {self._verdict}"
 
-    def _verdict(self) -> str:
+    def _judged(self) -> str:
         declared, count = self.partitioning.partitioner, len(self._places)
         right = self._number(declared)
         misplaced = count - right
@@ -114,7 +115,7 @@ class Placement:
         if _explains(by_other, count):
             return (
                 f"{by_other:,} of the last {count:,} keys lie where {_PRODUCERS[other]} puts them: declare "
-                f'partitioner="{other}" (for BALANCE_TOPIC, BALANCE_PARTITIONER={other}), and rebuild the read model'
+                f'partitioner="{other}" (for BALANCE_TOPIC, BALANCE_PARTITIONER={other})'
             )
         return (
             f"{right:,} of the last {count:,} keys lie where {_PRODUCERS[declared]} puts them, and {moved[other]:,} of "

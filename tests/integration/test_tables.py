@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 from balance_service.avro.codec import AvroReader
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
+from balance_service.engine.placement import Placement
 from balance_service.engine.table_partition import TableContext, TablePartition
 from balance_service.errors import RetriableError, StoreCorruptedError
 from balance_service.kafka.partitioner import Partitioning
@@ -66,7 +67,7 @@ class Players:
                 topic=self.topic,
                 codec=self.codec,
                 history_ms=A_DAY_MS,
-                partitioning=self.partitioning,
+                placement=Placement(self.name, self.partitioning),
             ),
             0,
             self.path,

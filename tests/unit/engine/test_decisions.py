@@ -28,6 +28,15 @@ def refusal(decision: Decision, letter: Letter | None) -> str | None:
     return Verdict(decision, "me", "why").refusal(letter)
 
 
+def test_a_misplaced_record_is_not_redriven_and_its_refusal_names_the_way_to_apply_it() -> None:
+    letter = Letter.first(42, "key-not-of-this-partition", b"k", 0, EVERY_MS, "declare crc32")
+
+    assert refusal(Decision.REDRIVE, letter) == (
+        "only a rebuild with another partitioner can apply it (declare crc32); if the present one is right, discard it"
+    )
+    assert refusal(Decision.DISCARD, letter) is None
+
+
 @pytest.mark.parametrize(
     "cause", ["key-null", "frame-missing", "body-undecodable", "key-is-not-customer-id", "customer-id-malformed"]
 )
