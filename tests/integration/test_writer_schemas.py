@@ -251,6 +251,19 @@ def test_an_amount_that_would_lose_digits_is_refused(spark: SparkSession, kind: 
     assert details(rows)[0].startswith("FundsAdded.amount ")
 
 
+def test_an_amount_with_more_digits_than_its_writer_declares_is_refused(spark: SparkSession) -> None:
+    schema = funds(amount=decimal(4, 2))
+    bodies = [
+        written(funds(amount="bytes"), {**ADDED, "amount": n.to_bytes(9, "big")[-size:]})
+        for n, size in ((9_999, 2), (10_000, 2), (9_999, 9), (10_000, 9))
+    ]
+
+    rows = added(spark, schema, *bodies)
+
+    assert rows.updates["amount"].to_pylist() == [Decimal("99.99")] * 2
+    assert causes(rows) == ["decimal-loses-digits"] * 2
+
+
 def test_a_decimal_of_a_million_digits_takes_no_time(spark: SparkSession) -> None:
     schema = funds(amount=decimal(2_000_000_000, 1_999_999_999))
     head = written(funds(amount="bytes"), {**ADDED, "amount": b""})[:-1]
