@@ -119,6 +119,10 @@ def test_a_record_of_another_name_is_ignored_with_its_name(spark: SparkSession, 
     assert (causes(rows), rows.notes["record"].to_pylist()) == (["ignored"], [name])
 
 
+def test_a_record_that_is_cut_off_says_so(spark: SparkSession) -> None:
+    assert details(added(spark, FUNDS, written(FUNDS, ADDED)[:-1])) == ["the record ends within a value"]
+
+
 def test_a_schema_that_is_no_avro_is_ignored_unless_it_names_our_record(spark: SparkSession) -> None:
     broken = {**FUNDS, "fields": [{"name": "id", "type": "unknown"}]}
 
@@ -126,6 +130,8 @@ def test_a_schema_that_is_no_avro_is_ignored_unless_it_names_our_record(spark: S
 
     assert causes(rows) == ["schema-incompatible"]
     assert details(rows)[0].startswith("the schema is not valid Avro: ")
+    long = {**FUNDS, "fields": [{"name": "id", "type": "unknown" * 10_000}]}
+    assert len(details(added(spark, long, b""))[0]) == 400
     assert causes(added(spark, {"type": "object"}, b"")) == ["ignored"]
 
 
@@ -424,6 +430,16 @@ def test_a_null_within_a_nested_value_is_a_null_of_that_field(spark: SparkSessio
     assert details(rows := scored(spark, {"tags": ["a", None]}, tags=nullable)) == ["Scored.tags[] is null"]
     assert causes(rows) == ["field-null"]
     assert update(scored(spark, {"tags": ["a"]}, tags=nullable))["Scored"]["tags"] == ["a"]
+
+
+def test_a_null_counts_though_the_other_member_of_its_union_is_not_read(spark: SparkSession) -> None:
+    schema = evolved(level=["null", "string"])
+    bodies = [written(schema, {**SCORED, "level": level}) for level in (None, "high")]
+
+    rows = decoded(spark, Session(), [schema], [(b"g", 1, body) for body in bodies])
+
+    assert update(rows)["Scored"]["level"] is None
+    assert details(rows) == ["Scored.level is written as string, which is not read as int"]
 
 
 def test_a_field_without_default_that_the_writer_lacks_is_named(spark: SparkSession) -> None:

@@ -1,6 +1,7 @@
 package parts.code.balance;
 
 import java.io.ByteArrayOutputStream;
+import java.io.EOFException;
 import java.io.IOException;
 import java.math.BigDecimal;
 import java.math.BigInteger;
@@ -49,6 +50,7 @@ abstract class Reading {
   // A time that is not checked may be any number.
   private static final long FARTHEST = 1000000000000000000L;
   private static final int MOST_LEVELS = 500;
+  private static final int MOST_SAID = 400;
   private static final Reading NOTHING = new Fields(new Reading[0], new int[0], null);
 
   /** @param level how many values this one is nested in. */
@@ -141,13 +143,17 @@ abstract class Reading {
     final UTF8String cause;
 
     Unreadable(String cause, String detail) {
-      super(detail, null, false, false);
+      // A message of Avro may contain the schema.
+      super(detail == null || detail.length() <= MOST_SAID ? detail : detail.substring(0, MOST_SAID), null, false, false);
       this.cause = UTF8String.fromString(cause);
     }
 
     static Unreadable of(Throwable e) {
       if (e instanceof Unreadable) {
         return (Unreadable) e;
+      }
+      if (e instanceof EOFException) {
+        return new Unreadable(BODY, "the record ends within a value");
       }
       boolean isOfBody = e instanceof IOException || e instanceof AvroRuntimeException || e instanceof StackOverflowError;
       // Another error, such as a lack of memory, may pass.
@@ -254,7 +260,7 @@ abstract class Reading {
             members[i] = new Refused(new Unreadable("field-null", path + " is null"));
           } else {
             members[i] = this.of(member, wanted, path, malformed);
-            isReadable = isReadable || member.getType() != Schema.Type.NULL;
+            isReadable = true;
           }
         } catch (Unreadable e) {
           problem = e;
@@ -436,20 +442,25 @@ abstract class Reading {
 
   /** A decimal, of a decimal of any scale and precision or of an integer. */
   private static final class Exact extends Reading {
+    private static final BigInteger MOST = BigInteger.TEN.pow(DIGITS);
     private final Schema written;
-    private final int digits;
+    private final BigInteger writtenMost;
     private final long limit;
-    private final int scale;
     private final int wantedScale;
+    // The digits that the wanted scale has more.
+    private final int more;
+    private final BigInteger power;
     private final String path;
 
     Exact(Schema written, int wantedScale, String path) {
       LogicalType decimal = written.getLogicalType();
       this.written = written;
-      this.digits = decimal == null ? DIGITS : Math.min(((LogicalTypes.Decimal) decimal).getPrecision(), MOST_DIGITS);
-      this.limit = BigInteger.TEN.pow(Math.min(this.digits, LONG_DIGITS)).longValue();
-      this.scale = decimal == null ? 0 : ((LogicalTypes.Decimal) decimal).getScale();
+      int digits = decimal == null ? DIGITS : Math.min(((LogicalTypes.Decimal) decimal).getPrecision(), MOST_DIGITS);
+      this.writtenMost = BigInteger.TEN.pow(digits);
+      this.limit = BigInteger.TEN.pow(Math.min(digits, LONG_DIGITS)).longValue();
       this.wantedScale = wantedScale;
+      this.more = wantedScale - (decimal == null ? 0 : ((LogicalTypes.Decimal) decimal).getScale());
+      this.power = BigInteger.TEN.pow(Math.min(Math.abs(this.more), MOST_DIGITS));
       this.path = path;
     }
 
@@ -469,7 +480,7 @@ abstract class Reading {
       if (data.length == 0) {
         throw new Unreadable(BODY, this.path + " is a decimal without digits");
       }
-      if (data.length <= 8 && this.scale == this.wantedScale) {
+      if (data.length <= 8 && this.more == 0) {
         long number = data[0];
         for (int i = 1; i < data.length; i++) {
           number = number << 8 | data[i] & 255;
@@ -492,20 +503,14 @@ abstract class Reading {
       if (number.signum() == 0) {
         return BigDecimal.valueOf(0, this.wantedScale);
       }
-      int more = this.wantedScale - this.scale;
-      if (data.length > MOST_BYTES || -more > MOST_DIGITS || !hasAtMost(this.digits, number)) {
+      if (data.length > MOST_BYTES || -this.more > MOST_DIGITS || number.abs().compareTo(this.writtenMost) >= 0) {
         return null;
       }
-      BigInteger power = BigInteger.TEN.pow(Math.abs(more));
-      if (more < 0 && number.mod(power).signum() != 0) {
+      if (this.more < 0 && number.mod(this.power).signum() != 0) {
         return null;
       }
-      number = more < 0 ? number.divide(power) : number.multiply(power);
-      return hasAtMost(DIGITS, number) ? new BigDecimal(number, this.wantedScale) : null;
-    }
-
-    private static boolean hasAtMost(int digits, BigInteger number) {
-      return number.abs().compareTo(BigInteger.TEN.pow(digits)) < 0;
+      number = this.more < 0 ? number.divide(this.power) : number.multiply(this.power);
+      return number.abs().compareTo(MOST) < 0 ? new BigDecimal(number, this.wantedScale) : null;
     }
   }
 

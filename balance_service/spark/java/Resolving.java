@@ -137,7 +137,7 @@ public final class Resolving implements Serializable {
     Branches made = new Branches(isUnion, types.size());
     for (int i = 0; i < types.size(); i++) {
       Schema branch = (Schema) types.get(i);
-      made.refuse(i, IGNORED, branch.getFullName());
+      made.refuse(i, new Reading.Unreadable(IGNORED, branch.getFullName()));
       for (int column = 0; column < this.wanted.length; column++) {
         // Also of a record that the reader's schema knows by an alias.
         Schema written = Schema.applyAliases(branch, this.wanted[column]);
@@ -151,11 +151,11 @@ public final class Resolving implements Serializable {
 
   private Branches unparsed(Told told, String reason) {
     Branches made = new Branches(false, 1);
-    made.refuse(0, IGNORED, told.records.isEmpty() ? "no record" : (String) told.records.get(0));
+    String name = told.records.isEmpty() ? "no record" : (String) told.records.get(0);
+    made.refuse(0, new Reading.Unreadable(IGNORED, name));
     for (int column = 0; column < this.wanted.length; column++) {
       if (told.records.contains(this.wanted[column].getFullName())) {
-        made.refuse(0, Reading.INCOMPATIBLE, reason);
-        made.reason = reason;
+        made.reason = made.refuse(0, new Reading.Unreadable(Reading.INCOMPATIBLE, reason));
       }
     }
     return made;
@@ -194,8 +194,9 @@ public final class Resolving implements Serializable {
       this.readings = new Reading[count];
     }
 
-    void refuse(int branch, String cause, String detail) {
-      this.readings[branch] = new Reading.Refused(new Reading.Unreadable(cause, detail));
+    String refuse(int branch, Reading.Unreadable why) {
+      this.readings[branch] = new Reading.Refused(why);
+      return why.getMessage();
     }
 
     void resolve(int branch, Schema written, Schema wanted, int column) {
@@ -203,8 +204,7 @@ public final class Resolving implements Serializable {
         this.readings[branch] = new Reading.Resolution().of(written, wanted, wanted.getName(), null);
         this.columns[branch] = column;
       } catch (Reading.Unreadable e) {
-        this.readings[branch] = new Reading.Refused(e);
-        this.reason = e.getMessage();
+        this.reason = this.refuse(branch, e);
       }
     }
   }
