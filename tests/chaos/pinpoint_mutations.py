@@ -14,6 +14,38 @@ def _pinpoint(name: str, file: str, old: str, new: str, test: str, found_by: str
 
 PINPOINT_MUTATIONS = (
     _pinpoint(
+        "the scale of a writer's decimal is ignored",
+        "spark/java/Reading.java",
+        "      number = this.more < 0 ? number.divide(this.power) : number.multiply(this.power);\n",
+        "",
+        "integration/test_writer_schemas",
+        "test_an_amount_of_another_scale_is_the_same_amount",
+    ),
+    _pinpoint(
+        "a time is read from any number that is a time",
+        "spark/java/Reading.java",
+        "boolean isPlain = theirName.equals(ourName) || theirName.equals(their.getName());",
+        "boolean isPlain = true;",
+        "integration/test_writer_schemas",
+        "test_a_time_is_not_read_from_another_kind_of_time",
+    ),
+    _pinpoint(
+        "rows that are decoded again come last",
+        "spark/redrive.py",
+        'return pa.concat_tables([others, again]).sort_by("offset")',
+        "return pa.concat_tables([others, again])",
+        "unit/spark/test_redrive",
+        "test_rows_that_are_decoded_again_take_their_places",
+    ),
+    _pinpoint(
+        "a lack of memory in the JVM is taken for a verdict about a schema",
+        "spark/decode.py",
+        'raise RetriableError(f"Spark\'s JVM does not take schema {schema_id}: {in_short(error)}") from error',
+        "reason = in_short(error)",
+        "unit/spark/test_decode",
+        "test_an_error_of_the_jvm_is_no_verdict_about_a_schema",
+    ),
+    _pinpoint(
         "a value whose schema a header names is read as a frame",
         "spark/decode.py",
         "            .when(names_schema, UNRESOLVED)\n",

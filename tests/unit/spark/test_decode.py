@@ -1,11 +1,19 @@
-"""The schemas that an instance registers for its source: the shipped ones. Others are their producers' to register."""
+"""The schemas that an instance registers for its source: the shipped ones. Others are their producers' to register.
+
+And what the JVM is told of schemas.
+"""
 
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
 
 from balance_service.avro.schemas import load_schema
+from balance_service.errors import RetriableError
 from balance_service.model.stage import Stage
+from balance_service.read_models.balance import Balance
 from balance_service.spark.decode import Decoder
 from tests.support.fakes import FakeRegistry
 
@@ -40,3 +48,18 @@ def test_a_users_version_of_a_shipped_schema_is_not_registered() -> None:
     changed = {**load_schema("FundsAdded"), "fields": load_schema("FundsAdded")["fields"][:3]}
 
     assert resolved(changed) == ([], {7})
+
+
+def test_an_error_of_the_jvm_is_no_verdict_about_a_schema() -> None:
+    spark, stage, registry = MagicMock(), Balance().stages[-1], FakeRegistry()
+    tell = spark._jvm.parts.code.balance.Resolving.return_value.tell
+    tell.side_effect = [RuntimeError("java.lang.OutOfMemoryError"), None]
+    schema_id = registry.register("balance", load_schema("FundsAdded"))
+    decoder = Decoder(spark, Balance(), stage, registry)
+
+    with pytest.raises(RetriableError, match="OutOfMemoryError"):
+        decoder.resolve([schema_id])
+
+    assert decoder.resolve([schema_id]) == {schema_id}
+    assert decoder.resolve([schema_id]) == {schema_id}
+    assert [call.args[0] for call in tell.call_args_list] == [schema_id] * 2
