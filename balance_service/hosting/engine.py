@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -165,13 +164,10 @@ class Engine:
         self.stages: Mapping[str, Tasks] = {
             stage.name: Tasks(stage, runner, on_change, openings) for stage, runner in zip(hosted, runners, strict=True)
         }
-        known = until_up(decoders[0].resolve_all)
-        # The first query of a JVM is slow. It runs before partitions are assigned, while more schemas are fetched.
-        with ThreadPoolExecutor(1, "warm-up") as pool:
-            warm_up = pool.submit(runners[0].warm_up, known)
-            for decoder in decoders[1:]:
-                until_up(decoder.resolve_all)
-            warm_up.result()
+        known = [until_up(decoder.resolve_all) for decoder in decoders]
+        # The first query of a JVM is slow. It runs while the instance joins its group and opens its tasks.
+        self._warm_up = threading.Thread(target=runners[0].warm_up, args=(known[0],), name="warm-up", daemon=True)
+        self._warm_up.start()
         self.membership = Membership(
             config=consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms),
             topics=list(sources),
@@ -185,7 +181,8 @@ class Engine:
     @property
     def has_begun(self) -> bool:
         """Whether all running tasks have read their events at once, at some time since the start."""
-        self._has_begun = self._has_begun or all(tasks.have_begun for tasks in self.stages.values())
+        if not self._has_begun:
+            self._has_begun = not self._warm_up.is_alive() and all(tasks.have_begun for tasks in self.stages.values())
         return self._has_begun
 
     @property
@@ -222,7 +219,8 @@ class Engine:
         deadline = time.monotonic() + _STOP_TASKS_SECONDS
         ended = [tasks.stop(max(0.0, deadline - time.monotonic())) for tasks in self.stages.values()]
         self.tables.stop(max(_LEAST_STOP_SECONDS, deadline - time.monotonic()))
-        if all(ended):
+        self._warm_up.join(max(0.0, deadline - time.monotonic()))
+        if all(ended) and not self._warm_up.is_alive():
             try:
                 self.spark.stop()
             except Exception as error:  # py4j raises many types when the JVM has ended
