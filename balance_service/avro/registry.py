@@ -6,7 +6,9 @@ Any thread may call it. The client caches the registry's answers.
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -36,8 +38,9 @@ _CREDENTIALS_REFUSED = {401, 403}
 _CREDENTIALS = "BALANCE_SCHEMA_REGISTRY_USER and BALANCE_SCHEMA_REGISTRY_PASSWORD, or BALANCE_SCHEMA_REGISTRY_TOKEN"
 _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 _SHOWN_CHARACTERS = 60
-# An instance that starts asks for each; others are resolved when their first record is met.
-_MOST_VERSIONS = 50
+# An instance that starts asks for each. It learns an older one from its first record, which costs more.
+_MOST_VERSIONS = 200
+_REQUESTS_AT_ONCE = 4
 _IN_ITS_PLACE = "check BALANCE_SCHEMA_REGISTRY_URL, and proxies or gateways that answer in its place"
 
 log = structlog.get_logger(__name__)
@@ -82,6 +85,8 @@ class SchemaRegistry:
             config["ssl.ca.location"] = str(ca_file)
         self._ids: dict[str, int] = {}
         """GUID → id."""
+        self._listed: dict[int, RegistrySchema] = {}
+        """Id → schema, until it is asked for."""
         with environment_proxies():
             self.client = SchemaRegistryClient(config)
 
@@ -134,7 +139,7 @@ class SchemaRegistry:
         """The schema with an id; None if the registry does not know the id, or a schema that this one refers to."""
         with self._request():
             try:
-                registered = self.client.get_schema(schema_id)
+                registered = self._listed.pop(schema_id, None) or self.client.get_schema(schema_id)
             except SchemaRegistryError as error:
                 # Not every 404: a wrong path, or a proxy, must not turn events into dead letters.
                 if error.error_code == _SCHEMA_NOT_FOUND:
@@ -193,12 +198,15 @@ class SchemaRegistry:
         with self._request():
             try:
                 versions = sorted(self.client.get_versions(subject))[-_MOST_VERSIONS:]
-                ids = [self.client.get_version(subject, version).schema_id for version in versions]
+                with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "registry") as pool:
+                    found = [*pool.map(partial(self.client.get_version, subject), versions)]
             except SchemaRegistryError as error:
                 if _is_refusal(error):
                     return []
                 raise
-        return [schema_id for schema_id in ids if schema_id is not None]
+        listed = {one.schema_id: one.schema for one in found if one.schema_id is not None}
+        self._listed |= listed
+        return [*listed]
 
     def records_of(self, topic: str) -> dict[str, Schema]:
         """The newest record schemas of a topic under TopicRecordName or TopicName strategy, by simple name.
