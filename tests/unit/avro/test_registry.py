@@ -231,6 +231,24 @@ def test_a_schema_of_another_format_holds_no_records() -> None:
     assert found.records == ()
 
 
+def test_a_schema_that_a_start_lists_is_not_asked_for_again() -> None:
+    event = record("a.Event", source="com.acme.Source")
+    answers: Answers = {
+        "/subjects/events-value/versions": (404, b'{"error_code": 40401}'),
+        "/subjects/events-a.Event/versions": (200, b"[1, 2]"),
+        version("events-a.Event", 1): schema("long", id=7),
+        version("events-a.Event", 2): schema(event, ("sources", 1), id=9),
+        version("sources", 1): schema(SOURCE),
+    }
+
+    with answering(answers) as registry:
+        assert registry.schema_ids("events", ["a.Event"]) == [7, 9]
+        found = registry.writer_schema(9)
+
+    assert found is not None
+    assert json.loads(found.text)["fields"][0]["type"] == SOURCE
+
+
 def test_the_records_of_a_union_are_those_of_the_topic() -> None:
     source = record("com.acme.Source", app="string")
     union = [source, record("a.Event", origin="com.acme.Source"), "null"]
