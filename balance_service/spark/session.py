@@ -65,6 +65,8 @@ def start_spark(
         .config("spark.sql.ui.retainedExecutions", "10")
         .config("spark.log.level", "ERROR")
         .config("spark.sql.session.timeZone", "UTC")
+        # By default as many as slots, for the few records that are read again.
+        .config("spark.sql.leafNodeDefaultParallelism", "1")
         # No plan of this service shuffles, so there is nothing to adapt.
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1")

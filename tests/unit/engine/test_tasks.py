@@ -197,7 +197,14 @@ def test_a_stopping_engine_requests_all_stages_to_stop_before_it_awaits_one(
     stages = {"balance": tasks, "activity": last}
     other = SimpleNamespace(stop=lambda *_: None, close=lambda: None)
     engine: Any = SimpleNamespace(
-        membership=other, _workers=(), stages=stages, tables=other, spark=other, registry=other, state_directory=other
+        membership=other,
+        _workers=(),
+        _warm_up=SimpleNamespace(join=lambda *_: None, is_alive=lambda: False),
+        stages=stages,
+        tables=other,
+        spark=other,
+        registry=other,
+        state_directory=other,
     )
 
     Engine.stop(engine)
