@@ -91,7 +91,7 @@ def _play(folder: Path, test: str, faults: str, mutation: Mutation | None = None
         "PYTHONPATH": str(copy),
         "CHAOS_SEED": _SEED,
         "CHAOS_FAULTS": faults,
-        "CHAOS_PARTITIONS": str(PARTITIONS[0] if mutation is None else mutation.partitions),
+        "CHAOS_PARTITIONS": str(PARTITIONS[0]),
         "CHAOS_MINUTES": "",
         "CHAOS_STOP_EARLY": "" if mutation is None else "1",
     }

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.chaos.plan import PARTITIONS
-
 QUIET = "none"
 BALANCES, SYSTEMS = "tests/chaos/test_chaos.py", "tests/chaos/test_systems.py"
 # Test that plays rounds → faults of its round without a bug.
@@ -34,8 +32,6 @@ class Mutation(NamedTuple):
     """
     test: str = BALANCES
     """The test file that must find the bug."""
-    partitions: int = PARTITIONS[0]
-    """Of a round."""
 
 
 MUTATIONS = (
@@ -73,15 +69,6 @@ MUTATIONS = (
         "positions = {m.partition: at + 4 * (at > 0) for m in group",
         "kill=3",
         WRONG,
-    ),
-    Mutation(
-        "rows are dropped when a query replaces others",
-        "balance_service/spark/shared_queries.py",
-        "        self._stream, self._from = stream, position\n",
-        "        self._stream, self._from = stream, position + 4 * (position > 0)\n",
-        "kill=3",
-        WRONG,
-        partitions=PARTITIONS[-1],
     ),
     Mutation(
         # Without a new query, the later rows would still be counted.
