@@ -1,7 +1,7 @@
 """Decides which partitions of a stage share a Spark query, and when another query replaces it.
 
-Starting a query costs Spark most of a second of processor time, whatever the number of its partitions. So the tasks
-that ask for rows at about the same time share one. A stream of rows belongs to one task and is used once: a task that
+Starting a query costs Spark most of a second of processor time, with one partition as with many. So the tasks that ask
+for rows at about the same time share one. A stream of rows belongs to one task and is used once: a task that
 must read events again, or returns after a wait, asks again and gets a stream of another query. The rows that it leaves
 behind wait in Spark, where they cost a thread and nothing else.
 
@@ -122,7 +122,7 @@ class _Member:
 
 
 class TaskRows:
-    """The rows of one task, in offset order, each once, by whichever query reads them. The task's thread calls."""
+    """The rows of one task, in offset order, each once, by any query. The task's thread calls."""
 
     def __init__(self, queries: SharedQueries, member: _Member, stream: PartitionStream) -> None:
         self._queries = queries
