@@ -119,9 +119,9 @@ class Metrics:
         self._healed.labels(*labels).inc(done.healed)
         self._count_effects(labels, done)
 
-    def without_slots(self, stage: str) -> None:
-        """Count a query that Spark had no slots for."""
-        self._without_slots.labels(stage).inc()
+    def without_slots(self, stage: str, queries: int = 1) -> None:
+        """Count queries that Spark had no slots for."""
+        self._without_slots.labels(stage).inc(queries)
 
     def query_started(self, task_id: TaskId, reason: str, seconds: float | None = None) -> None:
         """Count a task's Spark query, and the time that the task waited for it."""

@@ -55,6 +55,8 @@ def start_spark(
         # Its ports require a secret, which Spark makes for each session and keeps in memory.
         .config("spark.authenticate", "true")
         .config("spark.local.dir", str(scratch.files))
+        # By default as many threads as slots.
+        .config("spark.rpc.netty.dispatcher.numThreads", "2")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         # Without updates of tasks that are running for the user interface, which is disabled.
@@ -70,9 +72,9 @@ def start_spark(
         # No plan of this service shuffles, so there is nothing to adapt.
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1")
-        # A consumer belongs to one query; afterwards, a cached one would hold the data that it has fetched.
-        .config("spark.kafka.consumer.cache.timeout", "10s")
-        .config("spark.kafka.consumer.cache.evictorThreadRunInterval", "10s")
+        # A consumer belongs to one query; afterwards, a cached one would hold its connections and what it has fetched.
+        .config("spark.kafka.consumer.cache.timeout", "1s")
+        .config("spark.kafka.consumer.cache.evictorThreadRunInterval", "1s")
         # Spark's checkpoint is not used, but is written: Hadoop's local file system sets permissions by a chmod process
         # for each file, and only Spark's older checkpoint file manager allows another file system.
         .config("spark.hadoop.fs.permissions.umask-mode", "077")

@@ -105,6 +105,8 @@ class TaskRunner:
         self._other_records = OtherRecords(stage.name, self._source, stage.event_schemas)
         self._tracer = tracer
         without_slots = partial(metrics.without_slots, hosted.name)
+        # Prometheus sees no increase if a series begins at one.
+        without_slots(queries=0)
         self._queries = SharedQueries(hosted.name, self._query, slots, without_slots)
         self._gatherings: dict[int, Gathering] = {}
         self._problems: dict[int, str] = {}

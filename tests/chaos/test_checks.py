@@ -223,7 +223,9 @@ def test_an_unknown_fault_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mutation", ALL_MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_planted_bug_can_be_planted(mutation: Mutation) -> None:
-    compile(mutated(mutation, _ROOT / mutation.file), mutation.file, "exec")
+    text = mutated(mutation, _ROOT / mutation.file)
+    if mutation.file.endswith(".py"):
+        compile(text, mutation.file, "exec")
 
 
 @pytest.mark.parametrize(("refused", "is_found"), [(0, False), (1, False), (60, True), (100, True)])

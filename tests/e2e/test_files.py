@@ -115,14 +115,16 @@ def test_a_restart_after_a_kill_removes_old_files_and_all_files_are_private(
             warm_up(instance.url)
             left = {path.name for path in scratch.iterdir()}
             assert any(name.startswith("blockmgr-") for name in left), left
+            (sockets,) = temporary.iterdir()
+            left_sockets = {path.name for path in sockets.iterdir()}
             instance.kill()
             instance.launch()
             instance.wait_ready()
             warm_up(instance.url)
 
             assert [path.name for path in scratch.iterdir() if path.name in left] == []
-            (sockets,) = temporary.iterdir()
-            assert list(sockets.iterdir()) == []
+            assert list(temporary.iterdir()) == [sockets]
+            assert [path.name for path in sockets.iterdir() if path.name in left_sockets] == []
             open_to_others = [
                 path
                 for path in (sockets, instance.state_dir, *instance.state_dir.rglob("*"))

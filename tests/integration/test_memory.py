@@ -36,7 +36,7 @@ PLANS_ON_THEIR_WAY = 3 * PARTITIONS
 RUNS_ON_THEIR_WAY = 20
 # The broker's clients open and close connections.
 FILES_ON_THEIR_WAY = 12
-# Spark keeps the consumer of an ended query for up to 20 seconds.
+# Spark keeps the consumer of an ended query for up to two seconds.
 COOLS_DOWN_WITHIN_SECONDS = 60
 
 

@@ -155,7 +155,9 @@ abstract class Reading {
       if (e instanceof EOFException) {
         return new Unreadable(BODY, "the record ends within a value");
       }
-      boolean isOfBody = e instanceof IOException || e instanceof AvroRuntimeException || e instanceof StackOverflowError;
+      // Avro refuses lengths that no array of Java has by an UnsupportedOperationException.
+      boolean isOfBody = e instanceof IOException || e instanceof AvroRuntimeException
+        || e instanceof UnsupportedOperationException || e instanceof StackOverflowError;
       // Another error, such as a lack of memory, may pass.
       return new Unreadable(isOfBody ? BODY : "spark-failed", e.toString());
     }

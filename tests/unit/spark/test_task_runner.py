@@ -41,7 +41,7 @@ def spark(*, is_stopped: bool = False, exit_code: int | None = None) -> Any:
 
 def runner(session: Any = None, topics: Any = None, self_test: Any = None) -> TaskRunner:
     """Returns a task runner without Spark."""
-    parts: Any = SimpleNamespace(max_records_per_batch=1_000_000, without_slots=lambda _: None)
+    parts: Any = SimpleNamespace(max_records_per_batch=1_000_000, without_slots=lambda *_, **__: None)
     hosted: Any = SimpleNamespace(
         name="balance",
         read_model=Balance(),
