@@ -167,6 +167,7 @@ NAMED = [
 
 # The classes that declare Spark's settings. Spark ignores undeclared settings silently.
 SETTINGS_OF = [
+    "org.apache.spark.internal.config.Network$",
     "org.apache.spark.internal.config.package$",
     "org.apache.spark.internal.config.Status$",
     "org.apache.spark.internal.config.UI$",
