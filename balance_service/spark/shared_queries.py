@@ -1,9 +1,9 @@
 """Decides which partitions of a stage share a Spark query, and when another query replaces it.
 
 Starting a query costs Spark most of a second of processor time, with one partition as with many. So the tasks that ask
-for rows at about the same time share one. A stream of rows belongs to one task and is used once: a task that
-must read events again, or returns after a wait, asks again and gets a stream of another query. The rows that it leaves
-behind wait in Spark, where they cost a thread and nothing else.
+for rows at about the same time share one. A stream of rows belongs to one task and is used once: a task that must read
+events again, or returns after a wait, asks again and gets a stream of another query. The rows that it leaves behind
+wait in Spark, where they cost a thread and nothing else.
 
 Once nothing has changed for some seconds, one query over all partitions replaces several, or one with partitions that
 have left, or one that is nearly a day old. It is made before the others are broken: each task changes over between two
@@ -180,7 +180,6 @@ class SharedQueries:
         self._asking: list[_Member] = []
         self._running: list[_Running] = []
         self._threads: dict[threading.Thread, float] = {}
-        self._is_replacing = False
         self._replace_at = 0.0
         self._apart: dict[int, _Failure] = {}
         self._is_stopping = False
@@ -275,7 +274,6 @@ class SharedQueries:
                 while (group := self._next_group()) is not None:
                     self._do(self._start, group, False)
                 if (group := self._to_replace()) is not None:
-                    self._is_replacing = True
                     self._do(self._start, group, True)
                 running = self._running.copy()
             for one in running:
@@ -304,7 +302,7 @@ class SharedQueries:
     def _to_replace(self) -> list[_Member] | None:
         """Returns the tasks for one query that replaces theirs; None if there is nothing to replace now."""
         now = self._clock()
-        if self._is_replacing or self._asking or self._threads or now < self._replace_at:
+        if self._asking or self._threads or now < self._replace_at:
             return None
         self._forget_failures()
         live = [one for one in self._running if not one.query.is_over and not one.is_idle]
@@ -360,7 +358,6 @@ class SharedQueries:
                 else:
                     self._keep_apart(members, error)
             if is_replacement:
-                self._is_replacing = False
                 self._wait_to_replace()
             else:
                 for member in group:
