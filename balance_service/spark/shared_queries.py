@@ -96,6 +96,11 @@ class _Running:
     """Whether the consequences of its end have been drawn."""
 
     @property
+    def readers(self) -> list[_Member]:
+        """The tasks that pull its rows."""
+        return [member for member in self.members if member.running is self and not member.is_gone]
+
+    @property
     def is_idle(self) -> bool:
         return all(stream.is_closed for stream in self.query.rows.values())
 
@@ -305,13 +310,11 @@ class SharedQueries:
         if self._asking or self._threads or now < self._replace_at:
             return None
         self._forget_failures()
-        live = [one for one in self._running if not one.query.is_over and not one.is_idle]
-        members = [m for one in live for m in one.members if m.running is one and not m.is_gone]
-        shared = [m for m in members if m.partition not in self._apart]
-        queries = {m.running for m in shared}
-        is_due = len(queries) > 1 or any(
-            one is not None and (one.has_left or now - one.since > _MOST_AGE_SECONDS) for one in queries
-        )
+        live = [one for one in self._running if not one.query.is_over]
+        members = [member for one in live for member in one.readers]
+        shared = [member for member in members if member.partition not in self._apart]
+        queries = [one for one in live if any(member.running is one for member in shared)]
+        is_due = len(queries) > 1 or any(one.has_left or now - one.since > _MOST_AGE_SECONDS for one in queries)
         return shared if is_due and not any(m.next for m in members) else None
 
     def _do(self, work: Callable[..., None], *arguments: object) -> None:
@@ -399,7 +402,7 @@ class SharedQueries:
             return
         running.is_noted = True
         error = running.query.ended()
-        members = [m for m in running.members if m.running is running and not m.is_gone]
+        members = running.readers
         log.warning(
             "the query has ended; another is started",
             stage=self._name,
