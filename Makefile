@@ -6,9 +6,11 @@ MODELS ?= $(or $(BALANCE_MODELS),$(DEFAULT_MODELS))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CHECKED := balance_service bench tests deploy
+# Quiet, except for errors and warnings: broken links and anchors, and pages that the navigation lacks.
+SITE = report=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build 2>&1) || { echo "$$report"; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all chaos chaos-mutants compose-test bench bench-quick bench-before check format settings-docs lock jar-digests audit java clean
+.PHONY: help setup run demo test test-all chaos chaos-mutants compose-test browser-test bench bench-generations bench-quick bench-before check format docs site lock jar-digests audit java clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -52,8 +54,14 @@ chaos-mutants: setup ## Plant bugs one at a time, and check that the tests find 
 compose-test: setup ## Test docker-compose.yml on a Docker engine; starts one if none runs (needs root)
 	@$(BIN)/python -m tests.compose
 
+browser-test: setup ## Test the console in Chromium, which must be installed; about 10 minutes; keeps screenshots/
+	@$(BIN)/python -m tests.browser
+
 bench: setup ## Compare the service with Kafka Streams, PostgreSQL and Quix Streams; 80 to 90 minutes, needs a JDK
 	@$(BIN)/python -m bench
+
+bench-generations: setup ## The cost of a rebuild, a comparison and a switch; 8 minutes
+	@$(BIN)/python -m bench --only generations
 
 bench-quick: setup ## Under 5 minutes; fails if replay is not 1.5 times as fast as with Kafka Streams
 	@$(BIN)/python -m bench --quick
@@ -61,18 +69,24 @@ bench-quick: setup ## Under 5 minutes; fails if replay is not 1.5 times as fast 
 bench-before: setup ## Compare this checkout with an earlier one, about an hour; run `make setup` in BEFORE=FOLDER first
 	@$(BIN)/python -m bench --before "$(or $(BEFORE),$(error set BEFORE to the earlier checkout: make bench-before BEFORE=FOLDER))"
 
-check: setup ## Check format, lint, types and import contracts
+check: setup ## Check format, lint, types, import contracts, spelling, and links
 	@$(BIN)/ruff format --check --quiet $(CHECKED) && echo "format   ok"
 	@$(BIN)/ruff check --quiet $(CHECKED) && echo "lint     ok"
 	@$(BIN)/mypy --no-error-summary && echo "types    ok"
 	@report=$$($(BIN)/lint-imports --no-cache 2>&1) || { echo "$$report"; exit 1; }; echo "imports  ok"
+	@$(BIN)/codespell $(CHECKED) docs samples schemas *.md *.toml *.yml Makefile && echo "spelling ok"
+	@$(SITE); echo "links    ok"
 
 format: setup ## Format, and fix lint errors automatically
 	@$(BIN)/ruff format $(CHECKED)
 	@$(BIN)/ruff check --fix $(CHECKED)
 
-settings-docs: setup ## Generate docs/settings.md from the fields of the settings
-	@$(BIN)/python -m balance_service.devtools.settings_reference > docs/settings.md
+docs: setup ## Generate docs/reference from the product, and the tests in docs/guarantees.md
+	@$(BIN)/python -m tests.docs.pages
+	@$(BIN)/python -m tests.promises
+
+site: setup ## Build the documentation site in site/, without network; fails on a broken link
+	@$(SITE)
 
 lock: setup ## Update requirements.lock
 	@$(BIN)/pip install --quiet uv
@@ -87,4 +101,4 @@ audit: setup ## Look up locked packages and jars in a database of advisories; su
 	@$(BIN)/python -m tests.audit
 
 clean: ## Remove the environment, caches and local data
-	rm -rf $(VENV) local-data state .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site screenshots local-data state .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

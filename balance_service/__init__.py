@@ -1,6 +1,6 @@
 """Live queries over Kafka-backed state: event-sourced read models on PySpark, RocksDB and HTTP.
 
-The names that authors of read models import; see docs/read-models.md.
+The names that authors of read models import; see docs/how-to/read-models.md.
 """
 
 from __future__ import annotations

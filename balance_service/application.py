@@ -16,34 +16,45 @@ from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
+from balance_service import api
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
-from balance_service.cluster.directory import Directory, PublishedModel, PublishedTask, ServerTable
+from balance_service.cluster.directory import Directory, PublishedModel, ServerTable
 from balance_service.cluster.signatures import RecordSignatures
 from balance_service.cluster.standbys import StandbyChooser
 from balance_service.engine.state_directory import StateDirectory
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
 from balance_service.hosting.engine import Engine, Patience
-from balance_service.hosting.instance import Instance
+from balance_service.hosting.instance import Instance, published
+from balance_service.hosting.rebuilds import Rebuilds
 from balance_service.http.answer import unavailable
 from balance_service.http.app import HttpServer
 from balance_service.http.dead_letters import DeadLetters
+from balance_service.http.generations import GenerationRequests
 from balance_service.http.handlers import CommandContext, Handlers
-from balance_service.http.model_queries import PATH, ModelAnswers, ModelQueries, description_of
+from balance_service.http.model_queries import ModelAnswers, ModelQueries, description_of, key_type_of
 from balance_service.http.operations import Operations
 from balance_service.http.queries import Queries
 from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter
 from balance_service.http.scheduling import FairScheduler
 from balance_service.http.stage_dead_letters import DeadLetterScan, SourceRecords, StageDeadLetters
+from balance_service.http.streams.changes import Changes
+from balance_service.http.streams.event_stream import Streams
+from balance_service.http.streams.feed import Pace
+from balance_service.http.streams.link import Links, PeerStreams
+from balance_service.http.streams.part import Reader
 from balance_service.kafka.clients import producer_config, reader_config
 from balance_service.kafka.log_reader import records_left_at
 from balance_service.kafka.topics import Watermarks
 from balance_service.model.binding import bound
+from balance_service.model.flow import flow_of
+from balance_service.model.generations import Switch
 from balance_service.model.json_view import exact_json
 from balance_service.model.keys import TEXT
-from balance_service.model.placing import hosted_stages, stages_of_retries
+from balance_service.model.placing import hosted_stages, newest, stages_of, stages_of_retries
+from balance_service.model.stage import model_and_generation
 from balance_service.observability.metrics import Metrics
 from balance_service.observability.tracing import start_tracing
 from balance_service.process.runtime import exit_within, favour_short_work, thread_failures
@@ -53,7 +64,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from balance_service.engine.hosted_stage import HostedStage
-    from balance_service.engine.records import TaskSnapshot
     from balance_service.engine.tasks import Tasks
     from balance_service.errors import StoreCorruptedError
     from balance_service.http.handlers import Command
@@ -87,7 +97,7 @@ class Application:
         """Binds the models to their schemas and takes the port and the state directory.
 
         Args:
-            models: the read models that this instance hosts.
+            models: the read models that this instance hosts; of one name, several versions.
             known: other read models, which peers may host; queries for them are passed to those peers.
             commands: the requests that append events.
             state_directory: closed when the instance stops; by default the one that the settings name.
@@ -102,20 +112,21 @@ class Application:
         self._models = bound(models, settings)
         self._commands = commands
         hosted = {model.name for model in self._models}
-        self._known = [*self._models, *(other for other in known if other.name not in hosted)]
+        self._known = [*newest(self._models), *(other for other in known if other.name not in hosted)]
         self._metrics = Metrics()
         self._metrics.registry.register(InstanceCollector(self, settings))
         self._tracer, self._stop_tracing = start_tracing(settings)
         self._stopping = asyncio.Event()
         self._gave_up = threading.Event()
         self._waits_for = ""
-        self._handlers = Handlers(Operations(self))
+        self._handlers = Handlers(Operations(self), Streams(settings.max_streams))
         self._http = HttpServer(
             settings, self._handlers, self._known, commands, tracer=self._tracer, on_refused=self._metrics.refused.inc
         )
         self._state_directory = state_directory or StateDirectory(settings.state_dir, settings.application_id)
         self._started = asyncio.Event()
         self._instance: Instance | None = None
+        self._queries: _Queries | None = None
 
     @property
     def port(self) -> int:
@@ -182,8 +193,14 @@ class Application:
             "tables": [],
             "unhosted": [],
             "problems": [],
+            "endsAgeSeconds": None,
             "applicationServers": [],
         }
+
+    @property
+    def open_streams(self) -> int:
+        """The number of streams of events that are open."""
+        return len(self._handlers.streams)
 
     def stale_files(self) -> Mapping[str, bool]:
         """Returns, for each kind of security file, whether it is unusable now, so that its former content applies."""
@@ -243,7 +260,8 @@ class Application:
             command.route.name: patience.until_up(partial(command.handler, context)) for command in self._commands
         }
         EngineCollector(engine, directory.table).register(self._metrics.registry)
-        instance = Instance(engine=engine, directory=directory, commands=commands)
+        rebuilds = Rebuilds(engine, directory.table, Switch.ALWAYS if settings.switch == "auto" else Switch.NEVER)
+        instance = Instance(engine=engine, directory=directory, rebuilds=rebuilds, commands=commands)
         instance.start()
         favour_short_work()
         return instance
@@ -253,15 +271,13 @@ class Application:
         topic, schema = settings.application_servers_topic, load_schema("ApplicationServer")
         table = ServerTable()
         # A stage without states has nothing but its position to keep a copy of.
-        choosers = [
-            (tasks, _standby_chooser(table, tasks, settings))
-            for tasks in engine.models.values()
-            if tasks.hosted.folds is not None
-        ]
+        choosers: dict[str, StandbyChooser] = {}
 
         def stand_by() -> None:
-            for tasks, chooser in choosers:
-                tasks.stand_by(chooser.partitions())
+            for name, tasks in engine.models.items():
+                if tasks.hosted.folds is not None:
+                    chooser = choosers.setdefault(name, _standby_chooser(table, tasks, settings))
+                    tasks.stand_by(chooser.partitions())
 
         return Directory(
             consumer_config=reader_config(settings),
@@ -271,8 +287,11 @@ class Application:
             incarnation=trust.incarnation,
             codec=patience.until_up(partial(AvroCodec, engine.registry, subject_of(topic, schema), schema)),
             signatures=RecordSignatures(trust.secret, topic),
-            models=[PublishedModel(name, tasks.hosted.partitioning) for name, tasks in engine.models.items()],
-            tasks=lambda: [_published(task) for tasks in engine.stages.values() for task in tasks.snapshots()],
+            models=lambda: [
+                PublishedModel(name, tasks.hosted.partitioning, engine.versions.of(tasks.hosted.stage.owner))
+                for name, tasks in engine.models.items()
+            ],
+            tasks=lambda: [published(task) for tasks in engine.stages.values() for task in tasks.snapshots()],
             table=table,
             on_round=stand_by,
             on_refused=engine.metrics.directory_record_refused,
@@ -280,9 +299,18 @@ class Application:
 
     def _open_for_queries(self, instance: Instance, proxy: Proxy) -> None:
         self._instance = instance
-        queries = _Queries(instance, proxy, self._metrics, self._settings, self._known)
-        self._handlers.models = queries.of_models()
+        queries = _Queries(instance, proxy, self._metrics, self._settings, self._known, self._handlers.streams)
+        self._queries = queries
+        models = self._handlers.models = queries.of_models()
+        self._handlers.peers = PeerStreams(models.open_part, self._http.trust)
         self._handlers.dead_letters = queries.of_dead_letters()
+        self._handlers.generations = GenerationRequests(
+            instance.rebuilds.status,
+            instance.engine.versions.declaration,
+            instance.rebuilds.check_known,
+            instance.engine.generations.write,
+            instance.rebuilds.differences,
+        )
         self._handlers.commands = instance.commands
         self._started.set()
         log.info("started", application_server=self._settings.application_server, models=list(instance.engine.models))
@@ -293,19 +321,35 @@ class Application:
     def _on_task_change(self) -> None:
         if self._instance is not None:
             self._instance.directory.publish_soon()
+        if self._queries is not None:
+            # A task may still close after the loop has.
+            with contextlib.suppress(RuntimeError):
+                self._queries.loop.call_soon_threadsafe(self._queries.refresh)
 
 
 class _Queries:
     """Composes what answers queries and dead letters for a started instance. For the event loop's thread."""
 
     def __init__(
-        self, instance: Instance, proxy: Proxy, metrics: Metrics, settings: Settings, known: Sequence[ReadModel]
+        self,
+        instance: Instance,
+        proxy: Proxy,
+        metrics: Metrics,
+        settings: Settings,
+        known: Sequence[ReadModel],
+        streams: Streams,
     ) -> None:
+        self.loop = asyncio.get_running_loop()
         self._instance = instance
         self._proxy = proxy
         self._metrics = metrics
         self._settings = settings
         self._known = {model.name: model for model in known}
+        self._streams = streams
+        self._answers_here: dict[str, ModelAnswers] = {}
+        self._letters_here: dict[str, StageDeadLetters] = {}
+        self._links = Links(proxy, settings.application_server)
+        self._pace = Pace()
         self._scans = FairScheduler("scan")
         # Operators look for faults with these: they have threads of their own, which no client's scan can occupy.
         self._letters_scans = FairScheduler("scan-letters")
@@ -313,27 +357,54 @@ class _Queries:
         self._records = FairScheduler("scan-records", threads=2)
 
     def of_models(self) -> ModelQueries:
-        hosted = {name: self._hosted(tasks) for name, tasks in self._instance.engine.models.items()}
-        return ModelQueries(self._known, hosted, self._elsewhere, cache(self._of_peers))
+        self.refresh()
+        names = {model_and_generation(name)[0] for name in self._answers_here}
+        models = (self._known[name] for name in names if name in self._known)
+        flows = {model.name: flow_of(model, stages_of(model, self._settings)) for model in models}
+        return ModelQueries(
+            self._known,
+            self._answers_here,
+            self._elsewhere,
+            cache(self._of_peers),
+            flows,
+            self._streams,
+            self._instance.engine.generations.serving,
+            lambda model: self._instance.engine.generations.of(model).live,
+        )
 
     def of_dead_letters(self) -> DeadLetters:
-        return DeadLetters({name: self._letters(tasks) for name, tasks in self._instance.engine.stages.items()})
+        return DeadLetters(self._letters_here)
+
+    def refresh(self) -> None:
+        """Follows the generations that the engine hosts, and which of them serve."""
+        engine = self._instance.engine
+        # Another thread may add and remove generations meanwhile.
+        models = engine.models
+        for name in self._answers_here.keys() - models.keys():
+            del self._answers_here[name]
+        for name in models.keys() - self._answers_here.keys():
+            self._answers_here[name] = self._hosted(models[name])
+        for tasks in engine.serving_stages:
+            here = self._letters_here.get(tasks.hosted.stage.identity)
+            if here is None or here.scatter.routing.read_model != tasks.name:
+                self._letters_here[tasks.hosted.stage.identity] = self._letters(tasks)
 
     def _letters(self, tasks: Tasks) -> StageDeadLetters:
         hosted = tasks.hosted
         routing = self._routing(hosted.name, hosted.partitioning, hosted.watermarks, tasks)
         scan = DeadLetterScan(
-            stage=hosted.name,
+            stage=hosted.stage.identity,
             read_model=hosted.stage.owner,
             key_type=TEXT if hosted.folds is None else hosted.folds.key_type,
             letters=hosted.processor.letters,
         )
         records = SourceRecords(
             records=partial(records_left_at, self._settings, hosted.topics, hosted.source.name),
+            registry=self._instance.engine.registry,
             scheduler=self._records,
             timeout_seconds=self._settings.read_timeout_seconds,
         )
-        scatter = self._scatter(routing, "/api", tasks, hosted, self._letters_scans)
+        scatter = self._scatter(routing, "/api", None, tasks, hosted, self._letters_scans)
         return StageDeadLetters(scan=scan, scatter=scatter, records=records, decide=tasks.decide)
 
     def _elsewhere(self) -> dict[str, Partitioning]:
@@ -377,8 +448,19 @@ class _Queries:
             timeout_seconds=self._settings.read_timeout_seconds,
             metrics=self._metrics,
         )
-        scatter = self._scatter(routing, f"{PATH}/{name}", tasks, stage, self._scans)
-        return ModelAnswers(queries, scatter, description_of(name, self._known))
+        model, generation = model_and_generation(name)
+        scatter = self._scatter(routing, f"{api.MODELS}/{model}", generation, tasks, stage, self._scans)
+        reader = Reader(
+            generation=generation,
+            routing=routing,
+            view=stage.view,
+            key_type=key_type_of(model, self._known),
+            scheduler=self._scans,
+            on_damage=tasks.damaged,
+            on_coalesced=self._metrics.coalesced.inc,
+        )
+        changes = Changes(reader, self._links, self._pace)
+        return ModelAnswers(queries, scatter, changes, description_of(model, self._known))
 
     def _routing(
         self, stage: str, partitioning: Partitioning, watermarks: Watermarks, tasks: Tasks | _NotHosted
@@ -397,6 +479,7 @@ class _Queries:
         self,
         routing: Routing,
         path: str,
+        generation: int | None,
         tasks: Tasks | _NotHosted,
         stage: HostedStage | _NotHosted,
         scheduler: FairScheduler,
@@ -406,6 +489,7 @@ class _Queries:
             proxy=self._proxy,
             address=self._settings.application_server,
             path=path,
+            generation=generation,
             view=stage.view,
             number=stage.number,
             render=exact_json,
@@ -439,11 +523,6 @@ def _standby_chooser(table: ServerTable, tasks: Tasks, settings: Settings) -> St
         address=settings.application_server,
         replicas=settings.num_standby_replicas,
     )
-
-
-def _published(task: TaskSnapshot) -> PublishedTask:
-    task_id = task.task_id
-    return PublishedTask(task_id.stage, task_id.partition, task.role.value, task.state, task.epoch, task.position)
 
 
 def _check_resolves(application_server: str) -> None:

@@ -15,23 +15,24 @@ from balance_service.devtools.local.stack import LocalStack
 from bench.figures import NAMES, Figures, Key
 from bench.load import PRODUCER
 from bench.machine import facts
-from bench.plan import FULL, MEASURES, PAIRS, QUICK, SMOKE, replay_case
-from bench.plot import draw
+from bench.plan import FULL, GENERATIONS, MEASURES, PAIRS, QUICK, SMOKE, replay_case
+from bench.plot import plot
 from bench.reads import generator
 from bench.report import Document, document, table, write_json
 from bench.run import Run
 from bench.sides import BEFORE, OURS, THEIRS
-from bench.tables import LATEST, update
+from bench.tables import LATEST, REBUILDS, update
 
 _RESULTS = Path(__file__).with_name("results")
+_KNOWN = (*MEASURES, GENERATIONS)
 _LEAST_RATIO = 1.5
 _FILE_COLUMNS = 200
 
 
 def _chosen(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
     chosen = tuple(filter(None, (value or "").split(",")))
-    if unknown := sorted(set(chosen) - set(MEASURES)):
-        raise click.BadParameter(f"{', '.join(unknown)}; choose from {', '.join(MEASURES)}, separated by commas")
+    if unknown := sorted(set(chosen) - set(_KNOWN)):
+        raise click.BadParameter(f"{', '.join(unknown)}; choose from {', '.join(_KNOWN)}, separated by commas")
     return chosen
 
 
@@ -48,7 +49,7 @@ def _checkout(_context: click.Context, _parameter: click.Parameter, value: Path 
 @click.option(
     "--smoke", "size", flag_value="smoke", help="Tiny loads, to test the benchmark; the figures are meaningless."
 )
-@click.option("--only", callback=_chosen, metavar="MEASURE,…", help=f"Take only these measures: {', '.join(MEASURES)}.")
+@click.option("--only", callback=_chosen, metavar="MEASURE,…", help=f"Take only these measures: {', '.join(_KNOWN)}.")
 @click.option(
     "--before",
     type=click.Path(path_type=Path, resolve_path=True),
@@ -61,8 +62,10 @@ def main(size: str | None, only: tuple[str, ...], before: Path | None, data_dir:
     """Measure this service and Kafka Streams on one broker, and print and store the figures.
 
     BALANCE_* variables apply to both checkouts of this service. Figures are stored during the run in
-    bench/results/<date>-partial.json. A full run is stored as latest.json and latest.png, from which the tables of
-    README.md and docs/performance.md are generated; a run with --before is stored as <date>-before.json and .png.
+    bench/results/<date>-partial.json. A full run is stored as latest.json, from which the tables of README.md and
+    bench/RESULTS.md and the plots of docs/performance.md are made; one with --before as <date>-before.json and .svg.
+    A full run has no `generations`: one of these alone is stored as generations.json, for the table of
+    docs/performance.md.
     """
     plan = {None: PAIRS if before else FULL, "quick": QUICK, "smoke": SMOKE}[size]
     figures = Figures(BEFORE if before else THEIRS)
@@ -82,9 +85,13 @@ def main(size: str | None, only: tuple[str, ...], before: Path | None, data_dir:
         failures = run.measure(only or plan.measures, lambda: write_json(kept, told()))
     if not (size or only):
         kept = kept.rename(_RESULTS / f"{stem}.json" if before else LATEST)
-        draw(kept.with_suffix(".png"), figures)
-        if not before:
+        if before:
+            kept.with_suffix(".svg").write_text(plot(told()), encoding="utf-8")
+        else:
             update()
+    elif size is None and only == (GENERATIONS,) and not failures:
+        kept = kept.rename(REBUILDS)
+        update()
     console = Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS)
     console.print(table(told()))
     for note in figures.notes:

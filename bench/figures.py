@@ -113,6 +113,11 @@ NAMES = {
     "restart": "restart to ready, s",
     "first_event": "start to first event visible, s",
     "after_ready": "first event after readiness, ms from its acknowledgement",
+    "of_none": "events/s, second half, of that without listeners",
+    "each": "memory of a listener, KiB",
+    "of_most": "events/s, of --max-rate",
+    "compared": "caught up to compared, s",
+    "refused": "requests without an answer",
     "of_few": "start to first event visible, of that with one id",
 }
 """The displayed names of figures."""

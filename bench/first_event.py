@@ -23,7 +23,7 @@ _LATER = 20
 
 
 def measure_first_event(stack: LocalStack, side: Side, load: Load, figures: Figures) -> None:
-    """Start one instance, and send an event as soon as it is ready.
+    """Start one instance, and send an event once it is ready.
 
     Args:
         load: an empty topic.

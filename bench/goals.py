@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.figures import NAMES, Key
 from bench.first_event import CASE
+from bench.generations import building_case, comparison_case, rebuild_case, switch_case
+from bench.listeners import cost_case, delay_case
 from bench.moves import many_case
-from bench.plan import CUSTOMERS, EVENTS, LONG_EVENTS, PROXIED, read_case, replay_case
+from bench.plan import CUSTOMERS, EVENTS, GENERATIONS, LONG_EVENTS, PROXIED, read_case, replay_case
 from bench.schema_ids import ids_case
 from bench.sides import BEFORE, OURS, THEIRS
 from bench.tasks import tasks_case
@@ -26,21 +29,26 @@ class Goal:
     of_ratio: bool
     every: bool = False
     """Whether every repetition must meet the goal, not only the median."""
+    up_to: float | None = None
+    """The other bound, if there are two."""
 
     def __str__(self) -> str:
         sign, times = "≥" if self.at_least else "≤", "×" if self.of_ratio else ""
-        return f"{sign} {self.bound:,g}{times}{' in each' if self.every else ''}"
+        bound = f"{sign} {self.bound:,g}" if self.up_to is None else f"{self.bound:,g} to {self.up_to:,g}"
+        return f"{bound}{times}{' in each' if self.every else ''}"
 
     def is_met(self, figures: Figures, key: Key) -> bool | None:
         """None if it was not measured."""
-        value = figures.ratio(key) if self.of_ratio else figures.median(key, OURS)
-        if value is None:
+        values = figures.ratios(key) if self.of_ratio else figures.values(key, OURS)
+        if not values:
             return None
-        if self.every:
-            ratios = figures.ratios(key)
-            if len(ratios) < len(figures.values(key, OURS)):
-                return False
-            value = (min if self.at_least else max)(ratios)
+        if not self.every:
+            return self._allows(statistics.median(values))
+        return len(values) >= len(figures.values(key, OURS)) and all(map(self._allows, values))
+
+    def _allows(self, value: float) -> bool:
+        if self.up_to is not None and value > self.up_to:
+            return False
         return value >= self.bound if self.at_least else value <= self.bound
 
 
@@ -54,12 +62,12 @@ def goals_beside(peer: str) -> list[Key]:
     return [*_ABSOLUTE, *_BESIDE[peer]]
 
 
-def _at_least(bound: float, *, ratio: bool = False, every: bool = False) -> Goal:
-    return Goal(bound, at_least=True, of_ratio=ratio, every=every)
+def _at_least(bound: float, *, ratio: bool = False, every: bool = False, up_to: float | None = None) -> Goal:
+    return Goal(bound, at_least=True, of_ratio=ratio, every=every, up_to=up_to)
 
 
-def _at_most(bound: float, *, ratio: bool = False) -> Goal:
-    return Goal(bound, at_least=False, of_ratio=ratio)
+def _at_most(bound: float, *, ratio: bool = False, every: bool = False) -> Goal:
+    return Goal(bound, at_least=False, of_ratio=ratio, every=every)
 
 
 def _key(measure: str, case: str, name: str) -> Key:
@@ -106,6 +114,10 @@ _ABSOLUTE = {
     _key("ids", ids_case(400), "of_few"): _at_most(1.1),
     _key("first", CASE, "first_event"): _at_most(5.2),
     _key("first", CASE, "after_ready"): _at_most(100),
+    _key("listeners", delay_case(100), "p50"): _at_most(5),
+    _key("listeners", delay_case(100), "p99"): _at_most(25),
+    _key("listeners", cost_case(1_000), "of_none"): _at_least(0.9),
+    _key("listeners", cost_case(1_000), "each"): _at_most(60),
     _key("start", "clean, jars present", "ready"): _at_most(5),
 }
 _BESIDE = {
@@ -118,6 +130,19 @@ _BESIDE = {
         _key("scaling", "3 instances", "of_one"): _at_least(0.95),
         _key("rewards", "100,000 cards", "rate_with_start"): _at_least(1.0, ratio=True),
         _key("restore", "1,000,000 keys", "keys"): _at_least(1.1, ratio=True, every=True),
+        _key(GENERATIONS, rebuild_case(EVENTS), "rate"): _at_least(0.8, ratio=True),
+        _key(GENERATIONS, building_case(1_000, None), "p50"): _at_most(3, ratio=True),
+        _key(GENERATIONS, building_case(1_000, 20_000), "p50"): _at_most(1.3, ratio=True),
+        # A look is up to 0.1 s later than the advance that it sees.
+        _key(GENERATIONS, building_case(1_000, 20_000), "of_most"): _at_least(0.9, up_to=1.02, every=True),
+        _key(GENERATIONS, comparison_case(1_000_000), "compared"): _at_most(20),
+        _key(GENERATIONS, comparison_case(1_000_000), "p50"): _at_most(2, ratio=True),
+        _key(GENERATIONS, comparison_case(1_000_000), "p99"): _at_most(2, ratio=True),
+        **{
+            _key(GENERATIONS, switch_case(instances), name): _at_most(bound, every=True)
+            for instances in (2, 3)
+            for name, bound in (("silence", 300), ("stall", 300), ("refused", 0))
+        },
         **{
             _key("reads", read_case("local", connections, rate, headers=headers), "requests"): _at_least(
                 0.8, ratio=True

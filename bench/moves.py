@@ -61,7 +61,7 @@ def measure_moves(stack: LocalStack, side: Side, load: Load, figures: Figures) -
             ("joins", join),
             ("is killed", lambda: end(kill=True)),
         )
-        with Watch(cluster.instances, {p: load.customers_of(p, 1)[0] for p in load.ends}, _ASK_EVERY_SECONDS) as watch:
+        with Watch(cluster.instances, {p: load.customers_of(p, 1) for p in load.ends}, _ASK_EVERY_SECONDS) as watch:
             time.sleep(_SETTLE_SECONDS)
             for case, move in moves:
                 began = time.monotonic()
@@ -89,7 +89,7 @@ def measure_moves_of_many(stack: LocalStack, side: Side, load: Load, tasks: int,
         with (
             arriving(stack, load, _EVENTS_A_SECOND * len(watched), numbers),
             # The first instance forwards queries for partitions that have moved.
-            Watch([first], {p: load.customers_of(p, 1)[0] for p in watched}, _ASK_EVERY_SECONDS) as watch,
+            Watch([first], {p: load.customers_of(p, 1) for p in watched}, _ASK_EVERY_SECONDS) as watch,
         ):
             time.sleep(_SETTLE_SECONDS)
             began = cluster.launch(second)

@@ -14,11 +14,14 @@ MEASURES = (
     "tasks",
     "ids",
     "first",
+    "listeners",
     "rewards",
     "leaderboard",
     "postgresql",
     "quix",
 )
+GENERATIONS = "generations"
+"""The measure that has a run of its own."""
 EVENTS = 3_000_000
 LONG_EVENTS = 10_000_000
 CUSTOMERS = (100_000, 10_000, 1_000_000)
@@ -77,6 +80,8 @@ class Plan:
     schema_ids: tuple[int, ...]
     starts: int
     """Number of starts in `first`."""
+    listeners: tuple[int, int]
+    """Listeners whose delay, and whose cost, is measured."""
     invoices: int
     cards: int
     rewards: int
@@ -85,6 +90,12 @@ class Plan:
     """Rows of the table of players."""
     scores: int
     """Scores per second."""
+    builds: int
+    """Repetitions of `generations`."""
+    max_rate: int
+    """The bound of a rebuild's rate."""
+    switched: tuple[int, ...]
+    """Numbers of instances that switch."""
     quix_events: int
 
 
@@ -113,16 +124,20 @@ FULL = Plan(
     waiting_events=20_000,
     schema_ids=(1, 400),
     starts=10,
+    listeners=(100, 1_000),
     invoices=200_000,
     cards=100_000,
     rewards=3,
     players=200_000,
     scores=1_000,
+    builds=2,
+    max_rate=20_000,
+    switched=(2, 3),
     quix_events=200_000,
 )
 PAIRS = replace(
     FULL,
-    measures=("replay", "restore", "freshness", "reads", "moves", "tasks", "ids", "first"),
+    measures=("replay", "restore", "freshness", "reads", "moves", "tasks", "ids", "first", "listeners"),
     repetitions=3,
     long_events=0,
     warm_seconds=10.0,
@@ -175,11 +190,15 @@ SMOKE = replace(
     waiting_events=1_000,
     schema_ids=(1, 3),
     starts=2,
+    listeners=(10, 20),
     invoices=20_000,
     cards=1_000,
     rewards=2,
     players=1_000,
     scores=100,
+    builds=2,
+    max_rate=10_000,
+    switched=(2,),
     quix_events=2_000,
 )
 

@@ -1,77 +1,93 @@
-"""The plot of the main figures, as bars of both sides."""
+"""Plots of the main figures as SVG: a bar for this service and one for the peer, of each case of a figure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+from xml.sax.saxutils import escape
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
-from bench.figures import NAMES, Key
+from bench.figures import NAMES
 from bench.sides import OURS
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
-    from matplotlib.axes import Axes
+    from bench.report import Document
 
-    from bench.figures import Figures
-
-_OUR_COLOR, _PEER_COLOR = "#1b6ca8", "#c9c4b8"
-_COLUMNS = 3
+_COLORS = ("#1b6ca8", "#b9a77f")
+_WIDTH, _LABELS, _BARS = 760, 250, 410
+_TITLE, _CASE, _BAR = 34, 32, 12
 _ROUND_FROM = 100
-_PANEL_INCHES = (4.6, 3.1)
-# Title, measure, name.
-_PANELS = (
-    ("replay, events/s", "replay", "rate"),
-    ("replay, CPU-s per million events", "replay", "cpu_with_start"),
-    ("replay, peak memory, MB", "replay", "memory"),
-    ("restore, keys/s", "restore", "keys"),
-    ("freshness, p50, ms", "freshness", "p50"),
-    ("freshness, p99, ms", "freshness", "p99"),
-    ("reads, requests/s", "reads", "requests"),
-    ("reads, p99, ms", "reads", "p99"),
-    ("longest silence of a partition, ms", "moves", "silence"),
+
+
+class Panel(NamedTuple):
+    """A figure in all its cases."""
+
+    title: str
+    measure: str
+    name: str
+    """As in `NAMES`."""
+
+
+REPLAY = (
+    Panel("Replay: events/s", "replay", "rate"),
+    Panel("Replay: CPU-seconds per million events, start included (less is better)", "replay", "cpu_with_start"),
+    Panel("Replay: peak memory, MB (less is better)", "replay", "memory"),
+)
+FRESHNESS = (
+    Panel("Freshness, p50, ms (less is better)", "freshness", "p50"),
+    Panel("Freshness, p99, ms (less is better)", "freshness", "p99"),
+)
+READS = (Panel("Reads: requests/s", "reads", "requests"), Panel("Reads: p99, ms (less is better)", "reads", "p99"))
+ALL = (
+    *REPLAY,
+    *FRESHNESS,
+    *READS,
+    Panel("Restore: keys/s", "restore", "keys"),
+    Panel("Longest silence of a partition, ms (less is better)", "moves", "silence"),
 )
 
 
-def draw(path: Path, figures: Figures) -> None:
-    """Write the plot as PNG, with the measured figures only."""
-    mpl.use("agg")
-    panels = [
-        (title, keys)
-        for title, measure, name in _PANELS
-        if (keys := [k for k in figures.measured() if (k.measure, k.name) == (measure, NAMES[name])])
-    ]
-    if not panels:
-        return
-    rows = -(-len(panels) // _COLUMNS)
-    figure = Figure(figsize=(_PANEL_INCHES[0] * _COLUMNS, _PANEL_INCHES[1] * rows), layout="constrained")
-    for number, (title, keys) in enumerate(panels):
-        axes = figure.add_subplot(rows, _COLUMNS, number + 1)
-        _bars(axes, figures, keys)
-        axes.set_title(title, fontsize=10, loc="left")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=2, frameon=False)
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=110)
+def plot(told: Document, panels: Sequence[Panel] = ALL) -> str:
+    """The panels whose figures were measured, one below the other; medians, each panel with its own scale."""
+    shown = [(panel.title, cases) for panel in panels if (cases := list(_cases(told, panel)))]
+    peers = {peer for _, cases in shown for *_, peer in cases}
+    parts, y = list(_legend([OURS, *sorted(peers)][:2])), 30
+    for title, cases in shown:
+        parts.append(f'<text x="8" y="{y + 22}" font-weight="bold">{escape(title)}</text>')
+        y += _TITLE
+        largest = max(value for _, values, _ in cases for value in values)
+        for case, values, _ in cases:
+            parts.append(f'<text x="{_LABELS - 8}" y="{y + _BAR + 4}" text-anchor="end">{escape(case)}</text>')
+            for number, value in enumerate(values):
+                top, length = y + number * _BAR, round(value / largest * _BARS, 1)
+                parts.append(
+                    f'<rect x="{_LABELS}" y="{top}" width="{length}" height="{_BAR - 1}" fill="{_COLORS[number]}"/>'
+                    f'<text x="{_LABELS + length + 4}" y="{top + _BAR - 2}">{_short(value)}</text>'
+                )
+            y += _CASE
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y + 8}" font-family="sans-serif" '
+        'font-size="12" fill="#222">'
+    )
+    return "\n".join([head, '<rect width="100%" height="100%" fill="#fff"/>', *parts, "</svg>"]) + "\n"
 
 
-def _bars(axes: Axes, figures: Figures, keys: list[Key]) -> None:
-    for offset, side, color in ((-0.2, OURS, _OUR_COLOR), (0.2, figures.peer, _PEER_COLOR)):
-        values = [figures.median(key, side) or 0.0 for key in keys]
-        places = [n + offset for n in range(len(keys))]
-        bars = axes.barh(places, values, height=0.38, color=color, label=side)
-        axes.bar_label(bars, [_short(v) for v in values], padding=2, fontsize=7)
-    axes.set_yticks(range(len(keys)), [key.case for key in keys], fontsize=7)
-    axes.invert_yaxis()
-    axes.margins(x=0.18)
-    # The numbers stand at the bars.
-    axes.set_xticks([])
-    axes.spines[["top", "right", "bottom"]].set_visible(False)
+def _cases(told: Document, panel: Panel) -> Iterator[tuple[str, tuple[float, ...], str]]:
+    """Case, medians of both sides, and the peer; without the cases that the peer was not measured in."""
+    for figure in told["figures"]:
+        if (figure["measure"], figure["figure"]) == (panel.measure, NAMES[panel.name]):
+            medians = tuple(side["median"] for side in figure["sides"].values())
+            # The names of the other cases take more than a line.
+            if len(medians) == len(_COLORS) and len(figure["case"]) < _LABELS // 6:
+                yield figure["case"], medians, figure["peer"]
+
+
+def _legend(names: Sequence[str]) -> Iterator[str]:
+    for number, name in enumerate(names):
+        x = 8 + number * 160
+        yield f'<rect x="{x}" y="12" width="12" height="12" fill="{_COLORS[number]}"/>'
+        yield f'<text x="{x + 18}" y="22">{escape(name)}</text>'
 
 
 def _short(value: float) -> str:
-    if not value:
-        return "none"
     return f"{value:,.0f}" if value >= _ROUND_FROM else f"{value:.3g}"

@@ -86,6 +86,15 @@ class Prober:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
+    @property
+    def customers(self) -> list[str]:
+        """The customers of its events, by partition."""
+        return [customer_id(number) for number in self._customers]
+
+    def cents(self, partition: int) -> int:
+        """The sum added for the customer of a partition."""
+        return self._added[self._customers[partition]]
+
     def take(self, probes: int, pause: float = 0.0) -> list[float]:
         """Seconds from acknowledgement to visibility of each probe, with at least the pause between probes."""
         taken = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,11 @@ from bench.usage import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from balance_service.devtools.local.stack import LocalStack
     from bench.load import Load
-    from bench.sides import Side
+    from bench.sides import Instance, Side
 
 _MILLION = 1e6
 _LOOK_EVERY_SECONDS = 0.2
@@ -106,12 +107,14 @@ def replay(
     instances: int = 1,
     *,
     spread: bool = False,
+    meanwhile: Callable[[Instance], AbstractContextManager[object]] = nullcontext,
 ) -> Replay:
     """Replay a load with new instances, and check the balances.
 
     Args:
         seen: called with the number of committed events.
         spread: measure from the moment when every instance has a partition.
+        meanwhile: what happens to the first instance while it folds.
 
     Raises:
         BalanceServiceError: an instance makes no progress, or a balance is wrong.
@@ -120,6 +123,7 @@ def replay(
         started = min([cluster.launch(instance) for instance in cluster.instances])
         watching = [meters.enter_context(Meter(instance.process)) for instance in cluster.instances]
         running = cluster.wait_running(spread=spread)
+        meters.enter_context(meanwhile(cluster.instances[0]))
         before = cluster.committed()
         cpu_seconds_to_running = sum(meter.cpu_seconds() for meter in watching)
         applied: list[tuple[float, int]] = []

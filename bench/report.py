@@ -91,6 +91,8 @@ def _row(figure: Document) -> Row:
     counts = [len(side["values"]) for side in figure["sides"].values()]
     met: bool | None = figure.get("met")
     told = "not measured" if met is None else _MET[met]
+    if met is False and figure["goal"].endswith("× in each"):
+        told += f", {_number(min(figure['ratios']))} to {_number(max(figure['ratios']))}"
     return Row(
         measure=figure["measure"],
         case=figure["case"],

@@ -16,12 +16,14 @@ from balance_service.errors import BalanceServiceError, ConfigurationError
 from bench.figures import NAMES, Figures
 from bench.first_event import measure_first_event
 from bench.freshness import measure_freshness
+from bench.generations import measure_building, measure_comparison, measure_rebuilds, measure_switches
 from bench.invoices import generate_invoices
 from bench.leaderboard import measure_leaderboard
+from bench.listeners import cost_case, delay_case, measure_cost, measure_delay
 from bench.load import PARTITIONS
 from bench.loads import Loads
 from bench.moves import measure_moves, measure_moves_of_many
-from bench.plan import read_case, replay_case, tried
+from bench.plan import GENERATIONS, read_case, replay_case, tried
 from bench.postgresql import Server
 from bench.quix import QuixSide
 from bench.reads import measure_local_reads, measure_proxied_reads
@@ -75,10 +77,12 @@ class Run:
             "tasks": self._tasks,
             "ids": self._schema_ids,
             "first": self._first_event,
+            "listeners": self._listeners,
             "rewards": self._rewards,
             "leaderboard": self._leaderboard,
             "postgresql": self._postgresql,
             "quix": self._quix,
+            GENERATIONS: self._generations,
         }
 
     def measure(self, measures: Iterable[str], keep: Callable[[], None] = lambda: None) -> list[str]:
@@ -254,6 +258,18 @@ class Run:
                 measure_first_event(self._stack, side, self._loads.new(0, plan.small_events), self._figures)
                 self._keep()
 
+    def _listeners(self) -> None:
+        """Only this service: an earlier checkout may have no streams."""
+        plan, side = self._plan, OurSide(self._stack)
+        few, many = plan.listeners
+        self._say(f"{side.name}: {delay_case(few)}")
+        measure_delay(self._stack, side, self._loads.new(plan.small_events, few), few, plan, self._figures)
+        self._keep()
+        # Long enough to open the streams in its first half.
+        load = self._loads.kept(plan.long_events or plan.events, plan.customers[0])
+        with progress_bar(f"{self._elapsed} {side.name}: {cost_case(many)}", load.events) as (bar, task):
+            measure_cost(self._stack, side, load, many, self._figures, lambda seen: bar.update(task, completed=seen))
+
     def _rewards(self) -> None:
         if self._before is not None:
             raise BalanceServiceError("an earlier checkout may not have it; leave out --before")
@@ -267,6 +283,27 @@ class Run:
         plan = self._plan
         self._say(f"leaderboard: a table of {plan.players:,} rows, then {plan.scores:,} scores/s")
         measure_leaderboard(self._stack, plan.players, plan.scores, plan.probes, self._figures)
+
+    def _generations(self) -> None:
+        if self._before is not None:
+            raise BalanceServiceError("an earlier checkout may not have them; leave out --before")
+        plan = self._plan
+        load = self._loads.new(plan.events, plan.customers[0])
+        self._say(f"generations: rebuilds of {load.events:,} events, online and offline in turn")
+        measure_rebuilds(self._stack, load, plan, self._figures)
+        self._keep()
+        self._say(f"generations: freshness at {plan.tried_rate:,} events/s, with and without a rebuild in turn")
+        measure_building(self._stack, load, plan, self._figures)
+        self._keep()
+        load = self._loads.new(0, plan.keys, each_once=True)
+        self._say(f"generations: comparisons of {load.events:,} keys")
+        measure_comparison(self._stack, load, plan, self._figures)
+        self._keep()
+        for instances in plan.switched:
+            load = self._loads.new(plan.small_events, plan.customers[0], partitions=2 * instances)
+            self._say(f"generations: switches of {instances} instances")
+            measure_switches(self._stack, load, instances, plan, self._figures)
+            self._keep()
 
     def _postgresql(self) -> None:
         plan = self._plan

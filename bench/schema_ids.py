@@ -60,7 +60,7 @@ def measure_schema_ids(stack: LocalStack, side: Side, load: Load, ids: int, figu
             prober.take(len(load.ends))
             with (
                 arriving(stack, load, _EVENTS_A_SECOND * len(watched), list(watched.values())),
-                Watch([instance], {p: load.customers_of(p, 1)[0] for p in watched}, _ASK_EVERY_SECONDS) as watch,
+                Watch([instance], {p: load.customers_of(p, 1) for p in watched}, _ASK_EVERY_SECONDS) as watch,
             ):
                 time.sleep(_SETTLE_SECONDS)
                 began, taken = time.monotonic(), list[float]()

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import uuid
 from collections import Counter, defaultdict
 from contextlib import suppress
@@ -22,6 +24,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from balance_service.devtools.local.stack import LocalInstance
+from balance_service.errors import BalanceServiceError
 from balance_service.settings import PREFIX
 from bench.machine import commit_of
 
@@ -123,7 +126,7 @@ class OurSide:
         given = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
         return {"commit": self._commit, **given}
 
-    def instance(self, number: int, topic: str, application_id: str) -> Instance:
+    def instance(self, number: int, topic: str, application_id: str) -> OurInstance:
         """An instance that is not started."""
         environment = {
             "BALANCE_TOPIC": topic,
@@ -131,10 +134,10 @@ class OurSide:
             "BALANCE_MODELS": ",".join(self._models),
         }
         instance = LocalInstance(number, self._stack, environment=environment, checkout=self._before)
-        return _Ours(instance, len(self._models))
+        return OurInstance(instance, len(self._models))
 
 
-class _Ours:
+class OurInstance:
     """Models of one stage each, for the methods that tell its progress."""
 
     def __init__(self, instance: LocalInstance, models: int) -> None:
@@ -181,6 +184,15 @@ class _Ours:
 
     def wipe(self) -> None:
         shutil.rmtree(self._instance.state_dir, ignore_errors=True)
+
+    def run(self, *arguments: str) -> str:
+        """Run a command with the settings of the instance; returns what it prints."""
+        command = [sys.executable, "-m", "balance_service", *arguments]
+        environment = {**os.environ, **self._instance.environment}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BalanceServiceError(f"`{' '.join(arguments)}` failed: {done.stderr or done.stdout}")
+        return done.stdout
 
     def _tasks(self) -> list[dict[str, Any]] | None:
         try:

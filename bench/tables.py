@@ -1,4 +1,4 @@
-"""Generates the tables of README.md and docs/performance.md from the last full run: `python -m bench.tables`."""
+"""Generates tables and plots of the documents from the last full run: `python -m bench.tables`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.figures import NAMES, Key
-from bench.plan import CUSTOMERS, EVENTS, LONG_EVENTS, read_case, replay_case
+from bench.plan import CUSTOMERS, EVENTS, read_case, replay_case
+from bench.plot import FRESHNESS, READS, REPLAY, plot
 from bench.report import rows
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from bench.report import Document, Row
 
 LATEST = Path(__file__).with_name("results") / "latest.json"
+REBUILDS = LATEST.with_name("generations.json")
+"""The last run of `generations`."""
 _ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- made by `python -m bench.tables` -->", "<!-- until here -->"
 
@@ -25,29 +28,20 @@ def _key(measure: str, case: str, name: str) -> Key:
 
 
 SHORT = [
-    *(
-        _key("replay", replay_case(LONG_EVENTS, CUSTOMERS[0]), name)
-        for name in ("rate", "rate_with_start", "cpu_with_start", "memory")
-    ),
-    *(_key("replay", replay_case(EVENTS, customers), "rate") for customers in CUSTOMERS),
+    _key("replay", replay_case(EVENTS, CUSTOMERS[0]), "rate"),
     _key("postgresql", replay_case(EVENTS, CUSTOMERS[0]), "rate"),
-    _key("rewards", "100,000 cards", "rate_with_start"),
-    _key("scaling", "2 instances", "of_one"),
-    _key("start", "clean, jars present", "ready"),
     _key("restore", "1,000,000 keys", "keys"),
-    *(_key("freshness", case, name) for case in ("1,000 events/s", "50,000 events/s") for name in ("p50", "p99")),
-    *(_key("reads", read_case("local", 16, rate), "requests") for rate in (0, 20_000)),
-    _key("idle", "one instance", "idle"),
+    _key("reads", read_case("local", 16, 0), "requests"),
+    _key("freshness", "1,000 events/s", "p50"),
 ]
-"""The figures in README.md: some of each kind, including figures that miss their goals."""
+"""The figures in README.md, one of which a peer wins."""
+
+_LABELS = {"postgresql": "replay, against consumers into PostgreSQL"}
 
 
-_OF_SWEEP = {NAMES[name] for name in ("rate", "rate_with_start", "cpu_with_start", "memory", "cpu_event", "requests")}
-"""The figures of each setting in the tables; the JSON has all."""
-
-
-_UNSHOWN = {NAMES[name] for name in ("second_half", "evenness")}
-"""Rates of parts of a replay, which are not shown: the progress of this service is known only at commits."""
+_UNSHOWN = [NAMES[name] for name in ("second_half", "evenness", "memory_growth", "cpu")]
+_UNSHOWN_OF = {"reads": [NAMES["p50"]], "scaling": [NAMES["rate_with_start"]], "quix": [NAMES["rate"]]}
+"""By measure. The JSON has all figures. Quix Streams' clock cannot begin at open stores."""
 
 
 def short(told: Document) -> str:
@@ -57,24 +51,39 @@ def short(told: Document) -> str:
 
 
 def whole(told: Document) -> str:
-    """The tables of docs/performance.md, one for each measure."""
+    """The tables of bench/RESULTS.md, one for each measure."""
     machine = told["machine"]
     by_measure: dict[str, list[Row]] = {}
     for row in rows(told):
-        if row.figure in _UNSHOWN or (row.measure == "sweep" and row.figure not in _OF_SWEEP):
-            continue
-        by_measure.setdefault(row.measure, []).append(row)
+        if row.measure != "sweep" and row.figure not in (*_UNSHOWN, *_UNSHOWN_OF.get(row.measure, ())):
+            by_measure.setdefault(row.measure, []).append(row)
     return "\n\n".join(
         [
             f"Measured at commit `{told['commit']}` on {told['date'][:10]}: {machine['cores']} cores "
             f"({machine['processor']}), {machine['memory']}, {machine['system']}, {machine['Java']}. Broker and load "
-            "generator run on the same cores. All values, sizes, settings and versions: "
-            "[bench/results/latest.json](../bench/results/latest.json).",
-            "![The same as bars](../bench/results/latest.png)",
-            "\n".join(f"- {note}" for note in told["notes"]),
-            *(f"### {measure}\n\n{_table(some)}" for measure, some in by_measure.items()),
+            "generator run on the same cores.",
+            *(f"## {measure}\n\n{_medians(some)}" for measure, some in by_measure.items()),
         ]
     )
+
+
+def rebuilds(told: Document) -> str:
+    """The table of docs/performance.md."""
+    return f"Measured at commit `{told['commit']}` on {told['date'][:10]}.\n\n{_medians(rows(told))}"
+
+
+def _medians(some: list[Row]) -> str:
+    """A table without the spread of both sides."""
+    peers = {row.peer for row in some if row.theirs}
+    peer = next(iter(peers)) if len(peers) == 1 else "peer"
+    lines = [f"| figure | balance_service | {peer} | ratio | n | goal |", "|---|---|---|---|---|---|"]
+    for row in some:
+        ours, theirs = row.ours.partition(" ")[0], row.theirs.partition(" ")[0]
+        if theirs and len(peers) > 1:
+            theirs += f" ({row.peer})"
+        goal = f"**{row.goal}**" if row.met is False else row.goal
+        lines.append(f"| {row.case}: {row.figure} | {ours} | {theirs} | {row.ratio} | {row.repetitions} | {goal} |")
+    return "\n".join(lines)
 
 
 def _table(some: Iterable[Row]) -> str:
@@ -85,13 +94,24 @@ def _table(some: Iterable[Row]) -> str:
     for row in some:
         theirs = f"{row.theirs} ({row.peer})" if row.theirs else ""
         goal = f"**{row.goal}**" if row.met is False else row.goal
-        what = f"{row.measure}, {row.case}: {row.figure}"
+        what = f"{_LABELS.get(row.measure, row.measure)}, {row.case}: {row.figure}"
         lines.append(f"| {what} | {row.ours} | {theirs} | {row.ratio} | {row.repetitions} | {goal} |")
     return "\n".join(lines)
 
 
-MADE = {_ROOT / "README.md": short, _ROOT / "docs/performance.md": whole}
-"""File → the function that generates the part between its markers."""
+MADE = {
+    _ROOT / "README.md": (LATEST, short),
+    _ROOT / "bench/RESULTS.md": (LATEST, whole),
+}
+"""File → the run, and the function that generates the part between its markers."""
+
+_IMAGES = _ROOT / "docs/images"
+PLOTS = {
+    _IMAGES / "performance-replay.svg": REPLAY,
+    _IMAGES / "performance-freshness.svg": FRESHNESS,
+    _IMAGES / "performance-reads.svg": READS,
+}
+"""File → what it shows."""
 
 
 def between_markers(text: str) -> str:
@@ -101,15 +121,32 @@ def between_markers(text: str) -> str:
 
 def part_of(path: Path) -> str:
     """The generated part of a file."""
-    told: Document = json.loads(LATEST.read_text(encoding="utf-8"))
-    return MADE[path](told)
+    run, table = MADE[path]
+    return table(_told(run))
+
+
+def plot_of(path: Path) -> str:
+    """The content of a plot's file."""
+    return plot(latest(), PLOTS[path])
+
+
+def latest() -> Document:
+    """The last full run."""
+    return _told(LATEST)
+
+
+def _told(run: Path) -> Document:
+    told: Document = json.loads(run.read_text(encoding="utf-8"))
+    return told
 
 
 def update() -> None:
-    """Update the generated part of each file."""
+    """Update the generated part of each file, and the plots."""
     for path in MADE:
         before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
         path.write_text(f"{before}{BEGIN}\n\n{part_of(path)}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    for path in PLOTS:
+        path.write_text(plot_of(path), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Watches customers' balances: the times of successful answers, and the positions that the answers have reached."""
+"""Watches customers' balances: the times of successful answers, their latency, the positions that they have reached."""
 
 from __future__ import annotations
 
@@ -31,21 +31,25 @@ class Gaps:
 
 
 class Watch:
-    """Asks for one customer of each partition, as a context manager. Has a thread for each instance and partition.
+    """Asks for customers of each partition, as a context manager. Has a thread for each instance and partition.
 
     `_seen` has, by partition, the time of each successful answer and its position, or 0 if the side tells none.
     """
 
-    def __init__(self, instances: Sequence[Instance], customers: Mapping[int, str], every_seconds: float) -> None:
+    def __init__(
+        self, instances: Sequence[Instance], customers: Mapping[int, Sequence[str]], every_seconds: float
+    ) -> None:
         """Args:
-        customers: by partition.
+        customers: by partition; asked for in turn.
         """
         self._every_seconds = every_seconds
         self._stop = threading.Event()
         self._seen: dict[int, list[tuple[float, int]]] = {p: [] for p in customers}
+        self._took: list[tuple[float, float]] = []
+        self._refused: list[tuple[float, str]] = []
         self._threads = [
-            threading.Thread(target=self._ask, args=(instance, partition, customer), daemon=True)
-            for instance, (partition, customer) in itertools.product(instances, customers.items())
+            threading.Thread(target=self._ask, args=(instance, partition, some), daemon=True)
+            for instance, (partition, some) in itertools.product(instances, customers.items())
         ]
 
     def __enter__(self) -> Self:
@@ -65,22 +69,37 @@ class Watch:
             for partition, seen in self._seen.items()
         }
 
-    def _ask(self, instance: Instance, partition: int, customer: str) -> None:
+    def seconds(self, began: float, ended: float) -> list[float]:
+        """The latency of each successful answer between two moments."""
+        return [seconds for at, seconds in self._took if began <= at <= ended]
+
+    def refused(self, began: float, ended: float) -> list[str]:
+        """The status or error of each request between two moments that was not answered by a balance."""
+        return [why for at, why in self._refused if began <= at <= ended]
+
+    def _ask(self, instance: Instance, partition: int, customers: Sequence[str]) -> None:
         connection: http.client.HTTPConnection | None = None
+        turns = itertools.cycle(customers)
         while not self._stop.wait(self._every_seconds):
+            sent = time.monotonic()
             try:
                 if connection is None:
                     address = urlsplit(instance.url)
                     connection = http.client.HTTPConnection(
                         str(address.hostname), address.port, timeout=_ANSWER_SECONDS
                     )
-                connection.request("GET", f"{PATH}?customerId={customer}")
+                connection.request("GET", f"{PATH}?customerId={next(turns)}")
                 answer = connection.getresponse()
-                answer.read()
+                body = answer.read()
+                now = time.monotonic()
                 if answer.status == http.client.OK:
                     position = int(answer.getheader("Balance-Position", "0").rpartition(":")[2])
-                    self._seen[partition].append((time.monotonic(), position))
-            except (OSError, http.client.HTTPException):
+                    self._seen[partition].append((now, position))
+                    self._took.append((now, now - sent))
+                else:
+                    self._refused.append((now, f"{answer.status} {body.decode()}"))
+            except (OSError, http.client.HTTPException) as error:
+                self._refused.append((time.monotonic(), type(error).__name__))
                 if connection is not None:
                     connection.close()
                 connection = None

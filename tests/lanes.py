@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PROJECT = Path(__file__).parents[1]
 _TESTS = _PROJECT / "tests"
-# The stories of the README: answers from every instance through kills, standbys and rebuilds, and healing dead letters.
+# The main promises: answers from every instance through kills, standbys and rebuilds, and healing dead letters.
 _STORIES = tuple(
     f"tests/e2e/test_{name}.py" for name in ("two_instances", "standbys", "kill", "rebuild", "dead_letters")
 )

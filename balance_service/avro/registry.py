@@ -86,7 +86,7 @@ class SchemaRegistry:
         self._ids: dict[str, int] = {}
         """GUID → id."""
         self._listed: dict[int, RegistrySchema] = {}
-        """Id → schema, until it is asked for."""
+        """Id → schema, until it is first requested."""
         with environment_proxies():
             self.client = SchemaRegistryClient(config)
 
@@ -243,7 +243,7 @@ class SchemaRegistry:
     def recorded(self, subject: str, propose: Callable[[], Schema | None]) -> Schema | None:
         """The first version of a subject; if there is none, registers a proposal first.
 
-        All callers get the same schema, whatever they propose.
+        All callers get the same schema, also if their proposals differ.
 
         Raises:
             ConfigurationError: the registry does not let this user register.
@@ -259,6 +259,24 @@ class SchemaRegistry:
             else:
                 first = self._version(subject, 1)
         return first
+
+    def forget(self, topic: str) -> None:
+        """Deletes the subjects of a topic's records under TopicRecordName strategy; their schemas stay readable by id.
+
+        Logs which ones the registry does not let this user delete.
+        """
+        for subject in self._subjects():
+            if not subject.startswith(f"{topic}-"):
+                continue
+            # Another topic's name may begin with this one's.
+            if any(subject == subject_of(topic, schema) for schema in self._newest(subject)):
+                with self._request():
+                    try:
+                        self.client.delete_subject(subject)
+                    except SchemaRegistryError as error:
+                        if not _is_refusal(error):
+                            raise
+                        log.warning("a subject of a deleted topic is left", subject=subject, error=str(error))
 
     def close(self) -> None:
         self.client.__exit__(None, None, None)

@@ -1,25 +1,24 @@
-"""Requests of commands to a running instance, and the commands `get-balance` and `status`."""
+"""The client of commands, and the commands `get-balance` and `status`."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
-import httpx
 
-from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
+from balance_service.client import Client, ClientError, NotAllowedError, NotAnInstanceError, Position, UnavailableError
+from balance_service.errors import BalanceServiceError
 from balance_service.http.server.tls import TlsFiles, client_context
+from balance_service.model.json_view import exact_json
 from balance_service.settings import load_settings
 from balance_service.settings.network import environment_proxies
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
     from balance_service.settings import Settings
-
-_TIMEOUT_SECONDS = 30.0
 
 at_url = click.option(
     "--url",
@@ -39,14 +38,15 @@ def get_balance(
     customer: str, min_position: str | None, max_lag: int | None, url: str | None, *, as_json: bool
 ) -> None:
     """Print the balance of a customer."""
-    parameters = {"customerId": customer} | ({"minPosition": min_position} if min_position else {})
-    parameters |= {"maxLag": str(max_lag)} if max_lag is not None else {}
-    answer = request(load_settings(), url, "/api/customers.getBalance", parameters, names=["amount"])
+    with client_of(url) as client:
+        wanted = None if min_position is None else Position.parse(min_position)
+        balance = client.get_balance(customer, min_position=wanted, max_lag=max_lag)
+    if balance.amount is None:
+        raise BalanceServiceError("no such customer")
     if as_json:
-        click.echo(answer.text)
+        click.echo(exact_json({"amount": balance.amount}))
     else:
-        server = answer.headers.get("Balance-Application-Server", "?")
-        click.echo(f"{json.loads(answer.text, parse_float=str)['amount']}  (from {server})")
+        click.echo(f"{balance.amount:f}  (from {balance.application_server})")
 
 
 @click.command()
@@ -54,21 +54,20 @@ def get_balance(
 @as_json
 def status(url: str | None, *, as_json: bool) -> None:
     """Print the instances and tasks that an instance knows."""
-    names = ["applicationServer", "ready", "reasons", "tasks", "problems", "applicationServers"]
-    answer = request(load_settings(), url, "/api/status", {}, names=names)
+    with client_of(url) as client:
+        known = client.status()
     if as_json:
-        click.echo(answer.text)
+        click.echo(exact_json(known))
         return
-    body = answer.json()
-    click.echo(f"{body['applicationServer']} is {'ready' if body['ready'] else 'not ready'}")
-    for reason in body["reasons"]:
+    click.echo(f"{known['applicationServer']} is {'ready' if known['ready'] else 'not ready'}")
+    for reason in known["reasons"]:
         click.echo(f"  {reason}")
-    for task in body["tasks"]:
+    for task in known["tasks"]:
         if task["reason"]:
             click.echo(f"  {task['task']} is {task['state']}: {task['reason']}")
-    for problem in body["problems"]:
+    for problem in known["problems"]:
         click.echo(f"  {problem}")
-    for server in body["applicationServers"]:
+    for server in known["applicationServers"]:
         marks = "".join(f" ({mark})" for mark in ("suspect", "shared") if server[mark])
         click.echo(f"  {server['applicationServer']}{marks}")
         for task in server["tasks"]:
@@ -78,79 +77,48 @@ def status(url: str | None, *, as_json: bool) -> None:
             )
 
 
-class HttpStatusError(BalanceServiceError):
-    """An instance responded with an HTTP error status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-def request(
-    settings: Settings,
-    url: str | None,
-    path: str,
-    parameters: dict[str, str],
-    *,
-    names: Sequence[str],
-    body: object = None,
-) -> httpx.Response:
-    """Send GET, or POST with a body, to an instance.
+@contextmanager
+def client_of(url: str | None) -> Iterator[Client]:
+    """A client of the instance at `--url` or BALANCE_APPLICATION_SERVER, which does not retry.
 
     Sends BALANCE_TOKEN if it is set, and presents BALANCE_TLS_CERTIFICATE to a server that requests a certificate.
 
-    Args:
-        names: fields of the response, which tell an instance from another server.
-
     Raises:
         ConfigurationError: a file, an address or a proxy cannot be used; names the setting.
-        RetriableError: there is no response.
-        HttpStatusError: the response is an error.
-        BalanceServiceError: the response is not a JSON object with these fields.
+        BalanceServiceError: a call within the context failed; names the setting that can be wrong.
     """
-    base = _base(settings, url)
-    setting = "--url" if url else "BALANCE_APPLICATION_SERVER"
-    headers = {}
-    if settings.token is not None:
-        headers["Authorization"] = f"Bearer {settings.token.get_secret_value()}"
-    verify: ssl.SSLContext | bool = _context(settings) if base.scheme == "https" else False
-    # Instances connect to each other's addresses without a proxy; a URL for clients may be behind one.
-    uses_proxy = url is not None
+    settings = load_settings()
+    is_https = settings.speaks_tls or settings.tls_ca is not None
+    address = url or f"{'https' if is_https else 'http'}://{settings.application_server}"
     with environment_proxies():
-        client = httpx.Client(verify=verify, headers=headers, timeout=_TIMEOUT_SECONDS, trust_env=uses_proxy)
+        client = Client(
+            address,
+            token=None if settings.token is None else settings.token.get_secret_value(),
+            tls=_context(settings) if address.lower().startswith("https:") else None,
+            # Instances connect to each other's addresses without a proxy; a URL for clients may be behind one.
+            trust_env=bool(url),
+            retry_seconds=0,
+        )
     try:
         with client:
-            response = client.send(
-                client.build_request("GET" if body is None else "POST", base.join(path), params=parameters, json=body)
-            )
-    except UnicodeError:
-        raise ConfigurationError(f"{base.host} in {setting} is not a host name; correct it") from None
-    except httpx.HTTPError as error:
-        raise RetriableError(
-            f"the instance at {base.netloc.decode()} does not answer ({error}); start it, or correct {setting}"
-        ) from error
-    content = _json_object(response)
-    if response.is_error:
-        raise HttpStatusError(response.status_code, _reason(response, content))
-    missing = [] if content is None else [f"'{name}'" for name in names if name not in content]
-    if not response.is_success or content is None or missing:
-        without = f" without {'a JSON object' if content is None else missing[0]}" if response.is_success else ""
+            yield client
+    except ClientError as error:
         raise BalanceServiceError(
-            f"the server at {base.netloc.decode()} is not an instance: "
-            f"it answers {response.status_code} {response.reason_phrase}{without}; correct {setting}"
-        )
-    return response
+            f"{error}{_remedy(error, '--url' if url else 'BALANCE_APPLICATION_SERVER')}"
+        ) from error
 
 
-def _base(settings: Settings, url: str | None) -> httpx.URL:
-    uses_tls = settings.speaks_tls or settings.tls_ca is not None
-    try:
-        base = httpx.URL(url or f"{'https' if uses_tls else 'http'}://{settings.application_server}")
-    except httpx.InvalidURL:
-        base = httpx.URL()
-    if base.scheme not in ("http", "https") or not base.host:
-        raise ConfigurationError(f"--url {url} is not an http or https URL; give one, such as https://localhost:5051")
-    return base
+def _remedy(error: ClientError, setting: str) -> str:
+    match error:
+        case NotAnInstanceError(status=None):
+            return f"; correct {setting} or BALANCE_TLS_CA"
+        case NotAnInstanceError():
+            return f"; correct {setting}"
+        case NotAllowedError():
+            return " (BALANCE_TOKEN)"
+        case UnavailableError(status=None):
+            return f"; start it, or correct {setting}"
+    return ""
 
 
 def _context(settings: Settings) -> ssl.SSLContext:
@@ -161,18 +129,3 @@ def _context(settings: Settings) -> ssl.SSLContext:
             settings.tls_certificate, settings.tls_key, None if password is None else password.get_secret_value()
         )
     return client_context(settings.tls_ca, own)
-
-
-def _json_object(response: httpx.Response) -> dict[str, Any] | None:
-    try:
-        content = response.json()
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
-
-
-def _reason(response: httpx.Response, content: dict[str, Any] | None) -> str:
-    if content is None or "detail" not in content:
-        return f"{response.status_code}: {response.text[:200]}"
-    hint = " (BALANCE_TOKEN)" if response.status_code in (401, 403) else ""
-    return f"{content['detail']}{hint}"

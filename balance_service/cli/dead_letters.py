@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
+from itertools import islice
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import click
 
-from balance_service.cli.client import HttpStatusError, at_url, request
+from balance_service.cli.client import as_json, at_url, client_of
+from balance_service.client import ClientError
 from balance_service.engine.decisions import MAX_IDS, LetterId
 from balance_service.errors import BalanceServiceError, InvalidInputError
-from balance_service.settings import load_settings
+from balance_service.model.json_view import exact_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-_PATH = "/api/deadLetters"
-_PAGE_SIZE = 500
 # A request body may have 16 KiB, including the reason.
 _MOST_ID_BYTES = 12 << 10
 _QUOTED = len('"", ')
@@ -31,8 +30,6 @@ _STATUSES = {
 }
 """The statuses that a filter selects for a command. A dead letter behind another is retried after that one."""
 _COLUMNS = ("ID", "KEY", "CAUSE", "STATUS", "TRIED", "DUE")
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one dead letter per line, for programs.")
 
 
 def _filters(command: Callable[..., None]) -> Callable[..., None]:
@@ -55,18 +52,14 @@ def dead_letters() -> None:
     "--limit", type=click.IntRange(1), default=100, show_default=True, metavar="N", help="Print at most N dead letters."
 )
 @at_url
-@as_json
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one dead letter per line, for programs.")
 def list_dead_letters(
     *, model: str | None, cause: str | None, status: str | None, limit: int, url: str | None, as_json: bool
 ) -> None:
     """List open dead letters, and those that were closed in the last seven days."""
-    rows: list[dict[str, Any]] = []
-    more = False
-    for letter in _letters(url, model, cause, status):
-        if len(rows) == limit:
-            more = True
-            break
-        rows.append(letter)
+    with client_of(url) as client:
+        rows = [*islice(client.dead_letters(model=model, cause=cause, status=status), limit + 1)]
+    rows, more = rows[:limit], len(rows) > limit
     if as_json:
         for letter in rows:
             click.echo(json.dumps(letter))
@@ -82,11 +75,15 @@ def list_dead_letters(
 @as_json
 def show(letter_id: str, url: str | None, *, as_json: bool) -> None:
     """Show a dead letter, with the record as its producer sent it."""
-    path = f"{_PATH}/{quote(str(LetterId.parse(letter_id)), safe='')}"
-    letter = request(load_settings(), url, path, {}, names=["id", "valueBase64"]).json()
+    with client_of(url) as client:
+        letter = client.dead_letter(str(LetterId.parse(letter_id)))
     if as_json:
-        click.echo(json.dumps(letter))
+        click.echo(exact_json(letter))
         return
+    if (decoded := letter.pop("decoded", None)) is not None:
+        letter["decoded"] = f"{decoded['record']} {exact_json(decoded['value'])}"
+    if not letter.get("problem"):
+        letter.pop("problem", None)
     value, headers = letter.pop("valueBase64"), letter.pop("headers")
     letter["key"] = _key(letter)
     letter.pop("keyBase64", None)
@@ -137,35 +134,31 @@ def _decide(
     is_filtered = any((model, cause, status))
     if bool(ids) == is_filtered:
         raise InvalidInputError("select dead letters either by ids or by --model, --cause or --status")
-    selected = ids or [
-        letter["id"] for letter in _letters(url, model, cause, status) if letter["status"] in _STATUSES[decision]
-    ]
     done = "to be tried again" if decision == "redrive" else "discarded"
     accepted = refused = failed_requests = 0
-    batches = [*_batches(selected)]
-    for batch in batches:
-        try:
-            body = request(
-                load_settings(),
-                url,
-                f"{_PATH}.{decision}",
-                {},
-                names=["accepted", "refused"],
-                body={"ids": batch, "reason": reason},
-            ).json()
-        except BalanceServiceError as error:
-            if isinstance(error, HttpStatusError) and error.status in _NONE_DONE and len(batches) > 1:
-                # The error is about these dead letters only; the next requests can succeed.
-                click.echo(f"none of {len(batch)} done: {error}", err=True)
-                refused += len(batch)
-                failed_requests += 1
-                continue
-            if accepted:
-                click.echo(f"{accepted} {done}, {refused} refused before this error:", err=True)
-            raise
-        accepted, refused = accepted + len(body["accepted"]), refused + len(body["refused"])
-        for one in body["refused"]:
-            click.echo(f"{one['id']}: not done: {one['reason']}", err=True)
+    with client_of(url) as client:
+        selected = ids or [
+            letter["id"]
+            for letter in client.dead_letters(model=model, cause=cause, status=status)
+            if letter["status"] in _STATUSES[decision]
+        ]
+        batches = [*_batches(selected)]
+        for batch in batches:
+            try:
+                decided = (client.redrive if decision == "redrive" else client.discard)(batch, reason=reason)
+            except ClientError as error:
+                if error.status in _NONE_DONE and len(batches) > 1:
+                    # The error is about these dead letters only; the next requests can succeed.
+                    click.echo(f"none of {len(batch)} done: {error}", err=True)
+                    refused += len(batch)
+                    failed_requests += 1
+                    continue
+                if accepted:
+                    click.echo(f"{accepted} {done}, {refused} refused before this error:", err=True)
+                raise
+            accepted, refused = accepted + len(decided.accepted), refused + len(decided.refused)
+            for letter_id, why in decided.refused.items():
+                click.echo(f"{letter_id}: not done: {why}", err=True)
     click.echo(f"{accepted} {done}, {refused} refused")
     if failed_requests:
         raise BalanceServiceError(f"{failed_requests} of {len(batches)} requests were refused entirely; see above")
@@ -182,18 +175,6 @@ def _batches(ids: Sequence[str]) -> Iterator[list[str]]:
         batch.append(letter_id)
     if batch:
         yield batch
-
-
-def _letters(url: str | None, model: str | None, cause: str | None, status: str | None) -> Iterator[dict[str, Any]]:
-    settings = load_settings()
-    filters = {"model": model, "cause": cause, "status": status, "limit": str(_PAGE_SIZE)}
-    parameters = {name: value for name, value in filters.items() if value is not None}
-    while True:
-        page = request(settings, url, _PATH, parameters, names=["deadLetters", "next"]).json()
-        yield from page["deadLetters"]
-        if page["next"] is None:
-            return
-        parameters["after"] = page["next"]
 
 
 def _row(letter: dict[str, Any]) -> tuple[str, ...]:

@@ -115,7 +115,7 @@ def produce(topic: str, key_separator: str | None, record: str | None) -> None:
 @click.option("--from-beginning", is_flag=True, help="Also print the records that the topic already contains.")
 @click.option("--limit", metavar="N", type=click.IntRange(1), help="Exit after N records.")
 def tail(topic: str, *, from_beginning: bool, limit: int | None) -> None:
-    """Print TOPIC's records as they are committed, one JSON object per line, until Ctrl-C.
+    """Print TOPIC's newly committed records, one JSON object per line, until Ctrl-C.
 
     Each has partition, offset, timestamp, key, headers, the record's name and its value with all digits. Content that
     is not text, or cannot be decoded, is base64 under a name that ends with `Base64`.
@@ -224,13 +224,14 @@ def schemas_register() -> None:
 def _written_schemas(settings: Settings, hosted: list[ReadModel]) -> dict[str, Schema]:
     """Subject → schema of each record that the service writes, or that is shipped for its producers."""
     from balance_service.avro.schemas import is_shipped, load_schema, subject_of
-    from balance_service.model.placing import hosted_stages, stages_of_retries
+    from balance_service.model.placing import hosted_stages, newest, stages_of_retries
 
     written = [
         (settings.application_servers_topic, load_schema("ApplicationServer")),
         (settings.dead_letter_decisions_topic, load_schema("DeadLetterDecision")),
+        (settings.generations_topic, load_schema("Generations")),
     ]
-    models = {model.name: model for model in hosted}
+    models = {model.name: model for model in newest(hosted)}
     for stage in (*hosted_stages(hosted, settings), *stages_of_retries(with_shipped(hosted), settings)):
         model = models.get(stage.owner)
         if not stage.reads_rekeyed:

@@ -17,26 +17,28 @@ from balance_service.observability.logs import configure_logging
 from balance_service.process.failpoints import arm
 from balance_service.process.open_files import raise_limit
 from balance_service.process.package import __version__
+from balance_service.process.runtime import keep_files_private
 
 if TYPE_CHECKING:
-    from balance_service.hosting.rebuild import Rebuilt
     from balance_service.settings import Settings
 
 _FAILURE, _WRONG_USAGE = 1, 2
 _MAX_PORT = 65_535
-# Of commands that write a state directory; the JVM inherits it.
-_PRIVATE_UMASK = 0o077
 _PORT = click.IntRange(0, _MAX_PORT)
 
 _LAZY = {
     "add-funds": "kafka:add_funds",
     "dead-letters": "dead_letters:dead_letters",
+    "drop": "generations:drop",
+    "generations": "generations:generations",
     "get-balance": "client:get_balance",
     "init": "init:init",
     "load": "kafka:load",
     "produce": "kafka:produce",
+    "rebuild": "generations:rebuild",
     "schemas": "kafka:schemas",
     "status": "client:status",
+    "switch": "generations:switch",
     "tail": "kafka:tail",
     "topics": "kafka:topics",
     "try": "try_model:try_model",
@@ -88,7 +90,7 @@ def serve(*, print_config: bool) -> None:
     from balance_service.engine.state_directory import StateDirectory
     from balance_service.spark.jvm import launch_jvm
 
-    os.umask(_PRIVATE_UMASK)
+    keep_files_private()
     directory = StateDirectory(settings.state_dir, settings.application_id)
     with closing(directory):
         # The JVM starts while the other modules are imported, which is slow.
@@ -157,45 +159,12 @@ def demo() -> None:
 def flow(model: str) -> None:
     """Print a flowchart of a read model, as Mermaid text."""
     from balance_service.cli.models import chosen_models
-    from balance_service.model.placing import flowchart, stages_of
+    from balance_service.model.flow import flow_of, mermaid
+    from balance_service.model.placing import stages_of
 
     settings = load_settings()
     for known in chosen_models(settings, [model]):
-        click.echo(flowchart(known, stages_of(known, settings)))
-
-
-@cli.command()
-@click.argument("models", metavar="[MODEL]...", nargs=-1)
-def rebuild(models: tuple[str, ...]) -> None:
-    """Delete the states of read models and replay their topics; by default, of all in BALANCE_MODELS.
-
-    No instance may run.
-    """
-    from balance_service.cli.models import chosen_models
-    from balance_service.devtools.progress import progress_bar
-    from balance_service.hosting.rebuild import rebuild as run_rebuild
-
-    settings = load_settings()
-    configure_logging("WARNING")
-    raise_limit()
-    os.umask(_PRIVATE_UMASK)
-    for model in chosen_models(settings, models or settings.models):
-        if not models and not model.has_states():
-            click.echo(f"{model.name} keeps no states: there is nothing to rebuild")
-            continue
-        with progress_bar(f"replaying {model.name}", None) as (bar, task):
-            rebuilt = run_rebuild(settings, model, lambda at, of: bar.update(task, completed=at, total=of))
-        click.echo(_summary(model.name, rebuilt))
-
-
-def _summary(model: str, rebuilt: Rebuilt) -> str:
-    done = rebuilt.done
-    records = done.applied + done.ignored + done.duplicates + done.dead_lettered
-    return (
-        f"{model} rebuilt: {done.applied} events applied, {done.ignored} records of other types ignored, "
-        f"{done.duplicates} duplicates skipped, {done.dead_lettered} dead-lettered, "
-        f"{records / max(rebuilt.seconds, 1e-9):,.0f} records/s"
-    )
+        click.echo(mermaid(flow_of(known, stages_of(known, settings))))
 
 
 def main() -> None:

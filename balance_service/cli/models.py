@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from balance_service.model.binding import bound
 from balance_service.model.loading import load_models
+from balance_service.model.placing import newest
 from balance_service.read_models import SHIPPED
 
 if TYPE_CHECKING:
@@ -31,13 +33,14 @@ def known_models(settings: Settings) -> list[ReadModel]:
 
 
 def with_shipped(hosted: Iterable[ReadModel]) -> list[ReadModel]:
-    """These and the shipped models: an instance answers queries to models that its peers host."""
-    by_name = {model.name: model for model in hosted}
-    return [*by_name.values(), *(model() for name, model in SHIPPED.items() if name not in by_name)]
+    """The newest of these and the shipped models: an instance answers queries to models that its peers host."""
+    known = newest(hosted)
+    names = {model.name for model in known}
+    return [*known, *(model() for name, model in SHIPPED.items() if name not in names)]
 
 
 def chosen_models(settings: Settings, names: Sequence[str]) -> list[ReadModel]:
     """Models by their name, if BALANCE_MODELS has them, or as in BALANCE_MODELS. Raises as `hosted_models`."""
-    hosted = {model.name: model for model in load_models(settings.models, SHIPPED)}
+    hosted = {model.name: model for model in sorted(load_models(settings.models, SHIPPED), key=attrgetter("version"))}
     chosen = [[hosted[name]] if name in hosted else load_models([name], SHIPPED, setting="MODEL") for name in names]
     return bound(dict.fromkeys(model for models in chosen for model in models), settings)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -19,6 +19,8 @@ from balance_service.kafka.log_reader import LogReader, OffsetOutOfRangeError
 from balance_service.kafka.messages import headers_of, offset_of
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.producers import RecoveringProducer
+from balance_service.model.generations import Comparison
+from balance_service.model.stage import model_and_generation
 from balance_service.process.runtime import elapsed
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ _MESSAGE_TIMEOUT_MS = 3_000
 # The writer of refused records may write many.
 _WARN_EVERY_SECONDS = 60.0
 _LOGGED_CHARACTERS = 300
+# Each instance publishes the reasons of its tasks every second.
+_MOST_REASON = 300
 _FORGET_AFTER_SECONDS = 3600.0
 # For a server that was only read from the past. A running one publishes every second, or later on a busy machine.
 _FORGET_UNHEARD_AFTER_SECONDS = 60.0
@@ -56,7 +60,12 @@ _MOST_RUNS = 8
 
 @dataclass(frozen=True, slots=True)
 class PublishedTask:
-    """A task as its instance published it."""
+    """A task as its instance published it.
+
+    `restored`, `to_restore` and `seconds_left` are of its last restore; `dead_letters` counts the open ones by
+    `cause/status`; `comparison` is that of a generation that is built with the serving one, once it has caught up;
+    `sends_as_of` is the number of the newest state of the generations in which the task is sure to send the outputs.
+    """
 
     stage: str
     partition: int
@@ -64,14 +73,62 @@ class PublishedTask:
     state: str
     epoch: int
     position: int
+    reason: str = ""
+    restored: int = 0
+    to_restore: int = 0
+    seconds_left: float | None = None
+    dead_letters: Mapping[str, int] = field(default_factory=dict)
+    comparison: Comparison | None = None
+    sends_as_of: int = 0
+
+    @staticmethod
+    def of(record: Mapping[str, Any]) -> PublishedTask:
+        """Reads the Avro record `PublishedTask`."""
+        return PublishedTask(
+            record["readModel"],
+            record["partition"],
+            record["role"],
+            record["state"],
+            record["epoch"],
+            record["position"],
+            record["reason"],
+            record["restored"],
+            record["toRestore"],
+            record["secondsLeft"],
+            record["deadLetters"],
+            None if record["comparison"] is None else Comparison.of(record["comparison"]),
+            record["sendsAsOf"],
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Returns the Avro record `PublishedTask`."""
+        return {
+            "readModel": self.stage,
+            "partition": self.partition,
+            "role": self.role,
+            "state": self.state,
+            "epoch": self.epoch,
+            "position": self.position,
+            "reason": self.reason[:_MOST_REASON],
+            "restored": self.restored,
+            "toRestore": self.to_restore,
+            "secondsLeft": self.seconds_left,
+            "deadLetters": dict(self.dead_letters),
+            "comparison": None if self.comparison is None else self.comparison.record(),
+            "sendsAsOf": self.sends_as_of,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """A read model that an instance hosts, and where the keys of its source are."""
+    """A generation of a read model that an instance hosts, and where the keys of its source are.
+
+    `versions` are those of the read model whose classes the instance has.
+    """
 
     name: str
     partitioning: Partitioning
+    versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +152,18 @@ class ApplicationServer:
     def hosts(self, read_model: str) -> bool:
         return any(model.name == read_model for model in self.models)
 
+    def lacks(self, read_model: str, version: int) -> bool:
+        """Whether it hosts a read model, and lacks the class of a version."""
+        hosted = [model for model in self.models if model_and_generation(model.name)[0] == read_model]
+        return any(version not in model.versions for model in hosted)
+
     def is_suspect(self, now: float) -> bool:
         """Whether it has been silent for too long to be routed to."""
-        return now - self.heard_at > SUSPECT_AFTER_SECONDS
+        return self.silent_seconds(now) > SUSPECT_AFTER_SECONDS
+
+    def silent_seconds(self, now: float) -> float:
+        """The age of its last record; infinite if this instance has not heard from it."""
+        return now - self.heard_at
 
 
 class _Runs:
@@ -158,12 +224,10 @@ class ServerTable:
             servers.pop(address, None)
             self._runs.pop(address, None)
         else:
-            tasks = tuple(
-                PublishedTask(t["readModel"], t["partition"], t["role"], t["state"], t["epoch"], t["position"])
-                for t in record["tasks"]
-            )
+            tasks = tuple(map(PublishedTask.of, record["tasks"]))
             models = tuple(
-                PublishedModel(m["name"], Partitioning(m["partitions"], m["partitioner"])) for m in record["models"]
+                PublishedModel(m["name"], Partitioning(m["partitions"], m["partitioner"]), tuple(m["versions"]))
+                for m in record["models"]
             )
             heard_at, incarnation = now if live else float("-inf"), record["incarnation"]
             is_shared = live and self._runs.setdefault(address, _Runs()).hear(incarnation, now)
@@ -179,6 +243,11 @@ class ServerTable:
     def servers(self) -> Sequence[ApplicationServer]:
         """All known instances in the order of their addresses, including suspects."""
         return [server for _, server in sorted(self._servers.items())]
+
+    def lacking(self, read_model: str, version: int) -> list[str]:
+        """Returns the addresses of the running instances that host a read model, and lack the class of a version."""
+        now = self._clock()
+        return [a for a, s in sorted(self._servers.items()) if not s.is_suspect(now) and s.lacks(read_model, version)]
 
     def claims(self, stage: str, partition: int) -> list[tuple[ApplicationServer, PublishedTask]]:
         """The instances that claim to own a partition, each with its task, by descending epoch.
@@ -235,7 +304,7 @@ class Directory:
         incarnation: str,
         codec: AvroCodec,
         signatures: RecordSignatures,
-        models: Sequence[PublishedModel],
+        models: Callable[[], Sequence[PublishedModel]],
         tasks: Callable[[], Sequence[PublishedTask]],
         table: ServerTable,
         on_round: Callable[[], None] = lambda: None,
@@ -294,31 +363,6 @@ class Directory:
             f"another instance runs with BALANCE_APPLICATION_SERVER {self.address}, as this one does, so that "
             "peers may ask the wrong one; give each instance an address of its own and restart it"
         )
-
-    def status(self) -> list[dict[str, Any]]:
-        """All known instances, as JSON."""
-        now = elapsed()
-        return [
-            {
-                "applicationServer": server.address,
-                "incarnation": server.incarnation,
-                "suspect": server.is_suspect(now),
-                "shared": server.is_shared,
-                "models": [model.name for model in server.models],
-                "tasks": [
-                    {
-                        "task": f"{t.stage}_{t.partition}",
-                        "partition": t.partition,
-                        "role": t.role.lower(),
-                        "state": t.state,
-                        "epoch": t.epoch,
-                        "position": t.position,
-                    }
-                    for t in server.tasks
-                ],
-            }
-            for server in self.table.servers()
-        ]
 
     def stop(self, timeout_seconds: float) -> None:
         """Publishes a farewell, so that peers no longer route to this instance."""
@@ -434,16 +478,9 @@ class Directory:
         return {
             "address": self.address,
             "incarnation": self._incarnation,
-            "models": [{"name": model.name, **asdict(model.partitioning)} for model in self._models],
-            "tasks": [
-                {
-                    "readModel": task.stage,
-                    "partition": task.partition,
-                    "role": task.role,
-                    "state": task.state,
-                    "epoch": task.epoch,
-                    "position": task.position,
-                }
-                for task in self._tasks()
+            "models": [
+                {"name": model.name, **asdict(model.partitioning), "versions": [*model.versions]}
+                for model in self._models()
             ],
+            "tasks": [task.record() for task in self._tasks()],
         }

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """The topics, registry, limits and clock that stages need besides their declarations.
+    """The topics, registry, limits and clock that stages need in addition to their declarations.
 
     `partitions`, `topic_id` and `config` take the name of a topic, `joined` a stage that joins with tables.
     `largest_bytes` is the largest batch that the producer sends.
@@ -70,7 +70,7 @@ class Surroundings:
             partitions=self.partitions(name),
             largest_bytes=self.largest_in(config),
             is_compacted=is_compacted(config),
-            sender=sender_of(stage.full_name, self.topic_id(stage.source)),
+            sender=sender_of(stage.sender, self.topic_id(stage.source)),
         )
 
 

@@ -89,7 +89,7 @@ class ChangelogReader:
         elif self._batch:
             raise TaskHaltedError(
                 f"the changelog {self._log.name} ends in states without a position, so it was not "
-                "written by this service alone; run `balance-service rebuild`"
+                "written by this service alone; run `balance-service rebuild --offline`"
             )
 
     def _read_while(

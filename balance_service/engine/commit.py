@@ -1,7 +1,7 @@
 """The commit protocol, which makes a micro-batch durable and visible with exactly-once effect.
 
  1. A Spark query hands over the decoded rows of the offsets `[start, end)`. `spark.gathering` and `spark.combine` make
-    them one batch, in which the updates of each key are combined.
+    them one batch, and combine the updates of each key.
  2. The commit accepts the batch only if its start is the store's position. It reads and folds the states of its keys.
  3. One Kafka transaction writes the new states, the markers of idempotency keys and last the position to the changelog,
     and the dead letters and outputs to their topics.
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from balance_service.engine.changelog_writer import ChangelogCutError
-from balance_service.engine.records import POSITION_KEY
+from balance_service.engine.records import POSITION_KEY, SILENT
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.process.failpoints import reach
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.changelog_writer import ChangelogWriter
-    from balance_service.engine.dead_letter import Letter, Status
     from balance_service.engine.dead_letters import LetterChanges
     from balance_service.engine.processor import StageProcessor
     from balance_service.engine.records import DeadLetter, Output, Position, Record, TaskBatch
@@ -43,7 +42,8 @@ class Committed:
 
     `causes` counts the dead letters by cause, `others` the ignored records of other types by type, `deleted` the states
     that the fold removed, `sent` the records for other topics, `healed` the dead letters whose records are applied now,
-    and `scheduled` the dead letters of another application that will be sent when they are due.
+    and `scheduled` the dead letters of another application that will be sent when they are due. `changed_keys`
+    takes a number, and returns the keys of the changed states; None if there are more.
     """
 
     applied: int
@@ -56,6 +56,7 @@ class Committed:
     healed: int = 0
     scheduled: int = 0
     others: Mapping[str, int] = field(default_factory=dict)
+    changed_keys: Callable[[int], Sequence[bytes] | None] = field(default=lambda _most: (), compare=False, repr=False)
 
 
 def commit(
@@ -93,7 +94,9 @@ def commit(
         return itertools.chain(outcome.records(), changes.records)
 
     reach("folded")
-    _write(moved, processor.position_codec, store, writer, records, changes.fresh, outcome.outputs)
+    # Another generation has written these dead letters.
+    fresh = () if stands_at.emitted_up_to == SILENT else changes.fresh
+    _write(moved, processor.position_codec, store, writer, records, fresh, outcome.outputs)
     reach("stored")
     return Committed(
         applied=batch.applied - len(outcome.dead_letters) - outcome.duplicates - len(outcome.letters),
@@ -106,12 +109,12 @@ def commit(
         healed=changes.applied,
         scheduled=len(outcome.letters),
         others={name: records for name, records in batch.ignored.items() if name},
+        changed_keys=outcome.changed_keys,
     )
 
 
 def decide(
-    decided: Iterable[Letter],
-    status: Status,
+    changes: LetterChanges,
     audit: Sequence[Output],
     processor: StageProcessor,
     store: StateStore,
@@ -122,7 +125,6 @@ def decide(
     if stands_at is None:
         raise TaskMigratedError("the store has no position")
     _require_whole(store)
-    changes = processor.letters.on_decision(store, decided, status)
     moved = replace(stands_at, letters=changes.counted)
     try:
         _write(moved, processor.position_codec, store, writer, lambda: iter(changes.records), (), audit)
@@ -137,13 +139,14 @@ def write_position(
     store: StateStore,
     writer: ChangelogWriter,
     letters: LetterChanges | None = None,
+    outputs: Iterable[Output] = (),
 ) -> None:
     """Commits the position, and the dead letters, that a task starts with. Raises as `commit`."""
     if letters is None or not letters.records:
-        _write(position, codec, store, writer, tuple)
+        _write(position, codec, store, writer, tuple, outputs=outputs)
     else:
         moved = replace(position, letters=letters.counted)
-        _write(moved, codec, store, writer, lambda: iter(letters.records))
+        _write(moved, codec, store, writer, lambda: iter(letters.records), outputs=outputs)
 
 
 def _require_whole(store: StateStore) -> None:

@@ -80,6 +80,11 @@ class Status(Enum):
         """Whether the record may still be applied."""
         return self not in (Status.APPLIED, Status.DISCARDED)
 
+    @property
+    def needs_decision(self) -> bool:
+        """Whether an operator must redrive or discard the record."""
+        return self in (Status.WAITING, Status.PARKED)
+
 
 def is_final(cause: str) -> bool:
     """Whether no change of code, schemas or tables can make a record with this cause applicable."""
@@ -103,7 +108,7 @@ class Letter:
 
     `due_ms` is the time of the next retry or, for a closed dead letter, the time when it is forgotten; -1 for neither.
     `key` is the record's key, or None if that is longer than 64 KiB. `is_sent` is whether the record's outputs were
-    sent. `detail` is that of the last attempt's `DeadLetter`.
+    sent, `is_in_topic` whether the topic of dead letters has it. `detail` is that of the last attempt's `DeadLetter`.
     """
 
     offset: int
@@ -115,6 +120,7 @@ class Letter:
     key: bytes | None
     is_sent: bool = False
     detail: str = ""
+    is_in_topic: bool = True
 
     @staticmethod
     def first(offset: int, cause: str, key: bytes | None, now_ms: int, every_ms: int, detail: str = "") -> Letter:
@@ -174,6 +180,7 @@ class Letter:
             "key": self.key,
             "sent": self.is_sent,
             "detail": self.detail,
+            "inTopic": self.is_in_topic,
         }
 
     @staticmethod
@@ -189,6 +196,7 @@ class Letter:
             record["key"],
             record["sent"],
             record["detail"],
+            record["inTopic"],
         )
 
     def _next(self, cause: str, since_ms: int, every_ms: int) -> Letter:

@@ -20,9 +20,11 @@ from balance_service.engine.dead_letter import (
     Letter,
     Status,
     blocks_key,
+    is_final,
     open_letters,
 )
-from balance_service.engine.records import RESERVED_PREFIX
+from balance_service.engine.records import RESERVED_PREFIX, SILENT
+from balance_service.errors import RetriableError
 from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class LetterChanges:
     counts: Counter[str]
     records: list[Record] = field(default_factory=list)
     fresh: list[DeadLetter] = field(default_factory=list)
-    """Records that could not be applied and had no dead letter before."""
+    """Records that could not be applied, and whose dead letters are not in their topic yet."""
     after: dict[int, Letter] = field(default_factory=dict)
     """The changed dead letters in their new state, by offset."""
     unblocked: set[bytes] = field(default_factory=set)
@@ -104,11 +106,17 @@ class Letters:
 
         A batch of retries applies the records that it retries. A replay applies those whose dead letters are closed as
         applied; it skips open and discarded ones.
+
+        Raises:
+            RetriableError: the batch has a record that must be skipped: it became a dead letter after it was gathered.
         """
         if batch.retried or not _counts(store):
             return self.at(store, batch.retried)
-        found = self.between(store, batch.start, batch.end)
-        return {letter.offset: letter for letter in found if letter.status is Status.APPLIED}
+        found = {letter.offset: letter for letter in self.between(store, batch.start, batch.end)}
+        applied = {offset: letter for offset, letter in found.items() if letter.status is Status.APPLIED}
+        if not found.keys() - applied.keys() <= batch.left_out:
+            raise RetriableError("a record was discarded, or is another generation's dead letter, before it was read")
+        return applied
 
     def left_out_from(self, store: StateStore, start: int) -> list[int]:
         """Returns the offsets from `start` on that a replay of the source skips.
@@ -169,6 +177,7 @@ class Letters:
         """
         now, changes = self.now_ms(), LetterChanges(_counts(store))
         sent_before = store.position.emitted_up_to if store.position else 0
+        is_silent = sent_before == SILENT
         for letter in made:
             if letter.offset not in known:
                 self._change(changes, letter.offset, None, letter)
@@ -178,12 +187,15 @@ class Letters:
                 changes.fresh.append(record)
                 first = Letter.first(record.offset, record.cause, record.key, now, self.every_ms, record.detail)
                 # Its outputs were sent before it failed, and a retry must not send them again.
-                after = replace(first, is_sent=record.offset < sent_before)
+                after = replace(first, is_sent=not is_silent and record.offset < sent_before)
             elif before.status.is_open:
                 after = before.failed_again(record.cause, now, self.every_ms, record.detail)
             else:
                 # It was applied out of source order before, and must be applied so again.
                 after = before.failed_in_replay(record.cause, record.key, now, record.detail)
+            if not after.is_in_topic and not is_silent:
+                changes.fresh.append(record)
+                after = replace(after, is_in_topic=True)
             self._change(changes, record.offset, before, after)
         for offset, before in known.items():
             if offset not in changes.after and (before.status.is_open or not before.is_sent):
@@ -200,6 +212,27 @@ class Letters:
         for before in letters:
             after = before.due_at_once(now) if status is Status.SCHEDULED else before.closed(status, now)
             self._change(changes, before.offset, before, after)
+        self._schedule_unblocked(store, changes)
+        store.look_for(_DUE, changes.records)
+        return changes
+
+    def on_decision_elsewhere(self, store: StateStore, decided: Mapping[int, Letter]) -> LetterChanges:
+        """Returns the changes that a decision about another generation's dead letters makes here.
+
+        A record that is discarded before this generation reads it is never applied. One that this generation has
+        applied already stays applied: the comparison shows it.
+        """
+        now, changes, position = self.now_ms(), LetterChanges(_counts(store)), store.position
+        known = self.at(store, decided)
+        for offset, letter in decided.items():
+            before = known.get(offset)
+            if letter.status is not Status.DISCARDED:
+                if before is not None and before.status.is_open and before.status is not Status.BEHIND:
+                    self._change(changes, offset, before, before.due_at_once(now))
+            elif before is not None and before.status.is_open:
+                self._change(changes, offset, before, before.closed(Status.DISCARDED, now))
+            elif before is None and position is not None and offset >= position.offset:
+                self._change(changes, offset, None, letter)
         self._schedule_unblocked(store, changes)
         store.look_for(_DUE, changes.records)
         return changes
@@ -237,17 +270,67 @@ class Letters:
         found = view.scan(_AT + _number(start), _AT + _number(_BEYOND), min(limit, _SCANNED))
         return [self.decode(_last_number(key), frame) for key, frame in found]
 
+    def open_in(self, store: StateStore) -> dict[int, Letter]:
+        """Returns the open dead letters by offset, in order."""
+        if not open_letters(_counts(store)):
+            return {}
+        return {letter.offset: letter for letter in self.between(store, 0) if letter.status.is_open}
+
+    def on_take_over(self, store: StateStore, others: StateStore, position: int) -> LetterChanges:
+        """Returns the changes that make the dead letters here follow those of the generation that sent until now.
+
+        That one has applied all records below its position, and sent their outputs, but those of its open and discarded
+        dead letters. Open ones are retried at once: the code of this generation may apply them.
+
+        Args:
+            others: the store of the other generation, which has read further.
+            position: of this generation.
+        """
+        now, changes = self.now_ms(), LetterChanges(_counts(store))
+        ours = self.open_in(store)
+        theirs = self.at(others, ours)
+        after = {letter.offset: letter for letter in self.between(others, position)}
+        for offset, letter in ours.items():
+            other = theirs.get(offset)
+            if other is None:
+                after[offset] = replace(letter, is_sent=True, is_in_topic=False)
+            elif other.status is Status.DISCARDED:
+                after[offset] = letter.closed(Status.DISCARDED, now)
+            else:
+                after[offset] = replace(letter, is_sent=other.is_sent, is_in_topic=other.is_in_topic)
+        before = self.at(store, after)
+        for offset, letter in after.items():
+            is_hopeless = letter.is_in_topic and is_final(letter.cause)
+            is_retried = letter.status.is_open and not is_hopeless
+            self._change(changes, offset, before.get(offset), letter.due_at_once(now) if is_retried else letter)
+        self._schedule_unblocked(store, changes)
+        store.look_for(_DUE, changes.records)
+        return changes
+
+    def open_of(self, view: StoreView, batch: TaskBatch) -> dict[int, Letter]:
+        """Returns the open dead letters of another generation among the records of a batch, by offset."""
+        if view.position is None or not open_letters(view.position.letters):
+            return {}
+        if batch.retried:
+            frames = ((offset, view.get(_AT + _number(offset))) for offset in batch.retried)
+            found = [self.decode(offset, frame) for offset, frame in frames if frame is not None]
+        else:
+            found = [*self._pages(view, batch.start, batch.end)]
+        return {letter.offset: letter for letter in found if letter.status.is_open}
+
     def first_open(self, view: StoreView) -> int | None:
         """Returns the offset of the first open dead letter, or None if there is none."""
         if view.position is None or not open_letters(view.position.letters):
             return None
-        start = 0
+        return next((letter.offset for letter in self._pages(view, 0) if letter.status.is_open), None)
+
+    def _pages(self, view: Snapshot, start: int, end: int = _BEYOND) -> Iterator[Letter]:
+        """Yields the dead letters of a range of source offsets, in order."""
         while some := self.page(view, start, _SCANNED):
-            for letter in some:
-                if letter.status.is_open:
-                    return letter.offset
+            yield from (letter for letter in some if letter.offset < end)
             start = some[-1].offset + 1
-        return None
+            if start >= end:
+                return
 
     def decode(self, offset: int, frame: bytes) -> Letter:
         return Letter.of(offset, self.codec.decode(frame))

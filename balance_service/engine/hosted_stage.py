@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from balance_service.engine.decisions import DecisionLog
     from balance_service.engine.processor import StageProcessor
+    from balance_service.engine.siblings import Siblings
     from balance_service.engine.state_directory import StateDirectory
     from balance_service.engine.tables import JoinedTables
     from balance_service.kafka.topics import Topic, Topics, Watermarks
@@ -41,7 +42,10 @@ class HostedStage:
     processor: StageProcessor
     decisions: DecisionLog
     state_directory: StateDirectory
+    siblings: Siblings
     joined: JoinedTables | None = None
+    stands_still: str = ""
+    """Why the stage's tasks answer and fold nothing; empty if they fold."""
 
     @property
     def name(self) -> str:

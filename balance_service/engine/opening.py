@@ -11,7 +11,7 @@ from balance_service.engine.changelog_writer import ChangelogWriter, Envelope
 from balance_service.engine.database import Database
 from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.outputs import START_ANEW, sent_of, sent_up_to
-from balance_service.engine.records import Position
+from balance_service.engine.records import SILENT, Position
 from balance_service.engine.state_directory import FORMAT
 from balance_service.engine.store import StateStore, StoreIdentity
 from balance_service.errors import RetriableError, TaskHaltedError
@@ -58,13 +58,13 @@ def check_still_there(source: str, partition: int, position: int, start: int, en
     if position < start:
         raise TaskHaltedError(
             f"events {position} to {start - 1} of {source}-{partition} are gone and were never applied; copy all "
-            "events to a new topic and start again with it, or run `balance-service rebuild`, which folds only the "
-            "events that are left"
+            "events to a new topic and start again with it, or run `balance-service rebuild --offline`, which folds "
+            "only the events that are left"
         )
     if position > end:
         raise TaskHaltedError(
             f"the store stands at {position}, beyond the end {end} of {source}-{partition}; "
-            "run `balance-service rebuild`"
+            "run `balance-service rebuild --offline`"
         )
 
 
@@ -125,7 +125,7 @@ def _check_can_be_folded_again(hosted: HostedStage, partition: int, changelog: T
     raise TaskHaltedError(
         f"the changelog '{changelog.name}' was deleted or recreated, and the first {start} offsets of "
         f"{hosted.source.name}-{partition} are gone, so the local store cannot be folded again; the store is kept; "
-        "`balance-service rebuild` folds the events that the topic still has"
+        "`balance-service rebuild --offline` folds the events that the topic still has"
     )
 
 
@@ -135,7 +135,7 @@ def open_writer(task_id: TaskId, settings: Settings, stage: Stage, topics: Topic
     largest = int(str(config["message.max.bytes"]))
     if not stage.retries:
         largest = min(dead_letter_bytes(topics, stage, source), largest)
-    envelope = Envelope(task_id.stage, source.name, task_id.partition, settings.application_id, largest)
+    envelope = Envelope(stage.identity, source.name, task_id.partition, settings.application_id, largest)
     return ChangelogWriter(config, task_id, stage.changelog, stage.dead_letters, envelope)
 
 
@@ -168,10 +168,7 @@ def starting_position(
             source.topic_id,
             changelog_topic_id=changelog_topic_id,
             source=f"{source.name}:{partition}",
-            # Retries are sent when they are due, not in offset order: see `starting_letters`.
-            emitted_up_to=0
-            if hosted.stage.retries
-            else sent_up_to(hosted.settings, hosted.topics, hosted.stage, source, partition),
+            emitted_up_to=_starting_to_send(hosted, partition),
             partitioner=hosted.partitioner,
         )
     if stored.source_topic_id != source.topic_id:
@@ -185,6 +182,17 @@ def starting_position(
     return replace(stored, epoch=max(stored.epoch + 1, least_epoch), changelog_topic_id=changelog_topic_id)
 
 
+def _starting_to_send(hosted: HostedStage, partition: int) -> int:
+    """Returns `emitted_up_to` of a task without a position. Raises RetriableError: another generation opens first."""
+    stage = hosted.stage
+    if stage.retries:
+        # Retries are sent when they are due, not in offset order: see `starting_letters`.
+        return 0
+    if hosted.siblings.starts_silent(stage, partition):
+        return SILENT
+    return sent_up_to(hosted.settings, hosted.topics, stage, hosted.source, partition)
+
+
 def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> LetterChanges:
     """Returns the changes of dead letters that a task starts with.
 
@@ -195,6 +203,8 @@ def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> 
     """
     letters, now_ms = hosted.processor.letters, hosted.processor.letters.now_ms()
     if store.position is not None:
+        if decided := hosted.siblings.decided(hosted, partition):
+            return letters.on_decision_elsewhere(store, decided)
         return letters.on_open(store)
     settings, topics, stage, source = hosted.settings, hosted.topics, hosted.stage, hosted.source
     known = hosted.decisions.closed_letters(settings, topics, [partition], now_ms)[partition]
@@ -237,8 +247,8 @@ def check_same_partitioner(hosted: HostedStage, known: Partitioner) -> None:
         name = hosted.source.name
         raise TaskHaltedError(
             f"the states of '{name}' were folded with partitioner {known}, and it is {hosted.partitioner} now; declare "
-            f"{known} again; or stop all instances and run `balance-service rebuild`, which folds every event again, "
-            "those with dead letters of keys on other partitions too; or start from scratch with another "
+            f"{known} again; or stop all instances and run `balance-service rebuild --offline`, which folds every "
+            "event again, those with dead letters of keys on other partitions too; or start from scratch with another "
             "BALANCE_APPLICATION_ID"
         )
 
@@ -263,6 +273,6 @@ def was_purged(source: str, partition: int, start: int) -> str:
 def _recreated(source: str) -> str:
     return (
         f"topic '{source}' was deleted or recreated, and the states are of events that it no longer has; restore the "
-        "topic, or give those events up: stop all instances and run `balance-service rebuild`, or, for a stage without "
-        "states, start again with another BALANCE_APPLICATION_ID"
+        "topic, or give those events up: stop all instances and run `balance-service rebuild --offline`, or, for a "
+        "stage without states, start again with another BALANCE_APPLICATION_ID"
     )

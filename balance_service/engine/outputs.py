@@ -206,7 +206,7 @@ def sent_of(settings: Settings, topics: Topics, stage: Stage, source: Topic, par
         TaskHaltedError: records of the topic that the stage passes records on to were purged.
     """
     origins = _origin_prefix(stage.source, partition).encode()
-    sender = sender_of(stage.full_name, source.topic_id).encode()
+    sender = sender_of(stage.sender, source.topic_id).encode()
     for name in stage.targets:
         topic = topics.find(name)
         if topic is None:

@@ -48,7 +48,7 @@ class Placement:
         self._lock = threading.Lock()
         self._known = {name: Partitioning(partitioning.partitions, name) for name in _PRODUCERS}
         self._places: dict[bytes, frozenset[Partitioner]] = {}
-        """Key → the functions that put it where it is, in the order in which keys were last met."""
+        """Key → the functions that put it where it is, the key that was read last at the end."""
         self._counts: Counter[frozenset[Partitioner]] = Counter()
         self._verdict = ""
         self._misplaced_at = float("-inf")

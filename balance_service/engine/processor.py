@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 import structlog
 
 from balance_service.engine.dead_letter import OWN_CODE_FAILED, is_reserved
+from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.errors import ConfigurationError, PoisonRecordError, TaskHaltedError
 from balance_service.model.events import listed
 
@@ -58,6 +59,16 @@ class BatchOutcome:
                 if frame is not None
             )
         yield from self.others
+
+    def changed_keys(self, most: int) -> list[bytes] | None:
+        """The keys of the states that change; None if they are more than `most`."""
+        changed = [key for key, _ in self.others if not key.startswith(RESERVED_PREFIX)]
+        if len(changed) + sum(len(frames) - frames.null_count for _, frames in self.columns) > most:
+            return None
+        for keys, frames in self.columns:
+            # The frames stay in their column: they may be large.
+            changed += keys.filter(frames.is_valid()).to_pylist()
+        return changed
 
 
 class StageProcessor(Protocol):

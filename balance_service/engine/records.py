@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,10 +12,11 @@ from balance_service.avro.arrow_rows import rows_of
 from balance_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from balance_service.engine.dead_letter import Letter
+    from balance_service.model.generations import Comparison
     from balance_service.model.stream import Partitioner
 
 RESERVED_PREFIX = b"\xff"
@@ -50,6 +51,10 @@ class Role(Enum):
     STANDBY = "STANDBY"
 
 
+SILENT = 2**63 - 1
+"""As `Position.emitted_up_to`: nothing is sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """The position that a store's states belong to: every event below `offset` of `source` is applied.
@@ -60,13 +65,14 @@ class Position:
         epoch: rises with every task that owns the partition; its holder wins over holders of lower epochs.
         source_topic_id: distinguishes the source from a later topic with the same name.
         changelog_topic_id: the same for the changelog; empty in old records that lack it.
-        stream_time_ms: the greatest timestamp of an applied event with an idempotency key, by which such keys expire;
+        stream_time_ms: the greatest timestamp of an applied event with an idempotency key, which expires such keys;
             -1 if there is none.
         keys: the number of keys with a state.
         emitted_up_to: outputs of events below this offset were sent before the stage started from scratch, and are not
-            sent again, except those of open dead letters.
+            sent again, except those of open dead letters. `SILENT`: the stage sends nothing, as another generation of
+            the read model does.
         letters: the number of dead letters by cause and status.
-        partitioner: the function by which the states' keys were checked to belong to the partition.
+        partitioner: the function that checked that the states' keys belong to the partition.
     """
 
     offset: int
@@ -207,6 +213,7 @@ class TaskBatch:
         retried: the offsets of dead letters whose records the batch applies again. `start` and `end` are then the
             position.
         forgotten: closed dead letters that expire with this commit.
+        left_out: offsets of `[start, end)` that the batch lacks, because their dead letters are open or discarded.
         unsent: offsets of records below the position whose outputs were never sent.
     """
 
@@ -220,11 +227,34 @@ class TaskBatch:
     singles: Callable[[Sequence[bytes]], Sequence[KeyedUpdate]] = field(repr=False, default=lambda _keys: ())
     retried: frozenset[int] = frozenset()
     forgotten: Sequence[Letter] = ()
+    left_out: frozenset[int] = frozenset()
     unsent: frozenset[int] = frozenset()
+
+    def without(self, letters: Mapping[int, Letter]) -> TaskBatch:
+        """Returns the batch with some of its records as dead letters, with the causes of these.
+
+        Only for stages whose events are not combined.
+        """
+        others = {at: letter for at, letter in letters.items() if at not in self.left_out}
+        if not others:
+            return self
+
+        def rest(events: Iterable[KeyedUpdate]) -> list[KeyedUpdate]:
+            return [event for event in events if event.offset not in others]
+
+        events = rest(self.events)
+        failed = [DeadLetter(at, -1, letter.key, None, letter.cause, letter.detail) for at, letter in others.items()]
+        return replace(
+            self,
+            events=events,
+            applied=self.applied - (len(self.events) - len(events)),
+            singles=lambda keys: rest(self.singles(keys)),
+            dead_letters=(*(letter for letter in self.dead_letters if letter.offset not in others), *failed),
+        )
 
     def is_to_be_sent(self, offset: int, sent_before: int) -> bool:
         """Returns whether a record's outputs are sent. Those below `sent_before` were sent, except `unsent`."""
-        return offset >= sent_before or offset in self.unsent
+        return sent_before != SILENT and (offset >= sent_before or offset in self.unsent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +277,8 @@ class TaskSnapshot:
     """The state of a task, for the directory of instances and for operators.
 
     `answers` is whether the task answers queries in its role, without regard to the owner's lease. `letters` is the
-    number of dead letters by cause and status.
+    number of dead letters by cause and status, `comparison` that of a generation that is built with the serving one,
+    `sends_as_of` as that of a task.
     """
 
     task_id: TaskId
@@ -262,3 +293,5 @@ class TaskSnapshot:
     sizes: StoreSizes
     answers: bool
     letters: Mapping[str, int] = field(default_factory=dict)
+    comparison: Comparison | None = None
+    sends_as_of: int = 0

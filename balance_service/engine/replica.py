@@ -111,7 +111,7 @@ class Replica:
             RetriableError: the reader paused so long that the store must be opened again, which checks its age.
         """
         if self.completeness.was_away:
-            raise RetriableError("the changelog was not read for an hour, in which tombstones may have gone")
+            raise RetriableError("the changelog was not read for an hour; its tombstones may be gone")
         if part.is_whole:
             self.completeness.passed(part.changelog_offset)
         return part.is_whole and self.completeness.holds

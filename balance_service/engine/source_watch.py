@@ -76,8 +76,9 @@ class Purge:
     def run_once(self) -> None:
         source = self._tasks.hosted.source.name
         try:
+            hosted = self._tasks.hosted
             needed = {
-                partition: self._first_needed(view)
+                partition: min(self._first_needed(view), hosted.siblings.first_needed(hosted.stage, partition))
                 for partition, task in self._tasks.answering().items()
                 if task.role is Role.ACTIVE and (view := task.view) is not None
             }
@@ -85,7 +86,7 @@ class Purge:
             self._tasks.hosted.topics.delete_before(source, fresh)
             self._purged |= fresh
         except BalanceServiceError as error:
-            log.warning("what was applied is not deleted yet", topic=source, error=str(error))
+            log.warning("applied records are not deleted yet", topic=source, error=str(error))
 
     def _first_needed(self, view: StoreView) -> int:
         """Returns the offset of the first record that is not applied: the position, or an open dead letter below it."""

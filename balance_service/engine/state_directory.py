@@ -11,6 +11,7 @@ from balance_service.errors import ConfigurationError
 from balance_service.process.scratch import take_scratch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from typing import TextIO
 
@@ -51,6 +52,13 @@ class StateDirectory:
 
     def store_path(self, task_id: TaskId) -> Path:
         return self.path / str(task_id)
+
+    def stores(self) -> Iterator[tuple[str, Path]]:
+        """Yields the stage and the path of each store of a task."""
+        for path in self.path.iterdir():
+            stage, _, partition = path.name.rpartition("_")
+            if stage and partition.isdecimal():
+                yield stage, path
 
     def table_path(self, topic: str, partition: int) -> Path:
         return self.path / "tables" / f"{topic}_{partition}"

@@ -38,7 +38,7 @@ _PART = 20_000
 class StoreIdentity:
     """The topics that a store was made from. Topic ids distinguish a topic from a later one with the same name.
 
-    `partitioner` is the function by which the keys of its states were checked to belong to the partition.
+    `partitioner` is the function that checked that the keys of its states belong to the partition.
     """
 
     format: int
@@ -207,3 +207,8 @@ class StateStore:
     def _write(self, batch: StoreBatch) -> None:
         self._db.write(batch)
         self._view = self._take_view()
+
+
+def offset_of(view: StoreView) -> int:
+    """Returns the next source offset to apply after a view; 0 before the first commit."""
+    return 0 if view.position is None else view.position.offset

@@ -53,7 +53,7 @@ _LISTEN_SECONDS = 0.1
 class TableContext:
     """What the partitions of a table share.
 
-    `topic` is the topic as it was when the instance started, and `placement` where its producers write keys.
+    `topic` is the topic at the start of the instance, and `placement` where its producers write keys.
     """
 
     settings: Settings

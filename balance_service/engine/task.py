@@ -7,13 +7,16 @@ The lock is held while the task opens, tails, processes or is freed. Views and s
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from balance_service.engine.commit import Committed, commit, decide, write_position
+from balance_service.engine.dead_letters import DueLetters
 from balance_service.engine.opening import (
     check_same_log,
     check_still_there,
@@ -21,17 +24,19 @@ from balance_service.engine.opening import (
     starting_letters,
     starting_position,
 )
-from balance_service.engine.records import Role, StoreSizes, TaskSnapshot
+from balance_service.engine.records import POSITION_KEY, SILENT, Output, Role, StoreSizes, TaskSnapshot
 from balance_service.engine.replica import Replica
-from balance_service.errors import FatalError, TaskHaltedError, TaskMigratedError
+from balance_service.engine.store import offset_of
+from balance_service.errors import FatalError, RetriableError, TaskHaltedError, TaskMigratedError
 from balance_service.process.failpoints import reach
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from balance_service.engine.changelog_reader import Part
     from balance_service.engine.changelog_writer import ChangelogWriter
-    from balance_service.engine.dead_letters import DueLetters
+    from balance_service.engine.comparison import Compared
+    from balance_service.engine.dead_letter import Letter
     from balance_service.engine.decisions import Verdict
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import Position, TaskBatch, TaskId
@@ -80,6 +85,29 @@ TRANSITIONS = {
     TaskState.CLOSED: set(),
 }
 ANSWERING = frozenset({TaskState.RUNNING, TaskState.TAILING, TaskState.WAITING})
+_MOST_CHANGED_KEYS = 10_000
+_BEHIND_SECONDS = 2.0
+_LOOK_SECONDS = 0.002
+
+
+class Bound:
+    """An offset of the source that a task does not go beyond until it is released."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self.reached = threading.Event()
+        """Set once the task has applied every record below the offset, and has no other one in hand."""
+
+
+class Watcher(Protocol):
+    """Receives each commit of an owner, on the task's thread, once queries see it. Must return at once."""
+
+    def committed(self, start: int, end: int, keys: Sequence[bytes] | None) -> None:
+        """Args:
+        start: the source offset of the first record of the micro-batch; `end` if it retries dead letters.
+        end: the position since the commit.
+        keys: of the changed states; None if they are more than 10,000.
+        """
 
 
 class Task:
@@ -109,8 +137,16 @@ class Task:
         self._reason = reason
         self._closing = threading.Event()
         self._writer: ChangelogWriter | None = None
+        self._has_fenced = False
         self._epoch = 0
         self._shown: StoreView | None = None
+        self._watcher: Watcher | None = None
+        self.compared: Compared | None = None
+        """The comparison with the serving generation, once made."""
+        self.sends_as_of = 0
+        """The number of the newest state of the generations in which the task is sure to send the outputs."""
+        self.bound: Bound | None = None
+        """How far the task folds now; None: as far as there are events."""
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
         self.replica = Replica(task_id, hosted, self._log)
 
@@ -129,6 +165,30 @@ class Task:
         return max(self._least_epoch, self._epoch + 1)
 
     @property
+    def has_fenced(self) -> bool:
+        """Whether no other process can write the task's changelog, until a successor fences this one."""
+        return self._has_fenced and not self._closing.is_set()
+
+    @property
+    def sends(self) -> bool:
+        """Whether the task sends the outputs of its events; another generation does otherwise."""
+        return self._required_position().emitted_up_to != SILENT
+
+    @property
+    def limit(self) -> int | None:
+        """The source offset that a silent task must not go beyond; None if there is none.
+
+        Another generation's task may make a dead letter of any record that it has not read. If this one applied the
+        record first, its outputs would never be sent. One without outputs waits too where the sending one stands still,
+        so that the two can be compared.
+        """
+        siblings, stage, partition = self._hosted.siblings, self._hosted.stage, self.task_id.partition
+        if not self._is_bound_to_sender:
+            return siblings.still_at(stage, partition)
+        sender = siblings.sender(stage, partition)
+        return 0 if sender is None else offset_of(sender)
+
+    @property
     def position(self) -> int:
         """The next source offset to apply; -1 without an open store."""
         stands_at = self._stands_at
@@ -138,6 +198,22 @@ class Task:
     def view(self) -> StoreView | None:
         """The view after the last applied commit; None unless the task answers."""
         return None if self._closing.is_set() else self._shown
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Notifies a watcher of the commits from now on, instead of the previous watcher; None: no watcher."""
+        self._watcher = watcher
+
+    def bind(self, offset: int) -> Bound:
+        """Has the task stop at an offset of the source, until `release`.
+
+        It applies what it has in hand, which may be beyond the offset.
+        """
+        self.bound = bound = Bound(offset)
+        return bound
+
+    def release(self) -> None:
+        """Lets the task fold on after `bind`."""
+        self.bound = None
 
     def snapshot(self) -> TaskSnapshot:
         store, state, restoration = self.replica.store, self._state, self.replica.restoration
@@ -155,6 +231,8 @@ class Task:
             store.sizes if store is not None and state in ANSWERING else StoreSizes(),
             self.view is not None,
             {} if stands_at is None else stands_at.letters,
+            None if self.compared is None else self.compared.counts,
+            self.sends_as_of,
         )
 
     def open(self) -> None:
@@ -187,22 +265,35 @@ class Task:
     def process(self, batch: TaskBatch) -> Committed:
         """Commits a micro-batch.
 
+        A silent task keeps the dead letters open that are open in the sending generation, which sends their outputs
+        when it applies their records.
+
         Raises:
             TaskMigratedError: the batch does not start at the position, or the task was fenced or closed.
-            RetriableError: the outcome is unknown; close this task and open a new one.
+            RetriableError: the outcome is unknown, or the batch ends beyond `limit`; close this task and open a new
+                one.
             StoreFullError: the disk has no room.
             StoreCorruptedError: wipe the store and open a new task.
         """
         with self._held():
             store, writer = self._running()
+            if self._is_bound_to_sender:
+                batch = batch.without(self._open_in_sender(batch))
             done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer)
             self._shown = store.view
+            # After the view: who began to watch before may have read the former one.
+            if (watcher := self._watcher) is not None:
+                watcher.committed(batch.start, batch.end, done.changed_keys(_MOST_CHANGED_KEYS))
             return done
 
     def due(self) -> DueLetters:
         """Returns the dead letters that are due. Raises TaskMigratedError if the task is closed."""
         with self._held():
             store, _ = self._running()
+            limit = self.limit
+            # The sender has not read all of the records yet.
+            if limit is not None and limit < self.position:
+                return DueLetters()
             return self._hosted.processor.letters.due(store)
 
     def left_out(self) -> list[int]:
@@ -229,9 +320,76 @@ class Task:
             if decided:
                 now_ms, partition = letters.now_ms(), self.task_id.partition
                 audit = [decisions.output(partition, letter, verdict, now_ms) for letter in decided]
-                decide(decided, verdict.decision.status, audit, self._hosted.processor, store, writer)
+                changes = letters.on_decision(store, decided, verdict.decision.status)
+                decide(changes, audit, self._hosted.processor, store, writer)
                 self._shown = store.view
             return refused
+
+    def follow(self, decided: Mapping[int, Letter]) -> None:
+        """Carries out a decision that another generation's task has carried out, given the dead letters after it.
+
+        Raises: as `decide`.
+        """
+        with self._held():
+            store, writer = self._running(or_waiting=True)
+            changes = self._hosted.processor.letters.on_decision_elsewhere(store, decided)
+            if changes.records:
+                decide(changes, (), self._hosted.processor, store, writer)
+                self._shown = store.view
+
+    def letters_at(self, offsets: Iterable[int]) -> Mapping[int, Letter]:
+        """Returns the dead letters of some offsets. Raises TaskMigratedError if the task is closed."""
+        with self._held():
+            return self._hosted.processor.letters.at(self._store(), offsets)
+
+    def take_over(self, other: Task) -> bool:
+        """Sends the outputs from now on, in place of the task of another generation that sent them until now.
+
+        One transaction makes the other task silent and this one its successor, from the position of the other one on.
+        The other task must be opened again then: its store lacks the record.
+
+        Returns:
+            False if this task sends already.
+
+        Raises:
+            RetriableError: the other task is behind, or does not send.
+            BalanceServiceError: as `process`.
+        """
+        processor, until = self._hosted.processor, time.monotonic() + _BEHIND_SECONDS
+        with self._held():
+            store, writer = self._running()
+            mine = self._required_position()
+            if mine.emitted_up_to != SILENT:
+                return False
+            reach("successor-held")
+            # What this task has folded and not sent, the other one must have sent.
+            while other.position < mine.offset:
+                if time.monotonic() > until:
+                    raise RetriableError(f"{other.task_id} is behind {self.task_id}")
+                time.sleep(_LOOK_SECONDS)
+            with other._held():
+                others, _ = other._running(or_waiting=True)
+                theirs = other._required_position()
+                if theirs.emitted_up_to == SILENT:
+                    raise RetriableError(f"{other.task_id} does not send")
+                letters = processor.letters.on_take_over(store, others, mine.offset)
+                silent = replace(theirs, emitted_up_to=SILENT).record()
+                record = Output(
+                    0,
+                    other._hosted.stage.changelog,
+                    self.task_id.partition,
+                    POSITION_KEY,
+                    other._hosted.processor.position_codec.encode(silent),
+                    0,
+                    [],
+                )
+                sends = replace(mine, emitted_up_to=max(theirs.offset, theirs.emitted_up_to))
+                reach("both-held")
+                other.give_up()
+                write_position(sends, processor.position_codec, store, writer, letters, [record])
+                self._shown = store.view
+        self._log.info("outputs are sent by another generation", before=str(other.task_id), position=theirs.offset)
+        return True
 
     def check_log(self, topic: Topic | None, start: int, position: int, end: int) -> None:
         """Halts the task if the source is no longer the log that it folds.
@@ -289,6 +447,17 @@ class Task:
                 self._lock.release()
 
     @property
+    def _is_bound_to_sender(self) -> bool:
+        return bool(self._hosted.stage.outputs) and not self.sends
+
+    def _open_in_sender(self, batch: TaskBatch) -> Mapping[int, Letter]:
+        """Returns the dead letters of a batch's records that are open in the generation that sends."""
+        sender = self._hosted.siblings.sender(self._hosted.stage, self.task_id.partition)
+        if sender is None or offset_of(sender) < batch.end:
+            raise RetriableError(f"no other generation has applied the records below {batch.end} yet")
+        return self._hosted.processor.letters.open_of(sender, batch)
+
+    @property
     def _stands_at(self) -> Position | None:
         store = self.replica.store
         return None if store is None else store.position
@@ -339,9 +508,13 @@ class Task:
     def _own(self) -> None:
         hosted, task_id = self._hosted, self.task_id
         store = self._store()
-        # (b) No predecessor can commit from here on.
-        self._writer = open_writer(task_id, hosted.settings, hosted.stage, hosted.topics, hosted.source)
-        self._writer.fence(self._closing.is_set)
+        # (b) No predecessor can commit from here on, in any generation: one of another generation could make this one
+        # send, or silent.
+        with hosted.siblings.fencing(task_id.partition):
+            self._writer = open_writer(task_id, hosted.settings, hosted.stage, hosted.topics, hosted.source)
+            self._writer.fence(self._closing.is_set)
+            self._has_fenced = True
+            hosted.siblings.fence_others(hosted, task_id.partition, self._closing.is_set)
         reach("fenced")
         # (c) Therefore the changelog's present end is final.
         self._catch_up(is_fenced=True)
@@ -381,6 +554,11 @@ class Task:
         if self.replica.store is None:
             raise FatalError(f"task {self.task_id} is {self._state.value} without a store")
         return self.replica.store
+
+    def _required_position(self) -> Position:
+        if self._stands_at is None:
+            raise TaskMigratedError("the store has no position")
+        return self._stands_at
 
     def _running(self, *, or_waiting: bool = False) -> tuple[StateStore, ChangelogWriter]:
         """Returns the store and the writer of an owner. Raises TaskMigratedError if the task is not one now."""

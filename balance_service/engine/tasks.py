@@ -60,6 +60,13 @@ class Runner(Protocol):
             BalanceServiceError: the task must be closed, and the error's class says what to do next.
         """
 
+    def check_resumption(self, partition: int, interrupted: threading.Event) -> None:
+        """Waits for what a waiting task needs to fold again.
+
+        Raises:
+            NotAuthorizedError, RetriableError: it must go on waiting.
+        """
+
     def has_begun(self, partition: int) -> bool:
         """Whether events of the partition are read, or cannot be. False from a task's first run until then."""
 
@@ -187,7 +194,9 @@ class Tasks:
         if task is None:
             raise TaskMigratedError(f"partition {partition} is not here")
         try:
-            return task.decide(offsets, verdict)
+            refused = task.decide(offsets, verdict)
+            self.hosted.siblings.follow(self.hosted.stage, partition, task.letters_at(set(offsets) - refused.keys()))
+            return refused
         except (NotAuthorizedError, RetriableError, StoreCorruptedError) as error:
             self.failed(task, error)
             raise
@@ -350,10 +359,9 @@ class _Supervisor:
         return None
 
     def _resume(self) -> None:
-        """Lets a waiting task fold again, once the tables that it joins with are read."""
+        """Lets a waiting task fold again, once what it needs is there."""
         try:
-            if self._hosted.joined is not None:
-                self._hosted.joined.catch_up(self._task_id.partition, self._wake.is_set)
+            self._runner.check_resumption(self._task_id.partition, self._wake)
         except (NotAuthorizedError, RetriableError) as error:
             self.task.wait(str(error))
         else:
@@ -391,6 +399,6 @@ class _Supervisor:
 
 
 def _alone(error: BalanceServiceError) -> BalanceServiceError:
-    """Returns the error without its frames, which would keep store and producer open as long as it is kept."""
+    """Returns the error without its frames, which would keep store and producer open while it is referenced."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)

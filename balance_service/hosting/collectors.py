@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import ProcessCollector
@@ -35,6 +36,9 @@ class Readable(Protocol):
 
     def unready(self) -> Sequence[str]: ...
 
+    @property
+    def open_streams(self) -> int: ...
+
     def stale_files(self) -> Mapping[str, bool]: ...
 
 
@@ -47,7 +51,9 @@ class InstanceCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         settings = self._settings
-        info = InfoMetricFamily("balance_instance", "Which instance this is, and of what.")
+        info = InfoMetricFamily(
+            "balance_instance", "1; identifies the instance. application_server is its address for peers."
+        )
         info.add_metric(
             (),
             {
@@ -58,18 +64,20 @@ class InstanceCollector(Collector):
             },
         )
         yield info
-        yield _gauge("balance_ready", "1 while the instance is ready for queries.", not self._instance.unready())
+        yield _gauge("balance_ready", "1 while /health/ready returns 200.", not self._instance.unready())
         stale = GaugeMetricFamily(
             "balance_security_file_stale",
-            "1 while a file of tokens, keys or certificates is not usable, so its former content applies.",
+            "1 while a file (tokens, jwks, or certificate with its key and CAs) is unusable and its previous "
+            "content applies.",
             labels=("file",),
         )
         for name, is_stale in self._instance.stale_files().items():
             stale.add_metric((name,), is_stale)
         yield stale
+        yield _gauge("balance_streams_open", "Streams of events that clients have open.", self._instance.open_streams)
         if settings.state_dir.exists():
             free = room_bytes(settings.state_dir)
-            yield _gauge("balance_state_directory_free_bytes", "Free bytes on the disk of the stores.", free)
+            yield _gauge("balance_state_directory_free_bytes", "Free space on the disk of the stores.", free)
 
 
 class EngineCollector(Collector):
@@ -89,27 +97,36 @@ class EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from self._tasks()
         yield from self._tables()
+        yield from self._generations()
         yield from self._cluster()
         sample = self._engine.spark_sampler.sample
         if sample is not None:
             yield from _jvm(sample)
 
     def _tasks(self) -> Iterable[Metric]:
-        position = _of_tasks("balance_position", "The next source offset to apply.")
-        lag = _of_tasks("balance_lag", "Records between position and the source's end.")
-        epoch = _of_tasks("balance_task_epoch", "Fencing number of the task; 0 while it never owned its partition.")
-        answers = _of_tasks("balance_task_answers", "1 while the task answers queries in its role.")
-        size = _of_tasks("balance_store_bytes", "Bytes of the state store.")
-        keys = _of_tasks("balance_store_keys", "Keys of the state store, as RocksDB estimates them.")
-        restored = _of_tasks("balance_restored_records", "Changelog records restored.")
+        position = _of_tasks("balance_position", "The next source offset to apply; -1 before there is a store.")
+        lag = _of_tasks("balance_lag", "Records between the position and the source's end.")
+        epoch = _of_tasks("balance_task_epoch", "Fencing number of the task; 0 if it has never owned its partition.")
+        answers = _of_tasks(
+            "balance_task_answers",
+            "1 while the task answers queries in its role, which an owner does only with its lease.",
+        )
+        size = _of_tasks("balance_store_bytes", "Live table files of the store, and data not yet written to one.")
+        keys = _of_tasks("balance_store_keys", "Keys in the store, as RocksDB estimates them.")
+        restored = _of_tasks("balance_restored_records", "Changelog records restored since the restore began.")
         to_restore = _of_tasks("balance_records_to_restore", "Changelog offsets to restore at opening.")
-        state = GaugeMetricFamily("balance_task_state", "1 for the state a task is in.", labels=(*_TASK, "state"))
+        state = GaugeMetricFamily("balance_task_state", "1 for the state of the task.", labels=(*_TASK, "state"))
         letters = GaugeMetricFamily(
             "balance_dead_letters_open",
-            "Open dead letters, which may still be applied or wait for an operator.",
+            "Dead letters whose record may still be applied: scheduled, waiting for an operator, behind another "
+            "of its key, or parked. A standby has the owner's.",
             labels=(*_TASK, "cause", "status"),
         )
-        memory = GaugeMetricFamily("balance_rocksdb_memory_bytes", "Memory that RocksDB uses.", labels=("part",))
+        memory = GaugeMetricFamily(
+            "balance_rocksdb_memory_bytes",
+            "Memory of RocksDB: block_cache, memtables or table_readers.",
+            labels=("part",),
+        )
         memtables = table_readers = 0
         has_lease = self._engine.membership.lease.holds
         for tasks, task in self._snapshots():
@@ -127,8 +144,10 @@ class EngineCollector(Collector):
             state.add_metric((*of, task.state), 1)
             for (cause, status), count in open_letters(task.letters).items():
                 letters.add_metric((*of, cause, status), count)
-            memtables += task.sizes.memtable_bytes
-            table_readers += task.sizes.table_reader_bytes
+        for tasks in self._engine.stages.values():
+            for task in tasks.snapshots():
+                memtables += task.sizes.memtable_bytes
+                table_readers += task.sizes.table_reader_bytes
         memory.add_metric(("block_cache",), block_cache_bytes())
         memory.add_metric(("memtables",), memtables)
         memory.add_metric(("table_readers",), table_readers)
@@ -137,17 +156,23 @@ class EngineCollector(Collector):
     def _tables(self) -> Iterable[Metric]:
         labels = ("table", "partition")
         position = GaugeMetricFamily(
-            "balance_table_position", "The next offset of the table's topic to read.", labels=labels
+            "balance_table_position", "The next offset of the table's topic to read; -1 if unknown.", labels=labels
         )
-        followed = GaugeMetricFamily("balance_table_followed", "1 while the table is followed.", labels=labels)
-        size = GaugeMetricFamily("balance_table_store_bytes", "Bytes of the table's store.", labels=labels)
+        followed = GaugeMetricFamily(
+            "balance_table_followed", "0 while the table cannot be read; /api/status has the reason.", labels=labels
+        )
+        size = GaugeMetricFamily(
+            "balance_table_store_bytes", "As balance_store_bytes, of the table's store.", labels=labels
+        )
         late = CounterMetricFamily(
             "balance_table_records_late",
-            "Rows that arrived after an event was joined whose time is later.",
+            "Rows that arrived after an event with a later timestamp had been joined.",
             labels=labels,
         )
         skipped = CounterMetricFamily(
-            "balance_table_records_skipped", "Records that are not rows.", labels=(*labels, "cause")
+            "balance_table_records_skipped",
+            "Records that are not rows; a series begins with its first.",
+            labels=(*labels, "cause"),
         )
         for table in self._engine.tables.snapshots():
             of = (table.topic, str(table.partition))
@@ -159,17 +184,56 @@ class EngineCollector(Collector):
                 skipped.add_metric((*of, cause), count)
         return [position, followed, size, late, skipped]
 
+    def _generations(self) -> Iterable[Metric]:
+        labels = ("read_model", "generation")
+        status = GaugeMetricFamily(
+            "balance_generation",
+            "1 for the status of each generation of a read model that was ever rebuilt: serving, building, ready or "
+            "kept.",
+            labels=(*labels, "status"),
+        )
+        lag = GaugeMetricFamily(
+            "balance_generation_lag",
+            "Records that the owners here have not applied, of a generation that does not serve.",
+            labels=labels,
+        )
+        overdue = GaugeMetricFamily(
+            "balance_generation_overdue_seconds",
+            "Time since a kept generation should have been dropped; negative before.",
+            labels=labels,
+        )
+        for name, now in self._engine.generations.known.items():
+            for number in now.live:
+                status.add_metric((name, str(number), now.status_of(number)), 1)
+            if now.kept is not None and now.kept_until is not None:
+                late = datetime.now(UTC) - now.kept_until
+                overdue.add_metric((name, str(now.kept)), late.total_seconds())
+        serving = self._engine.serving_stages
+        for tasks in self._engine.models.values():
+            if tasks not in serving:
+                behind = [
+                    tasks.hosted.watermarks.lag(task.task_id.partition, task.position)
+                    for task in tasks.snapshots()
+                    if task.role is Role.ACTIVE
+                ]
+                of = tasks.hosted.stage
+                lag.add_metric((of.owner, str(of.generation)), sum(one for one in behind if one is not None))
+        return [status, lag, overdue]
+
     def _snapshots(self) -> Iterable[tuple[Tasks, TaskSnapshot]]:
-        for tasks in self._engine.stages.values():
+        """Yields the tasks that answers come from. Alerts must not take a generation that is built for one of them."""
+        for tasks in self._engine.serving_stages:
             yield from ((tasks, task) for task in tasks.snapshots())
 
     def _cluster(self) -> Iterable[Metric]:
         engine, now = self._engine, elapsed()
         partitions = GaugeMetricFamily("balance_partitions", "Partitions of the source.", labels=("read_model",))
-        for tasks in engine.stages.values():
+        for tasks in engine.serving_stages:
             partitions.add_metric((tasks.name,), tasks.hosted.source.partitions)
         yield partitions
-        lease = GaugeMetricFamily("balance_lease_holds", "1 while the instance may answer as the owner.")
+        lease = GaugeMetricFamily(
+            "balance_lease_holds", "1 while the instance may answer as owner; no sample while it owns nothing."
+        )
         # An instance without partitions commits nothing, and so does not renew a lease.
         if engine.membership.partitions:
             lease.add_metric((), float(engine.membership.lease.holds))
@@ -181,10 +245,14 @@ class EngineCollector(Collector):
         )
         yield _gauge(
             "balance_watermark_age_seconds",
-            "Age of the end offsets that lag is measured against.",
+            "Age of the source's end offsets, from which lag is computed.",
             max(watermarks.age_seconds for watermarks in engine.watermarks.values()),
         )
-        servers = GaugeMetricFamily("balance_application_servers", "Instances in the directory.", labels=("suspect",))
+        servers = GaugeMetricFamily(
+            "balance_application_servers",
+            "Known instances; suspect ones have been silent for 3 s.",
+            labels=("suspect",),
+        )
         known = self._servers.servers()
         suspects = [server.is_suspect(now) for server in known]
         servers.add_metric(("false",), suspects.count(False))
@@ -192,13 +260,13 @@ class EngineCollector(Collector):
         yield servers
         yield _gauge(
             "balance_shared_addresses",
-            "Addresses that two running instances share.",
+            "Addresses (BALANCE_APPLICATION_SERVER) that several running instances have.",
             sum(server.is_shared for server in known),
         )
 
 
 def _jvm(sample: SparkSample) -> Iterable[Metric]:
-    heap = GaugeMetricFamily("balance_jvm_heap_bytes", "Heap of Spark's JVM.", labels=("kind",))
+    heap = GaugeMetricFamily("balance_jvm_heap_bytes", "Heap of Spark's JVM: used, committed or max.", labels=("kind",))
     for kind, value in (("used", sample.heap_used), ("committed", sample.heap_committed), ("max", sample.heap_max)):
         heap.add_metric((kind,), value)
     yield heap

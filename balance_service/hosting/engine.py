@@ -9,27 +9,36 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
+from balance_service.cluster.generations import GenerationLog
 from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.engine.assembly import Surroundings, processor_of, table_contexts
-from balance_service.engine.database import limit_open_files
+from balance_service.engine.database import Database, limit_open_files
 from balance_service.engine.decisions import DecisionLog
 from balance_service.engine.hosted_stage import HostedStage
+from balance_service.engine.records import TaskId
+from balance_service.engine.siblings import Siblings
 from balance_service.engine.source_watch import Purge, SourceCheck
+from balance_service.engine.standing import StandingStill
 from balance_service.engine.stateless import JoinProcessor
 from balance_service.engine.tables import JoinedTables, Tables
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import common_config, producer_config
-from balance_service.kafka.topic_specs import prepare_topics
+from balance_service.kafka.topic_specs import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics, Watermarks
+from balance_service.model.generations import Generations
+from balance_service.model.stage import model_and_generation
+from balance_service.model.versions import Versions
 from balance_service.observability.tracing import UNTRACED
 from balance_service.process import open_files
+from balance_service.process.failpoints import reach
 from balance_service.process.runtime import PeriodicThread
 from balance_service.spark.decode import Decoder
 from balance_service.spark.row_query import in_short
@@ -45,6 +54,7 @@ if TYPE_CHECKING:
 
     from balance_service.cluster.membership import Partitions
     from balance_service.engine.state_directory import StateDirectory
+    from balance_service.engine.tasks import Runner
     from balance_service.kafka.topics import Topic
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
@@ -61,7 +71,7 @@ _LEAST_STOP_SECONDS = 0.5
 _STOP_WORKERS_SECONDS = 0.5
 _WATERMARKS_EVERY_SECONDS = 1.0
 CHECK_EVERY_SECONDS = 5.0
-# A query that replaces another runs beside it, and so may halves of one that failed.
+# A query runs next to the one that it replaces, and so may halves of one that failed.
 _QUERIES_OF_A_PARTITION = 6
 _SAMPLE_EVERY_SECONDS = 5.0
 # As often as Kafka Streams does.
@@ -112,7 +122,8 @@ class Engine:
 
         Args:
             state_directory: closed when the engine stops.
-            models: the read models that the stages belong to.
+            stages: of the newest versions of the read models, in their first generations; and of retries.
+            models: the read models, in all of their versions.
             on_change: called on any thread when a task's state has changed.
 
         Raises:
@@ -125,10 +136,28 @@ class Engine:
         self.on_change = on_change
         self.state_directory = state_directory
         self.topics = Topics(settings)
-        prepared = until_up(partial(prepare_topics, self.topics, settings, stages))
+        self.registry = SchemaRegistry.from_settings(settings)
+        self._tracer = tracer
+        self.generations = until_up(partial(GenerationLog, settings, self.topics, self.registry))
+        """Which generations of the read models there are; followed once the engine starts."""
+        self.versions = versions = Versions(models, settings, self.generations.of)
+        live = [generation for stage in stages for generation in self.live(stage)]
+        self._prepared = prepared = until_up(partial(prepare_topics, self.topics, settings, live))
+        begun = {name: versions.declaration(name) for name in versions.with_states}
+        until_up(partial(self.generations.begin, begun))
+        versions.check_serving()
+        # Another instance may have begun them, with other versions.
+        stages = [generation for stage in stages for generation in self.live(stage)]
+        for stage in stages:
+            if versions.has_changed(stage.owner, stage.generation):
+                log.warning("a read model is declared in another way, and its version is not", stage=stage.name)
         sources = {stage.source: prepared[stage.source] for stage in stages}
         tasks, brokers = _most_tasks(stages, prepared), until_up(self.topics.brokers)
-        self.open_files = files = open_files.divided(tasks, brokers, open_files.limit())
+        # One more generation of any read model, if there is room.
+        self._more_tasks = max((sources[stage.source].partitions for stage in stages), default=0)
+        if open_files.need_of(tasks + self._more_tasks, brokers) > open_files.limit():
+            self._more_tasks = 0
+        self.open_files = files = open_files.divided(tasks + self._more_tasks, brokers, open_files.limit())
         log.info(
             "open files",
             limit=files.limit,
@@ -138,35 +167,28 @@ class Engine:
             connections=files.connections,
         )
         limit_open_files(files.per_store)
-        self.registry = SchemaRegistry.from_settings(settings)
         contexts = partial(table_contexts, settings, self.topics, self.registry, prepared, stages)
         self.tables = Tables(until_up(contexts), state_directory)
         self.watermarks = {
             name: Watermarks(partial(self.topics.offsets, name, range(source.partitions)))
             for name, source in sources.items()
         }
-        hosted = self._hosted(stages, {model.name: model for model in models}, prepared, patience)
         partitions = sum(sources[stage.source].partitions for stage in stages)
-        slots = Slots(_QUERIES_OF_A_PARTITION * partitions)
+        # Twice: for one more generation of each.
+        self._slots = Slots(2 * _QUERIES_OF_A_PARTITION * partitions)
         # The self-test and the warm-up run one more.
-        self.spark = start_spark(settings, state_directory.scratch, slots.total + 1)
+        self.spark = start_spark(settings, state_directory.scratch, self._slots.total + 1)
         self.spark_sampler = SparkSampler(self.spark)
-        self_test = SelfTest(self.spark, state_directory.scratch)
-        decoders = [
-            Decoder(self.spark, stage.read_model, stage.stage, self.registry, with_traces=tracer is not UNTRACED)
-            for stage in hosted
-        ]
-        runners = [
-            TaskRunner(stage, decoder, self.spark, self_test, slots, metrics, tracer)
-            for stage, decoder in zip(hosted, decoders, strict=True)
-        ]
-        openings = threading.Semaphore(files.openings)
-        self.stages: Mapping[str, Tasks] = {
-            stage.name: Tasks(stage, runner, on_change, openings) for stage, runner in zip(hosted, runners, strict=True)
-        }
-        known = [until_up(decoder.resolve_all) for decoder in decoders]
+        self._self_test = SelfTest(self.spark, state_directory.scratch)
+        self._openings = threading.Semaphore(files.openings)
+        self._siblings: dict[str, Siblings] = {}
+        self._changing = threading.RLock()
+        """Held while stages are added, and while the group's partitions change."""
+        self.stages: Mapping[str, Tasks] = {}
+        self._wipe_dropped(stages)
+        warm_ups = [until_up(partial(self._host, stage)) for stage in stages]
         # The first query of a JVM is slow. It runs while the instance joins its group and opens its tasks.
-        self._warm_up = threading.Thread(target=runners[0].warm_up, args=(known[0],), name="warm-up", daemon=True)
+        self._warm_up = threading.Thread(target=next(filter(None, warm_ups), None), name="warm-up", daemon=True)
         self._warm_up.start()
         self.membership = Membership(
             config=consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms),
@@ -176,7 +198,9 @@ class Engine:
             positions=self._positions,
         )
         self._workers = [*self._all_workers()]
+        self._stage_workers = {name: [*self._workers_of(tasks)] for name, tasks in self.stages.items()}
         self._has_begun = False
+        self._has_started = False
 
     @property
     def has_begun(self) -> bool:
@@ -187,11 +211,20 @@ class Engine:
 
     @property
     def models(self) -> Mapping[str, Tasks]:
-        """The last stage of each read model, which has the model's name."""
+        """The last stages of the read models, by their names: that of generation N > 1 is `<model>.gN`."""
         return {name: tasks for name, tasks in self.stages.items() if tasks.hosted.is_last}
 
     def stages_of(self, read_model: str) -> Sequence[Tasks]:
-        return [tasks for tasks in self.stages.values() if tasks.hosted.stage.owner == read_model]
+        """The stages that a read model's answers come from."""
+        return [tasks for tasks in self.serving_stages if tasks.hosted.stage.owner == read_model]
+
+    @property
+    def serving_stages(self) -> Sequence[Tasks]:
+        """All stages but those of generations that do not serve."""
+        return [tasks for tasks in self.stages.values() if self._serves(tasks.hosted)]
+
+    def _serves(self, hosted: HostedStage) -> bool:
+        return not hosted.is_last or self.generations.serving(hosted.stage.owner) == hosted.stage.generation
 
     @property
     def problems(self) -> list[str]:
@@ -200,20 +233,84 @@ class Engine:
 
     def start(self) -> None:
         """Joins the group and starts to process. Returns at once."""
-        for worker in self._workers:
-            worker.start()
+        with self._changing:
+            self._has_started = True
+            for worker in (*self._workers, *chain(*self._stage_workers.values())):
+                worker.start()
+        self.generations.start()
         self.membership.start()
+
+    def _wipe_dropped(self, live: Iterable[Stage]) -> None:
+        """Removes the stores of generations that were dropped while this instance did not run."""
+        names = {stage.name for stage in live}
+        for name, path in self.state_directory.stores():
+            if name not in names and self.versions.of(model_and_generation(name)[0]):
+                log.info("the store of a dropped generation is removed", stage=name)
+                Database.wipe(path)
+
+    def live(self, stage: Stage) -> list[Stage]:
+        """Returns the last stage of a read model in each generation that is hosted here; another stage has one."""
+        has_generations = stage.owner in self.versions.with_states and not stage.passes_on
+        return self.versions.live(stage.owner) if has_generations else [stage]
+
+    def add_stage(self, stage: Stage) -> None:
+        """Hosts one more stage, of a source that is read already, and owns the partitions of it that are owned here.
+
+        Raises:
+            ConfigurationError: its changelog, or a schema, is not usable.
+            RetriableError: the broker or the registry does not respond.
+        """
+        partitions = self._prepared[stage.source].partitions
+        if stage.generation > 1 and partitions > self._more_tasks:
+            raise RetriableError(
+                f"{stage.name} needs more open files for its {partitions} tasks than are left: wait until another "
+                "generation is dropped, or raise `ulimit -Hn` and restart this instance"
+            )
+        prepare_changelog(self.topics, stage, self._prepared[stage.source])
+        self._host(stage)
+        self._more_tasks -= partitions
+        tasks = self.stages[stage.name]
+        workers = [*self._workers_of(tasks)]
+        with self._changing:
+            self._stage_workers[stage.name] = workers
+            if self._has_started:
+                for worker in workers:
+                    worker.start()
+            tasks.assign([number for topic, number in self.membership.partitions if topic == stage.source])
+        self.on_change()
+
+    def remove_stage(self, name: str) -> bool:
+        """Closes the tasks of a stage, and removes their stores. Returns False if they did not close in time."""
+        with self._changing:
+            tasks = self.stages[name]
+            workers = self._stage_workers.pop(name, [])
+        for worker in workers:
+            worker.stop(_STOP_WORKERS_SECONDS)
+        if not tasks.stop(_STOP_TASKS_SECONDS):
+            return False
+        with self._changing:
+            self.stages = {other: kept for other, kept in self.stages.items() if other != name}
+            stage = tasks.hosted.stage
+            self._siblings[stage.owner].remove(stage.generation)
+        self._more_tasks += tasks.hosted.source.partitions
+        for partition in range(tasks.hosted.source.partitions):
+            Database.wipe(self.state_directory.store_path(TaskId(name, partition)))
+            reach("store-removed")
+        self.on_change()
+        return True
 
     def stop(self) -> None:
         """Releases everything. A part that takes longer than its timeout is left to the end of the process."""
         self.membership.stop()
+        self.generations.stop(_STOP_WORKERS_SECONDS)
         # All stages get the request before the first one is awaited: they may all wait for the same broker.
         for tasks in self.stages.values():
             tasks.stop(0.0)
-        for worker in self._workers:
+        workers = [*self._workers, *chain(*self._stage_workers.values())]
+        for worker in workers:
             worker.stop(0.0)
         deadline = time.monotonic() + _STOP_WORKERS_SECONDS
-        for worker in self._workers:
+        for worker in workers:
             worker.stop(max(0.0, deadline - time.monotonic()))
         # No thread may use Spark while it stops. If one hangs in it, both end with the process.
         deadline = time.monotonic() + _STOP_TASKS_SECONDS
@@ -231,8 +328,9 @@ class Engine:
     def assigned(self, partitions: Partitions) -> None:
         """Opens the tasks of the partitions."""
         self.metrics.rebalances.labels("assigned").inc()
-        for tasks, own in self._by_stage(partitions):
-            tasks.assign(own)
+        with self._changing:
+            for tasks, own in self._by_stage(partitions):
+                tasks.assign(own)
 
     def revoked(self, partitions: Partitions) -> None:
         """Closes the tasks. A running commit may take half a session timeout, and at most four seconds, to end."""
@@ -244,14 +342,27 @@ class Engine:
         self.metrics.rebalances.labels("lost").inc()
         self._release(partitions, 1.0)
 
-    def _hosted(
-        self,
-        stages: Sequence[Stage],
-        models: Mapping[str, ReadModel],
-        prepared: Mapping[str, Topic],
-        patience: Patience,
-    ) -> list[HostedStage]:
-        settings = self.settings
+    def _host(self, stage: Stage) -> Callable[[], None] | None:
+        """Adds the tasks of a stage. Returns what warms Spark up for them; None for a stage that stands still."""
+        hosted = self._hosted(stage)
+        runner, warm_up = self._runner(hosted)
+        tasks = Tasks(hosted, runner, self.on_change, self._openings)
+        hosted.siblings.add(tasks)
+        with self._changing:
+            self.stages = {**self.stages, stage.name: tasks}
+        return warm_up
+
+    def _runner(self, hosted: HostedStage) -> tuple[Runner, Callable[[], None] | None]:
+        if hosted.stands_still:
+            return StandingStill(hosted.stands_still), None
+        with_traces = self._tracer is not UNTRACED
+        decoder = Decoder(self.spark, hosted.read_model, hosted.stage, self.registry, with_traces=with_traces)
+        known = decoder.resolve_all()
+        runner = TaskRunner(hosted, decoder, self.spark, self._self_test, self._slots, self.metrics, self._tracer)
+        return runner, partial(runner.warm_up, known)
+
+    def _hosted(self, stage: Stage) -> HostedStage:
+        settings, prepared = self.settings, self._prepared
         around = Surroundings(
             registry=self.registry,
             partitions=lambda name: prepared[name].partitions,
@@ -262,30 +373,33 @@ class Engine:
             retry_every_ms=int(settings.retry_every_seconds * 1000),
             idempotency_window_ms=int(settings.idempotency_window_seconds * 1000),
         )
-
-        def hosted(stage: Stage) -> HostedStage:
-            model = models.get(stage.owner)
-            decisions_topic = settings.dead_letter_decisions_topic
-            processor = processor_of(stage, model, around)
-            return HostedStage(
-                stage=stage,
-                read_model=model,
-                settings=settings,
-                topics=self.topics,
-                source=prepared[stage.source],
-                watermarks=self.watermarks[stage.source],
-                processor=processor,
-                decisions=DecisionLog(
-                    topic=decisions_topic,
-                    codec=around.codec(decisions_topic, load_schema("DeadLetterDecision")),
-                    stage=stage.name,
-                    source_topic_id=prepared[stage.source].topic_id,
-                ),
-                state_directory=self.state_directory,
-                joined=processor.joined if isinstance(processor, JoinProcessor) else None,
-            )
-
-        return [patience.until_up(partial(hosted, stage)) for stage in stages]
+        model = self.versions.read_model(stage)
+        decisions_topic = settings.dead_letter_decisions_topic
+        processor = processor_of(stage, model, around)
+        siblings = Siblings(lambda: self.generations.of(stage.owner))
+        is_last = model is not None and not stage.passes_on
+        return HostedStage(
+            stage=stage,
+            read_model=model,
+            settings=settings,
+            topics=self.topics,
+            source=prepared[stage.source],
+            watermarks=self.watermarks[stage.source],
+            processor=processor,
+            decisions=DecisionLog(
+                topic=decisions_topic,
+                codec=around.codec(decisions_topic, load_schema("DeadLetterDecision")),
+                stage=stage.identity,
+                source_topic_id=prepared[stage.source].topic_id,
+            ),
+            state_directory=self.state_directory,
+            # An earlier stage has one generation.
+            siblings=self._siblings.setdefault(stage.owner, siblings)
+            if is_last
+            else Siblings(lambda: Generations(stage.owner)),
+            joined=processor.joined if isinstance(processor, JoinProcessor) else None,
+            stands_still=self.versions.why_still(stage),
+        )
 
     def _joined(self, stage: Stage) -> JoinedTables:
         return JoinedTables(joins=stage.joins, tables=self.tables, topics=self.topics)
@@ -294,15 +408,17 @@ class Engine:
         # One for each topic: a topic without a leader delays no other.
         for name, watermarks in self.watermarks.items():
             yield PeriodicThread(f"watermarks-{name}", _WATERMARKS_EVERY_SECONDS, watermarks.refresh)
-        for name, tasks in self.stages.items():
-            yield PeriodicThread(f"source-check-{name}", CHECK_EVERY_SECONDS, SourceCheck(tasks).run_once)
-            if self.settings.purge_rekeyed and tasks.hosted.stage.reads_rekeyed:
-                yield PeriodicThread(f"purge-{name}", _PURGE_EVERY_SECONDS, Purge(tasks).run_once)
         yield PeriodicThread("spark-sampler", _SAMPLE_EVERY_SECONDS, self.spark_sampler.take)
+
+    def _workers_of(self, tasks: Tasks) -> Iterator[PeriodicThread]:
+        yield PeriodicThread(f"source-check-{tasks.name}", CHECK_EVERY_SECONDS, SourceCheck(tasks).run_once)
+        if self.settings.purge_rekeyed and tasks.hosted.stage.reads_rekeyed:
+            yield PeriodicThread(f"purge-{tasks.name}", _PURGE_EVERY_SECONDS, Purge(tasks).run_once)
 
     def _release(self, partitions: Partitions, timeout_seconds: float) -> None:
         deadline = time.monotonic() + timeout_seconds
-        leaving = [task for tasks, own in self._by_stage(partitions) for task in tasks.dismiss(own)]
+        with self._changing:
+            leaving = [task for tasks, own in self._by_stage(partitions) for task in tasks.dismiss(own)]
         for task in leaving:
             task.close(max(0.0, deadline - time.monotonic()))
         if leaving:
@@ -315,7 +431,7 @@ class Engine:
     def _positions(self) -> dict[tuple[str, int], int]:
         """Returns the least position of the tasks of each partition, from which tools compute the group's lag."""
         positions: dict[tuple[str, int], int] = {}
-        for tasks in self.stages.values():
+        for tasks in self.serving_stages:
             for partition, position in tasks.positions().items():
                 positions[partition] = min(position, positions.get(partition, position))
         return positions

@@ -5,20 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from balance_service.cluster.directory import PublishedTask
+from balance_service.engine.dead_letter import Status, open_letters
 from balance_service.engine.records import Role
 from balance_service.engine.task import TaskState
+from balance_service.process.runtime import elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from balance_service.cluster.directory import Directory
+    from balance_service.cluster.directory import ApplicationServer, Directory
     from balance_service.engine.records import TaskSnapshot
     from balance_service.engine.table_partition import TableSnapshot
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
+    from balance_service.hosting.rebuilds import Rebuilds
     from balance_service.http.handlers import CommandHandler
 
 _STOP_DIRECTORY_SECONDS = 2.0
+_STOP_REBUILDS_SECONDS = 1.0
+# Ends are read every second; an answer may say how far it is behind ends of this age.
+_RECENT_SECONDS = 3.0
+_STATUSES = frozenset(status.value for status in Status)
 _QUERY_ENDED = "its query has ended and is started again; /api/status and the log say why"
 
 
@@ -28,16 +36,19 @@ class Instance:
 
     engine: Engine
     directory: Directory
+    rebuilds: Rebuilds
     commands: Mapping[str, CommandHandler]
 
     def start(self) -> None:
         """Publishes the instance, joins the group and starts to process. Returns at once."""
         self.directory.start()
         self.engine.start()
+        self.rebuilds.start()
 
     def stop(self) -> None:
         """Releases everything, each part within its timeout."""
         try:
+            self.rebuilds.stop(_STOP_REBUILDS_SECONDS)
             self.engine.stop()
         finally:
             self.directory.stop(_STOP_DIRECTORY_SECONDS)
@@ -52,7 +63,8 @@ class Instance:
         directory = self.directory
         reasons += filter(None, (membership.problem, directory.problem, directory.shared_address_problem))
         # An instance that answers for one of its read models should get queries.
-        if all(any(_is_unfit(tasks) for tasks in engine.stages_of(name)) for name in engine.models):
+        owners = {tasks.hosted.stage.owner for tasks in engine.models.values()}
+        if all(any(_is_unfit(tasks) for tasks in engine.stages_of(name)) for name in owners):
             reasons += self.problems()
         if membership.partitions and not membership.lease.holds:
             reasons.append("the group has not confirmed this instance lately: it cannot reach Kafka, or was suspended")
@@ -61,7 +73,7 @@ class Instance:
 
     def problems(self) -> list[str]:
         """Returns what keeps a read model here from being folded or from answering."""
-        return [problem for tasks in self.engine.stages.values() for problem in _problems(tasks)]
+        return [problem for tasks in self.engine.serving_stages for problem in _problems(tasks)]
 
     def status(self) -> dict[str, Any]:
         """Returns the tasks here and the instances of the directory, as JSON."""
@@ -70,7 +82,15 @@ class Instance:
         return {
             "partitions": max(model.source.partitions for model in models),
             "models": [
-                {"name": model.name, "source": model.source.name, "partitions": model.source.partitions}
+                {
+                    "name": model.name,
+                    "model": model.stage.owner,
+                    "status": self.rebuilds.status_of(model.stage),
+                    "source": model.source.name,
+                    "partitions": model.source.partitions,
+                    # A read model without states has no standbys.
+                    "standbyReplicas": 0 if model.folds is None else engine.settings.num_standby_replicas,
+                }
                 for model in models
             ],
             "problems": [
@@ -82,8 +102,21 @@ class Instance:
             "tasks": [_task_status(tasks, task) for tasks in engine.stages.values() for task in tasks.snapshots()],
             "tables": [_table_status(table) for table in engine.tables.snapshots()],
             "unhosted": self._unhosted(),
-            "applicationServers": self.directory.status(),
+            "endsAgeSeconds": self._ends_age(),
+            "applicationServers": self._servers(),
         }
+
+    def _ends_age(self) -> int | None:
+        """Returns the age of the oldest end offsets in whole seconds; None before all are read.
+
+        While they are recent it is 0, so that it is no change of the status.
+        """
+        age = max((watermarks.age_seconds for watermarks in self.engine.watermarks.values()), default=0.0)
+        return None if age == float("inf") else int(age) if age > _RECENT_SECONDS else 0
+
+    def _servers(self) -> list[Mapping[str, Any]]:
+        now, stages = elapsed(), self.engine.stages
+        return [_server_status(server, stages, now) for server in self.directory.table.servers()]
 
     def _unhosted(self) -> Sequence[str]:
         """Returns the tasks of the stages here that no instance runs: the assigned member does not host the model."""
@@ -126,23 +159,73 @@ def _idle(tasks: Tasks) -> list[TaskSnapshot]:
     ]
 
 
-def _task_status(tasks: Tasks, task: TaskSnapshot) -> Mapping[str, Any]:
-    partition = task.task_id.partition
+def _server_status(server: ApplicationServer, stages: Mapping[str, Tasks], now: float) -> Mapping[str, Any]:
+    silent = server.silent_seconds(now)
     return {
-        "task": str(task.task_id),
-        "readModel": tasks.hosted.stage.owner,
-        "partition": partition,
-        "role": task.role.value.lower(),
+        "applicationServer": server.address,
+        "incarnation": server.incarnation,
+        "suspect": server.is_suspect(now),
+        # As with the age of end offsets.
+        "silentSeconds": None if silent == float("inf") else int(silent) if server.is_suspect(now) else 0,
+        "shared": server.is_shared,
+        "models": [model.name for model in server.models],
+        "tasks": [_published_status(stages.get(task.stage), task) for task in server.tasks],
+    }
+
+
+def _task_status(tasks: Tasks, task: TaskSnapshot) -> Mapping[str, Any]:
+    return {**_published_status(tasks, published(task)), "storeBytes": task.sizes.store_bytes}
+
+
+def _published_status(tasks: Tasks | None, task: PublishedTask) -> Mapping[str, Any]:
+    """Returns a task as JSON.
+
+    Args:
+        tasks: those of its stage here; None if only peers have the stage.
+    """
+    lag = None if tasks is None else tasks.hosted.watermarks.lag_in_time(task.partition, task.position)
+    # A peer may write any text.
+    letters = open_letters({name: n for name, n in task.dead_letters.items() if name.rpartition("/")[2] in _STATUSES})
+    return {
+        "task": f"{task.stage}_{task.partition}",
+        "readModel": task.stage if tasks is None or tasks.hosted.is_last else tasks.hosted.stage.owner,
+        "partition": task.partition,
+        "role": task.role.lower(),
         "state": task.state,
         "epoch": task.epoch,
         "position": task.position,
-        "lag": tasks.hosted.watermarks.lag(partition, task.position),
+        "lag": None if lag is None else lag.records,
+        "lagSeconds": None if lag is None else round(lag.seconds, 1),
+        "lagSecondsIsLeast": lag is not None and lag.is_least,
         "reason": task.reason,
         "restored": task.restored,
         "toRestore": task.to_restore,
         "secondsLeft": task.seconds_left,
-        "storeBytes": task.sizes.store_bytes,
+        "deadLetters": [
+            {"cause": cause, "status": status, "needsDecision": Status(status).needs_decision, "count": count}
+            for (cause, status), count in sorted(letters.items())
+        ],
     }
+
+
+def published(task: TaskSnapshot) -> PublishedTask:
+    """Returns a task as the directory publishes it."""
+    task_id = task.task_id
+    return PublishedTask(
+        task_id.stage,
+        task_id.partition,
+        task.role.value,
+        task.state,
+        task.epoch,
+        task.position,
+        task.reason,
+        task.restored,
+        task.to_restore,
+        task.seconds_left,
+        {f"{cause}/{status}": count for (cause, status), count in open_letters(task.letters).items()},
+        task.comparison,
+        task.sends_as_of,
+    )
 
 
 def _table_status(table: TableSnapshot) -> Mapping[str, Any]:

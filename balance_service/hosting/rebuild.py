@@ -1,7 +1,7 @@
 """Rebuilds a read model of a stopped application: replays the source of its last stage through the same engine.
 
-Deletes only the stage's changelog, its local stores and the directory of instances, all of which the source's records
-replace. An interrupted rebuild leaves a read model that lags, never a wrong one: run it again, or start the service,
+Deletes only the stage's changelog, its local stores and the directory of instances; the source's records replace all
+of them. An interrupted rebuild leaves a read model that lags, never a wrong one: run it again, or start the service,
 which continues from there.
 """
 
@@ -19,12 +19,13 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.cluster.generations import GenerationLog
 from balance_service.cluster.membership import consumer_config, refusal
 from balance_service.engine.dead_letters import Letters, letter_offset
 from balance_service.engine.decisions import DecisionLog
 from balance_service.engine.opening import open_writer, was_purged, was_repartitioned
 from balance_service.engine.outputs import sent_up_to
-from balance_service.engine.records import MISPLACED, POSITION_KEY, Position, TaskId
+from balance_service.engine.records import MISPLACED, POSITION_KEY, SILENT, Position, TaskId
 from balance_service.engine.state_directory import StateDirectory
 from balance_service.engine.task import TaskState
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError, RetriableError
@@ -34,6 +35,7 @@ from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.topic_specs import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.model.placing import stages_of
+from balance_service.model.versions import declaration_of
 from balance_service.observability.metrics import Metrics
 from balance_service.process.runtime import thread_failures
 
@@ -82,8 +84,16 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
             f"the read model '{read_model.name}' keeps no states, so there is nothing to rebuild; what it sent stays"
         )
     topics, stages = Topics(settings), stages_of(read_model, settings)
-    stage = stages[-1]
-    source = prepare_topics(topics, settings, stages)[stage.source]
+    with closing(SchemaRegistry.from_settings(settings)) as registry:
+        generations = GenerationLog(settings, topics, registry).of(read_model.name)
+    if len(generations.live) > 1:
+        others = " and ".join(str(number) for number in generations.live if number != generations.serving)
+        raise ConfigurationError(
+            f"the read model '{read_model.name}' has another generation, {others}: start an instance, and drop it with "
+            f"`balance-service drop {read_model.name} --generation {others} --reason R`"
+        )
+    stage = stages[-1].of_generation(generations.serving)
+    source = prepare_topics(topics, settings, [*stages[:-1], stage])[stage.source]
     _refuse_repartitioned(topics, stage, source)
     _refuse_purged(topics, stage, source)
     with ExclusiveGroup(settings, topics, source) as group, closing(SchemaRegistry.from_settings(settings)) as registry:
@@ -92,13 +102,15 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
         # Epochs restart with the changelog, but the directory still has the higher epochs of killed instances.
         topics.delete(settings.application_servers_topic)
         carryover.write(prepare_changelog(topics, stage, source))
+        declaration = declaration_of(read_model)
+        GenerationLog(settings, topics, registry).write(read_model.name, lambda now: now.replaced(declaration))
         group.check()
     metrics = Metrics()
     patience = Patience(threading.Event(), lambda _reason: None)
     with thread_failures(lambda: None) as failures:
         directory = StateDirectory(settings.state_dir, settings.application_id)
         # Earlier stages do not run: the records that they passed on are kept.
-        engine = Engine(settings, directory, [stage], [read_model], metrics, patience)
+        engine = Engine(settings, directory, stages[-1:], [read_model], metrics, patience)
         try:
             seconds = replay(engine, engine.stages[stage.name], patience, progress, failures)
         finally:
@@ -182,7 +194,7 @@ class Carryover:
         self._decisions = DecisionLog(
             topic=decisions_topic,
             codec=AvroCodec(registry, subject_of(decisions_topic, decision), decision),
-            stage=stage.name,
+            stage=stage.identity,
             source_topic_id=source.topic_id,
         )
         self._abort_open_transactions()
@@ -255,14 +267,15 @@ class Carryover:
         positions, letters = ({}, {}) if changelog is None else self._read_changelog(changelog)
         for partition in partitions:
             position = positions.get(partition)
-            if position is None and self._stage.outputs:
-                # An earlier rebuild may have been interrupted after it deleted the changelog.
-                self._up_to[partition] = sent_up_to(self._settings, self._topics, self._stage, self._source, partition)
             # Nothing was sent for the records of a recreated source.
-            elif position is not None and position.source_topic_id == self._source.topic_id:
+            if position is not None and position.source_topic_id == self._source.topic_id:
                 self._up_to[partition] = max(position.offset, position.emitted_up_to)
                 self._partitioners[partition] = position.partitioner
                 self._known[partition] |= letters.get(partition, {})
+            # An earlier rebuild may have been interrupted after it deleted the changelog; a silent task sent nothing.
+            is_unknown = position is None or position.emitted_up_to == SILENT
+            if is_unknown and self._stage.outputs:
+                self._up_to[partition] = sent_up_to(self._settings, self._topics, self._stage, self._source, partition)
 
     def _read_changelog(self, changelog: Topic) -> tuple[dict[int, Position], dict[int, dict[int, Letter]]]:
         """Returns the position, and the letters by offset, of each partition."""

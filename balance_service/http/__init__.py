@@ -1,1 +1,1 @@
-"""What is asked: queries, commands and operations over HTTP."""
+"""Queries, commands and operations over HTTP."""

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 from aiohttp import web
 
+from balance_service import api
 from balance_service.errors import InvalidInputError
+from balance_service.model.json_view import exact_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -37,8 +39,18 @@ compact_json = json.JSONEncoder(separators=(",", ":")).encode
 """Encodes a value as JSON without white space."""
 
 
+def by_partition(values: Mapping[int, object]) -> str:
+    """Values of partitions as headers and ids of events list them: `0:12,1:40`."""
+    return ",".join(f"{partition}:{value}" for partition, value in sorted(values.items()))
+
+
 def json_response(value: Any, status: int = 200) -> web.Response:
     return web.json_response(value, status=status, dumps=compact_json)
+
+
+def exact_json_response(value: Any, status: int = 200) -> web.Response:
+    """Returns a response with all digits of decimals; see `exact_json`."""
+    return web.json_response(value, status=status, dumps=exact_json)
 
 
 class Answer(NamedTuple):
@@ -79,7 +91,7 @@ class Problem(Exception):
         self.detail = detail
         self.headers = dict(headers or {})
         if retry_after is not None:
-            self.headers["Retry-After"] = str(retry_after)
+            self.headers[api.RETRY_AFTER] = str(retry_after)
 
     @property
     def body(self) -> dict[str, Any]:

@@ -15,9 +15,11 @@ from balance_service.errors import ConfigurationError, FatalError
 from balance_service.http.access.authentication import AUTHENTICATOR_FILES
 from balance_service.http.access.authorization import Access, access_of, guarded
 from balance_service.http.answer import ON_EVERY_ANSWER, Answer, Problem, problems
+from balance_service.http.console.files import console_routes
 from balance_service.http.dead_letters import DEAD_LETTER_ROUTES
 from balance_service.http.declared_queries import declared_routes
-from balance_service.http.model_queries import MODEL_ROUTES
+from balance_service.http.generations import GENERATION_ROUTES
+from balance_service.http.model_routes import MODEL_ROUTES
 from balance_service.http.openapi import DOCUMENT, document_json
 from balance_service.http.operations import OPERATIONS_ROUTES
 from balance_service.http.peers.proxy import Proxy
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from balance_service.http.handlers import Command, Handlers
+    from balance_service.http.route import Route
     from balance_service.http.server.ahead_of_aiohttp import AnswerAhead
     from balance_service.http.server.listening import AcceptedSocket
     from balance_service.http.server.reloading import Reloaded
@@ -66,15 +69,18 @@ _REQUEST_HEADROOM_SECONDS = 5.0
 _HEALTH_LIMITS = Limits(max_concurrent_requests=10)
 
 
-def routes_of(models: Sequence[ReadModel], commands: Iterable[Command]) -> RouteTable:
+def routes_of(models: Sequence[ReadModel], commands: Iterable[Command], files: Iterable[Route] = ()) -> RouteTable:
     """The routes of an instance. They determine what it answers, guards, traces and documents.
+
+    Args:
+        files: the routes of the console.
 
     Raises:
         ConfigurationError: two routes have the same method and path.
     """
     own = [*(command.route for command in commands), *declared_routes(models)]
     try:
-        return RouteTable((*own, *MODEL_ROUTES, *DEAD_LETTER_ROUTES, *OPERATIONS_ROUTES))
+        return RouteTable((*own, *MODEL_ROUTES, *GENERATION_ROUTES, *DEAD_LETTER_ROUTES, *OPERATIONS_ROUTES, *files))
     except ValueError as error:
         raise ConfigurationError(f"BALANCE_MODELS: {error}") from None
 
@@ -171,7 +177,7 @@ def traced(tracer: Tracer, routes: RouteTable) -> Middleware:
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         route = routes.of(request)
-        if route is None or route.is_of_operations:
+        if route is None or route.is_of_operations or route.is_stream(request):
             return await handler(request)
         attributes = {"http.request.method": request.method, "http.route": route.path}
         name = f"{request.method} {route.path}"
@@ -288,7 +294,7 @@ class HttpServer:
         """
         self._handlers = handlers
         self._models = models
-        self._routes = routes_of(models, commands)
+        self._routes = routes_of(models, commands, console_routes() if settings.console else ())
         self._look_seconds = look_seconds
         self._tracer = tracer
         self._on_refused = on_refused
@@ -348,10 +354,12 @@ class HttpServer:
     def limit_connections(self, connections: int) -> None:
         """Sets the maximum number of connections, including those to peers; the engine needs the other descriptors."""
         # The rest is for the connections to peers and for the health port.
-        self._sites[0].limit_connections(min(self._limits.max_connections, connections * 3 // 4))
+        self._sites[0].limit_connections(min(self._limits.max_connections, connections // 2))
+        self._handlers.streams.limit(connections // 4)
 
     async def close(self) -> None:
         """Stops accepting connections, waits briefly for requests in progress, and closes everything."""
+        await self._handlers.end_streams()
         for task in self._following:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NotRequired
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator
 from typing_extensions import TypedDict
 
+from balance_service import api
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.decisions import (
     LETTER_ID_PATTERN,
@@ -28,7 +29,7 @@ from balance_service.engine.decisions import (
 from balance_service.errors import BalanceServiceError, InvalidInputError
 from balance_service.http.access.authorization import CLIENT
 from balance_service.http.access.clients import Scope
-from balance_service.http.answer import Problem, json_response, unavailable
+from balance_service.http.answer import Problem, exact_json_response, json_response, unavailable
 from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.requests import (
     POSITION_PATTERN,
@@ -54,7 +55,7 @@ from balance_service.http.route import (
 )
 from balance_service.http.scheduling import asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
-from balance_service.http.stage_dead_letters import PATH, UNREACHABLE, StageDeadLetters
+from balance_service.http.stage_dead_letters import UNREACHABLE, StageDeadLetters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -162,7 +163,10 @@ class DeadLetters:
     """Handles requests for the dead letters of the stages that this instance hosts."""
 
     def __init__(self, stages: Mapping[str, StageDeadLetters]) -> None:
-        self._stages = dict(sorted(stages.items()))
+        """Args:
+        stages: by `Stage.identity`. It may change.
+        """
+        self._stages = stages
 
     async def page(self, request: web.Request) -> web.Response:
         """Lists dead letters by stage, partition and offset, a page at a time."""
@@ -206,7 +210,7 @@ class DeadLetters:
             letter = await self._stages[letter_id.stage].one(letter_id, asker_of(request))
         if letter is None:
             raise Problem(404, NO_LETTER)
-        return json_response(letter)
+        return exact_json_response(letter)
 
     async def decide(self, request: web.Request, decision: Decision) -> web.Response:
         """Has owners carry out a decision about some dead letters, and reports those that refuse it."""
@@ -253,7 +257,7 @@ class DeadLetters:
 
     def _stages_of(self, model: str | None) -> list[str]:
         """The names of the stages of a read model; None: of all read models. Raises Problem 404."""
-        names = [name for name, stage in self._stages.items() if model in (None, stage.scan.read_model)]
+        names = [name for name, stage in sorted(self._stages.items()) if model in (None, stage.scan.read_model)]
         if not names:
             raise Problem(404, f"this instance does not host a read model '{str(model)[:100]}'")
         return names
@@ -312,6 +316,22 @@ class DeadLetter(TypedDict):
 
 
 @closed
+class Decoded(TypedDict):
+    record: str
+    """The full name of the Avro record; empty if the schema is not one of a record."""
+    value: Any
+    """The content, by the schema that the producer registered. Numbers have all their digits."""
+
+
+@closed
+class DecodedDeadLetter(DeadLetter):
+    decoded: Decoded | None
+    """The record's value, if it has one that can be decoded."""
+    problem: str
+    """Why the value is not decoded; else empty."""
+
+
+@closed
 class DeadLettersPage(TypedDict):
     deadLetters: list[DeadLetter]
     next: str | None
@@ -343,6 +363,11 @@ _EXAMPLE: DeadLetter = {
     "headers": [{"name": "source", "value": "till-7"}, {"name": "signature", "valueBase64": "wyg="}],
     "valueBase64": "AAAAAGMC",
 }
+_DECODED: DecodedDeadLetter = {
+    **_EXAMPLE,
+    "decoded": None,
+    "problem": "it names schema 99, which the registry does not know",
+}
 _NONE = problem(404, "There is no such dead letter.", none=("It never existed", NO_LETTER))
 _UNREADABLE = retry_later(
     "Some of them cannot be read now.",
@@ -353,15 +378,15 @@ _UNREADABLE = retry_later(
 def _one(name: str, path: str, parameters: type[Parameters]) -> Route:
     return Route(
         name=name,
-        path=f"{PATH}/{path}",
+        path=f"{api.DEAD_LETTERS}/{path}",
         handle=lambda handlers, request: handlers.letters().one(request),
         tag=_TAG,
         scopes=_SCOPES,
         summary="One dead letter",
-        description="With the record that could not be applied, as its producer sent it.",
+        description="With the record that could not be applied, as its producer sent it, and decoded if possible.",
         parameters=parameters,
         responses=(
-            ok("The dead letter.", DeadLetter, _EXAMPLE),
+            ok("The dead letter.", DecodedDeadLetter, _DECODED),
             problem(400, "The id is malformed."),
             _NONE,
             _UNREADABLE,
@@ -373,14 +398,14 @@ def _decision(decision: Decision, summary: str, description: str) -> Route:
     return Route(
         name=f"{decision.value}DeadLetters",
         method="POST",
-        path=f"{PATH}.{decision.value}",
+        path=f"{api.DEAD_LETTERS}.{decision.value}",
         handle=lambda handlers, request: handlers.letters().decide(request, decision),
         tag=_TAG,
         scopes=_SCOPES,
         is_forwarded=True,
         summary=summary,
         description=f"{description} The service keeps the decision, who made it, when and why, permanently; it writes "
-        "them in the transaction in which the decision takes effect. A repeated request has no further effect.",
+        "them in the transaction that applies the decision. A repeated request has no further effect.",
         body=RequestBody(
             description="At most 16 KiB of JSON.",
             type=DecisionBody,
@@ -416,7 +441,7 @@ def _decision(decision: Decision, summary: str, description: str) -> Route:
 DEAD_LETTER_ROUTES = (
     Route(
         name="listDeadLetters",
-        path=PATH,
+        path=api.DEAD_LETTERS,
         handle=lambda handlers, request: handlers.letters().page(request),
         tag=_TAG,
         scopes=_SCOPES,
@@ -435,6 +460,10 @@ DEAD_LETTER_ROUTES = (
     ),
     _one("getDeadLetter", "{id}", IdParameters),
     _one("getDeadLetterOfStage", "{stage}/{record}", StageAndRecordParameters),
-    _decision(Decision.REDRIVE, "Retry dead letters", "The instance retries their records within a second."),
+    _decision(
+        Decision.REDRIVE,
+        "Retry dead letters",
+        "Their records are retried, usually within 2 s, later while the partition lags.",
+    ),
     _decision(Decision.DISCARD, "Discard dead letters", "Their records are never applied, not even after a rebuild."),
 )

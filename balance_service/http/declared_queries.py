@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, WithJsonSchema, create_model
 
 from balance_service.http.access.clients import Scope
-from balance_service.http.model_queries import DEFAULT_ENTRIES, MODELS, NUMBERS, SCAN_PROVENANCE, KeyCount
+from balance_service.http.model_queries import DEFAULT_ENTRIES, NUMBERS
+from balance_service.http.model_routes import MODELS, SCAN_PROVENANCE, KeyCount
 from balance_service.http.requests import (
     KeyParameters,
     Limit,
     Parameters,
     ScanParameters,
+    generation_of,
     key_of_type,
     key_parameters,
 )
@@ -185,7 +187,9 @@ class CollectionQueries:
 
     async def one(self, models: ModelQueries, request: web.Request) -> web.Response:
         """The value of one key."""
-        answer = await models.one(request, models.of(self.model.name), self.key_parameters, self.declared.noun)
+        answer = await models.one(
+            request, models.of(self.model.name, generation_of(request)), self.key_parameters, self.declared.noun
+        )
         if answer.status != _OK:
             return answer
         without_value = exact_json({"key": self.key_parameters.of(request).key, "value": None})
@@ -209,7 +213,8 @@ class CollectionQueries:
 
     async def count(self, models: ModelQueries, request: web.Request) -> web.Response:
         given = ScanParameters.of(request)
-        return (await models.of(self.model.name).gathered(request, given, "count", CountScan())).response()
+        answers = models.of(self.model.name, given.generation)
+        return (await answers.gathered(request, given, "count", CountScan())).response()
 
     async def count_local(self, models: ModelQueries, request: web.Request) -> web.Response:
         answer = await models.of(self.model.name).scatter.answer_owned(CountScan(), asker_of(request))
@@ -225,7 +230,7 @@ class CollectionQueries:
     ) -> web.Response:
         limit = given.limit or DEFAULT_ENTRIES
         scan = EntriesScan(start=start, end=end, after=given.after, limit=limit, key_type=self.model.key_type)
-        answer = await models.of(self.model.name).gathered(request, given, "entries", scan)
+        answer = await models.of(self.model.name, given.generation).gathered(request, given, "entries", scan)
         page = json.loads(answer.body, parse_float=Decimal)
         response = answer.response()
         response.body = exact_json({entry["key"]: entry["value"] for entry in page["entries"]}).encode()

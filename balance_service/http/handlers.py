@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.http.dead_letters import DeadLetters
+    from balance_service.http.generations import GenerationRequests
     from balance_service.http.model_queries import ModelQueries
     from balance_service.http.operations import Operations
     from balance_service.http.route import Route
+    from balance_service.http.streams.event_stream import Streams
+    from balance_service.http.streams.link import PeerStreams
     from balance_service.observability.metrics import Metrics
     from balance_service.settings import Settings
 
@@ -59,11 +62,14 @@ class Command:
 class Handlers:
     """The handlers of all routes. Those of queries and commands are set after start-up: until then, they answer 503."""
 
-    def __init__(self, operations: Operations) -> None:
+    def __init__(self, operations: Operations, streams: Streams) -> None:
         self.operations = operations
+        self.streams = streams
         self.commands: Mapping[str, CommandHandler] = {}
         self.models: ModelQueries | None = None
         self.dead_letters: DeadLetters | None = None
+        self.peers: PeerStreams | None = None
+        self.generations: GenerationRequests | None = None
 
     def model_queries(self) -> ModelQueries:
         """Raises Problem 503 while the instance is starting."""
@@ -76,6 +82,24 @@ class Handlers:
         if self.dead_letters is None:
             raise unavailable("this instance is starting")
         return self.dead_letters
+
+    def generation_requests(self) -> GenerationRequests:
+        """Raises Problem 503 while the instance is starting."""
+        if self.generations is None:
+            raise unavailable("this instance is starting")
+        return self.generations
+
+    def peer_streams(self) -> PeerStreams:
+        """Raises Problem 503 while the instance is starting."""
+        if self.peers is None:
+            raise unavailable("this instance is starting")
+        return self.peers
+
+    async def end_streams(self) -> None:
+        """Ends all streams, and opens no more."""
+        self.streams.close()
+        if self.peers is not None:
+            await self.peers.close()
 
     async def command(self, name: str, request: web.Request) -> web.StreamResponse:
         """Raises Problem 503 while the instance is starting."""

@@ -1,62 +1,64 @@
-"""Queries for any read model, on this instance or a peer: handlers and routes below `/api/models`."""
+"""Queries for any read model, on this instance or a peer: the handlers below `/api/models`."""
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from urllib.parse import quote
 
 from pydantic import Field
-from typing_extensions import TypedDict
 
+from balance_service import api
 from balance_service.errors import InvalidInputError
-from balance_service.http.access.clients import Scope
-from balance_service.http.answer import Problem, json_response
+from balance_service.http.answer import Problem, compact_json, json_response
 from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.requests import (
+    POSITION_PATTERN,
+    GenerationNumber,
     KeyParameters,
     Limit,
     MaxLag,
     Parameters,
     Partitions,
     ScanParameters,
+    formed,
+    generation_of,
     key_query,
     key_text,
 )
-from balance_service.http.route import (
-    MISDIRECTED,
-    PROVENANCE,
-    Count,
-    Header,
-    Route,
-    Tag,
-    closed,
-    ok,
-    problem,
-    retry_later,
-)
+from balance_service.http.route import accepts_events
 from balance_service.http.scan import CountScan, EntriesScan, TopScan
 from balance_service.http.scheduling import asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
+from balance_service.http.streams.event_stream import rendered
+from balance_service.http.streams.part import PartEndedError, Reached, Selection
 from balance_service.model.keys import TEXT
+from balance_service.model.stage import generation_name, model_and_generation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from aiohttp import web
 
     from balance_service.http.answer import Answer
     from balance_service.http.queries import Queries
     from balance_service.http.requests import KeyQuery
-    from balance_service.http.route import Handle
     from balance_service.http.scan import Scan
     from balance_service.http.scatter import Scatter
+    from balance_service.http.scheduling import Asker
+    from balance_service.http.streams.changes import Changes
+    from balance_service.http.streams.event_stream import EventStream, Streams
+    from balance_service.http.streams.part import LocalPart
     from balance_service.kafka.partitioner import Partitioning
+    from balance_service.model.flow import Flow
     from balance_service.model.keys import KeyType
     from balance_service.model.read_model import ReadModel, Routes
 
-PATH = "/api/models"
 DEFAULT_ENTRIES, _DEFAULT_TOP = 100, 10
+_LOOK_AGAIN_SECONDS = 0.1
 NUMBERS = ("decimal", "double", "float", "int", "long")
 """Prefixes of the types of numeric fields."""
 
@@ -64,8 +66,33 @@ NUMBERS = ("decimal", "double", "float", "int", "long")
 ModelName = Annotated[str, Field(description="The read model; `/api/models` lists them.", examples=["balance"])]
 
 
+First = Annotated[Annotated[str, key_text("from")] | None, Field(description="The first key.", examples=["c1"])]
+Last = Annotated[Annotated[str, key_text("to")] | None, Field(description="The last key.", examples=["c1"])]
+Prefix = Annotated[
+    Annotated[str, key_text("prefix")] | None, Field(description="The prefix of every key.", examples=["c1"])
+]
+LastEventId = Annotated[
+    Reached | None,
+    formed(
+        f"(?:[1-9][0-9]{{0,8}}/{POSITION_PATTERN}(?:,{POSITION_PATTERN})*)?",
+        "the id of an event of this stream, such as 1/0:12,1:40",
+        Reached.of,
+    ),
+    Field(
+        description="For a stream: the `id` of the last event that the client has. The stream goes on from there.",
+        examples=["1/0:12,1:40"],
+    ),
+]
+
+
+class ModelParameters(Parameters):
+    model: ModelName
+
+
 class ModelKeyParameters(KeyParameters):
     model: ModelName
+    last_event_id: LastEventId | None = Field(None, alias=api.LAST_EVENT_ID)
+    in_header: ClassVar[frozenset[str]] = frozenset({api.LAST_EVENT_ID})
 
 
 class CountParameters(ScanParameters):
@@ -73,19 +100,23 @@ class CountParameters(ScanParameters):
 
 
 class EntriesParameters(CountParameters):
-    start: Annotated[str, key_text("from")] | None = Field(
-        None, alias="from", description="The first key to list.", examples=["c1"]
-    )
-    end: Annotated[str, key_text("to")] | None = Field(
-        None, alias="to", description="The last key to list.", examples=["c1"]
-    )
-    prefix: Annotated[str, key_text("prefix")] | None = Field(
-        None, description="The prefix of every key to list.", examples=["c1"]
-    )
+    start: First = Field(None, alias="from")
+    end: Last = Field(None, alias="to")
+    prefix: Prefix = None
     after: Annotated[str, key_text("after")] | None = Field(
         None, description="List keys after this one: `next` of the previous page.", examples=["c1"]
     )
     limit: Limit | None = None
+
+
+class ChangesParameters(Parameters):
+    model: ModelName
+    start: First = Field(None, alias="from")
+    end: Last = Field(None, alias="to")
+    prefix: Prefix = None
+    generation: GenerationNumber | None = None
+    last_event_id: LastEventId | None = Field(None, alias=api.LAST_EVENT_ID)
+    in_header: ClassVar[frozenset[str]] = frozenset({api.LAST_EVENT_ID})
 
 
 class TopParameters(CountParameters):
@@ -104,6 +135,7 @@ class ModelAnswers:
 
     queries: Queries
     scatter: Scatter
+    changes: Changes
     description: Mapping[str, Any]
 
     async def gathered(self, request: web.Request, given: ScanParameters, kind: str, scan: Scan) -> Answer:
@@ -121,19 +153,100 @@ class ModelQueries:
     known: Mapping[str, ReadModel]
     """The read models whose declaration this instance has, hosted here or not, by name."""
     hosted: Mapping[str, ModelAnswers]
-    """The read models of this instance, by name."""
+    """The generations of this instance, by `generation_name`."""
     elsewhere: Callable[[], Mapping[str, Partitioning]]
-    """Returns where the keys of the read models are that peers host, by name. Raises Problem while that is unknown."""
+    """Returns where the keys of the generations are that peers host, by `generation_name`. Raises Problem while that
+    is unknown."""
     of_peers: Callable[[str, Partitioning], ModelAnswers]
-    """Name and partitioning of a read model → answers that come from peers."""
+    """`generation_name` and partitioning → answers that come from peers."""
+    flows: Mapping[str, Flow]
+    """The flows of the events of the read models hosted here, by name."""
+    streams: Streams
+    serving: Callable[[str], int] = lambda _model: 1
+    """Returns the generation of a read model that answers unless the query names one."""
+    live: Callable[[str], Sequence[int]] = lambda _model: (1,)
+    """Returns the generations of a read model that are not dropped."""
 
     async def list(self, _request: web.Request) -> web.Response:
-        names = sorted({*self.hosted, *self.elsewhere()})
+        names = sorted({model_and_generation(name)[0] for name in (*self.hosted, *self.elsewhere())})
         return json_response({"models": [description_of(name, self.known) for name in names]})
 
-    async def key(self, request: web.Request) -> web.Response:
-        answers = self.of(request.match_info["model"])
-        return await self.one(request, answers, ModelKeyParameters, "key")
+    async def flow(self, request: web.Request) -> web.Response:
+        """Answers with the flow of a read model's events."""
+        name = request.match_info["model"]
+        flow = self.flows.get(name)
+        if flow is None:
+            raise Problem(404, f"this instance does not host a read model '{name[:100]}'")
+        edges = [
+            {"source": edge.source.id, "target": edge.target.id, "kind": edge.kind, "label": edge.label}
+            for edge in flow.edges
+        ]
+        nodes = [{"id": node.id, "kind": node.kind, "name": node.name} for node in flow.nodes]
+        return json_response({"nodes": nodes, "edges": edges})
+
+    async def key(self, request: web.Request) -> web.StreamResponse:
+        answers = self.of(request.match_info["model"], generation_of(request))
+        if not accepts_events(request.headers):
+            return await self.one(request, answers, ModelKeyParameters, "key")
+        given = ModelKeyParameters.of(request)
+        if given.min_position is not None or given.max_lag is not None:
+            raise InvalidInputError("a stream begins with the owner's newest state: omit minPosition and maxLag")
+        self.key_type_of(given.model).parse(given.key)
+        return await self._streamed(request, given, answers, Selection(key=given.key))
+
+    async def changes(self, request: web.Request) -> web.StreamResponse:
+        given = ChangesParameters.of(request)
+        answers = self.of(given.model, given.generation)
+        self._check_range(given.model, given.prefix, given.start, given.end)
+        selection = Selection(start=given.start, end=given.end, prefix=given.prefix)
+        return await self._streamed(request, given, answers, selection)
+
+    async def _streamed(
+        self,
+        request: web.Request,
+        given: ModelKeyParameters | ChangesParameters,
+        answers: ModelAnswers,
+        selection: Selection,
+    ) -> web.StreamResponse:
+        """Answers with the stream of a generation, and after a switch of the next one, on the same connection."""
+        asker, model, named = asker_of(request), given.model, given.generation
+
+        async def send(stream: EventStream) -> None:
+            following: ModelAnswers | None = answers
+            reached = given.last_event_id
+            while following is not None:
+                changes = following.changes
+                follow = changes.follow_range if selection.key is None else changes.follow_key
+                holds = partial(self._is_followed, following, model, named)
+                await stream.send_while(holds, follow(stream, selection, reached, asker))
+                # A generation that serves again has states that the client has since had otherwise.
+                reached, following = None, await self._next(model, named)
+            await stream.send(rendered("end", compact_json({"detail": f"generation {named} of '{model}' is dropped"})))
+
+        return await self.streams.answer(request, send)
+
+    def _is_followed(self, answers: ModelAnswers, model: str, named: int | None) -> bool:
+        """Whether a stream goes on with a generation: the one that the request names while it lives, or that serves."""
+        if named is not None and named not in self.live(model):
+            return False
+        name = generation_name(model, named or self.serving(model))
+        # Once this instance hosts the generation, answers that come from peers alone would lack its own partitions.
+        return name == answers.queries.read_model and self.hosted.get(name, answers) is answers
+
+    async def _next(self, model: str, named: int | None) -> ModelAnswers | None:
+        """Waits for the answers that a stream goes on with; None if the generation that it names is dropped."""
+        while named is None or named in self.live(model):
+            with suppress(Problem):
+                return self.of(model, named)
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+        return None
+
+    def open_part(self, name: str, partition: int, selection: Selection, since: int | None, asker: Asker) -> LocalPart:
+        """Opens a part of a stream for a peer. Raises PartEndedError: this instance does not own the partition."""
+        answers = self.hosted.get(name)
+        if answers is None:
+            raise PartEndedError
+        return answers.changes.open_local(partition, selection, since, asker)
 
     async def one(
         self, request: web.Request, answers: ModelAnswers, parameters: type[KeyParameters], noun: str
@@ -143,7 +256,9 @@ class ModelQueries:
 
         def parse() -> KeyQuery:
             given = parameters.of(request)
-            return key_query(given, f"{PATH}/{name}/keys/{quote(given.key, safe='')}", noun, self.key_type_of(name))
+            return key_query(
+                given, f"{api.MODELS}/{name}/keys/{quote(given.key, safe='')}", noun, self.key_type_of(name)
+            )
 
         return await answers.queries.get(request, parse)
 
@@ -156,18 +271,11 @@ class ModelQueries:
             given, key_type = parameters.of(request), self.key_type_of(name)
             return key_query(given, declared.path, declared.noun, key_type, in_query_as=declared.key)
 
-        return await self.of(name).queries.get(request, parse)
+        return await self.of(name, generation_of(request)).queries.get(request, parse)
 
     async def entries(self, request: web.Request) -> web.Response:
         given = EntriesParameters.of(request)
-        key_type = self.key_type_of(given.model)
-        if given.prefix is not None and key_type.is_number:
-            raise InvalidInputError(
-                "prefix requires text keys, and the keys of this read model are numbers: use from, to"
-            )
-        for key in (given.start, given.end, given.after):
-            if key is not None:
-                key_type.parse(key)
+        key_type = self._check_range(given.model, given.prefix, given.start, given.end, given.after)
         scan = EntriesScan(
             start=given.start,
             end=given.end,
@@ -183,7 +291,7 @@ class ModelQueries:
 
     async def top(self, request: web.Request) -> web.Response:
         given = TopParameters.of(request)
-        answers = self.of(given.model)
+        answers = self.of(given.model, given.generation)
         fields = answers.description["fields"]
         numbers = [name for name, kind in fields.items() if kind.startswith(NUMBERS)]
         if given.by not in numbers:
@@ -196,8 +304,20 @@ class ModelQueries:
         )
         return await self._scanned(request, given, "top", scan)
 
+    def _check_range(self, name: str, prefix: str | None, *keys: str | None) -> KeyType:
+        """The type of a read model's keys. Raises InvalidInputError: a key is not of it."""
+        key_type = self.key_type_of(name)
+        if prefix is not None and key_type.is_number:
+            raise InvalidInputError(
+                "prefix requires text keys, and the keys of this read model are numbers: use from, to"
+            )
+        for key in keys:
+            if key is not None:
+                key_type.parse(key)
+        return key_type
+
     async def _scanned(self, request: web.Request, given: CountParameters, kind: str, scan: Scan) -> web.Response:
-        answers = self.of(given.model)
+        answers = self.of(given.model, given.generation)
         if FORWARDED_HEADER not in request.headers:
             return (await answers.gathered(request, given, kind, scan)).response()
         forwarded = _ForwardedScan.of(request)
@@ -205,224 +325,41 @@ class ModelQueries:
             answer = await answers.scatter.answer_peer(scan, asker_of(request), forwarded.partitions, forwarded.max_lag)
         return answer.response()
 
-    def of(self, name: str) -> ModelAnswers:
-        """Raises Problem 404: no instance hosts the read model, or the read model keeps no states."""
+    def serving_answers(self, name: str) -> ModelAnswers | None:
+        """Returns the answers of a read model's serving generation, if this instance hosts it."""
+        return self.hosted.get(generation_name(name, self.serving(name)))
+
+    def of(self, name: str, generation: int | None = None) -> ModelAnswers:
+        """Returns the answers of a generation; None for the one that serves.
+
+        Raises:
+            Problem: 404, no instance hosts the read model or the generation, or the read model keeps no states.
+        """
         model = self.known.get(name)
         if model is not None and not model.has_states():
             raise Problem(404, f"the read model '{name}' keeps no states: it only emits")
-        answers = self.hosted.get(name)
+        stage = generation_name(name, generation or self.serving(name))
+        answers = self.hosted.get(stage)
         if answers is not None:
             return answers
-        partitioning = self.elsewhere().get(name)
+        partitioning = self.elsewhere().get(stage)
         if partitioning is not None:
-            return self.of_peers(name, partitioning)
-        raise Problem(404, f"there is no read model '{name[:100]}' here; {PATH} lists all read models")
+            return self.of_peers(stage, partitioning)
+        if generation is not None:
+            raise Problem(404, f"the read model '{name[:100]}' has no generation {generation} here")
+        raise Problem(404, f"there is no read model '{name[:100]}' here; {api.MODELS} lists all read models")
 
     def key_type_of(self, name: str) -> KeyType:
-        """The type of a read model's keys; text if only peers know the read model."""
-        model = self.known.get(name)
-        return TEXT if model is None or not model.has_states() else model.key_type
+        return key_type_of(name, self.known)
+
+
+def key_type_of(name: str, known: Mapping[str, ReadModel]) -> KeyType:
+    """The type of a read model's keys; text if only peers know the read model."""
+    model = known.get(name)
+    return TEXT if model is None or not model.has_states() else model.key_type
 
 
 def description_of(name: str, known: Mapping[str, ReadModel]) -> Mapping[str, Any]:
     """A `ModelDescription`. A read model that only peers know has a name and no more."""
     model = known.get(name)
     return {"name": name, "source": "", "key": "", "fields": {}} if model is None else model.description()
-
-
-@closed
-class ModelDescription(TypedDict):
-    name: str
-    source: str
-    """The topic that it folds."""
-    key: str
-    """The column of the keys; empty if the read model keeps no states."""
-    fields: dict[str, str]
-    """The fields of its answers, with their types."""
-
-
-@closed
-class Models(TypedDict):
-    models: list[ModelDescription]
-
-
-@closed
-class Entry(TypedDict):
-    key: str
-    value: Any
-    """The read model's answer for the key; `/api/models` lists its fields."""
-
-
-@closed
-class EntriesPage(TypedDict):
-    entries: list[Entry]
-    next: str | None
-
-
-@closed
-class TopEntries(TypedDict):
-    entries: list[Entry]
-    next: NotRequired[str]
-    """The last entry's key, if the answer was cut off because it exceeds 1 MiB."""
-
-
-@closed
-class KeyCount(TypedDict):
-    count: Count
-    """Keys that have a state."""
-
-
-MODELS = Tag("models", "Queries for any read model.")
-
-
-def _by_partition(name: str, description: str, item: str, example: str) -> Header:
-    return Header(
-        name=name,
-        description=f"For each partition, {description}: `partition:value`, separated by commas.",
-        type=Annotated[str, Field(pattern=f"^[0-9]+:{item}(?:,[0-9]+:{item})*$")],
-        example=example,
-        is_required=False,
-    )
-
-
-SCAN_PROVENANCE = (
-    PROVENANCE[0],
-    _by_partition(
-        "Balance-Position", "the offset below which the answer includes exactly its events", "[0-9]+", "0:12"
-    ),
-    _by_partition("Balance-Epoch", "the fencing number of the task that answered", "[0-9]+", "0:3"),
-    _by_partition("Balance-Role", "the role of that task", "(?:active|standby)", "0:active"),
-    _by_partition("Balance-Lag", "the records that the answer does not include yet, if known", "[0-9]+", "0:0"),
-    Header(
-        name="Balance-Missing",
-        description="The partitions that the answer lacks, if the query allows that.",
-        type=Annotated[str, Field(pattern="^[0-9]+(?:,[0-9]+)*$")],
-        example="1",
-        is_required=False,
-    ),
-)
-_EXAMPLE = {"entries": [{"key": "c1", "value": {"amount": 12.34}}], "next": None}
-
-
-def _scan(
-    name: str,
-    handle: Handle,
-    *,
-    summary: str,
-    description: str,
-    parameters: type[CountParameters],
-    body: Any,
-    example: object,
-) -> Route:
-    """A query for all keys of a read model."""
-    return Route(
-        name=f"{name}OfModel",
-        path=f"{PATH}/{{model}}/{name}",
-        handle=handle,
-        tag=MODELS,
-        scopes=frozenset({Scope.READ}),
-        is_forwarded=True,
-        summary=summary,
-        description=f"{description} The instance queries every instance that owns a partition. Each partition is read "
-        "at one position, which the headers name; the answer as a whole is not a snapshot.",
-        parameters=parameters,
-        responses=(
-            ok("The answer.", body, example, SCAN_PROVENANCE),
-            problem(400, "A parameter is missing, malformed or repeated."),
-            problem(
-                404,
-                "There is no such read model.",
-                model=(
-                    "A misspelled name",
-                    "there is no read model 'balances' here; /api/models lists all read models",
-                ),
-            ),
-            MISDIRECTED,
-            retry_later(
-                "A partition cannot be read now, and the query does not set `partial`; or the client has too many "
-                "scans in progress.",
-                missing=("A partition is changing hands", "no instance could answer for partitions 1"),
-                share=(
-                    "Too many scans of one client",
-                    "this client's share of scans is used up: 2 of its scans are in progress here and 32 wait; "
-                    "retry when some are finished",
-                ),
-            ),
-        ),
-    )
-
-
-MODEL_ROUTES = (
-    Route(
-        name="listModels",
-        path=PATH,
-        handle=lambda handlers, request: handlers.model_queries().list(request),
-        tag=MODELS,
-        scopes=frozenset({Scope.READ}),
-        summary="The read models",
-        description="The read models that this instance and its peers host, each with the fields of its answers.",
-        responses=(
-            ok(
-                "The read models.",
-                Models,
-                {
-                    "models": [
-                        {
-                            "name": "balance",
-                            "source": "balance",
-                            "key": "customerId",
-                            "fields": {"amount": "decimal(38,2)"},
-                        }
-                    ]
-                },
-            ),
-            retry_later("The instance is starting."),
-        ),
-    ),
-    Route(
-        name="getKeyOfModel",
-        path=f"{PATH}/{{model}}/keys/{{key}}",
-        handle=lambda handlers, request: handlers.model_queries().key(request),
-        tag=MODELS,
-        scopes=frozenset({Scope.READ}),
-        is_forwarded=True,
-        summary="The state of one key",
-        description="Answers as `getBalance` does, for any read model.",
-        parameters=ModelKeyParameters,
-        responses=(
-            ok("The key and its value.", Entry, {"key": "c1", "value": {"amount": 12.34}}, PROVENANCE),
-            problem(400, "The key, `minPosition` or `maxLag` is malformed, or `minPosition` is of another partition."),
-            problem(404, "There is no such read model, or the key has no state."),
-            MISDIRECTED,
-            retry_later("No instance can answer now."),
-        ),
-    ),
-    _scan(
-        "entries",
-        lambda handlers, request: handlers.model_queries().entries(request),
-        summary="Keys and their values",
-        description="In key order, by their bytes in UTF-8, both ends inclusive.",
-        parameters=EntriesParameters,
-        body=EntriesPage,
-        example=_EXAMPLE,
-    ),
-    _scan(
-        "count",
-        lambda handlers, request: handlers.model_queries().count(request),
-        summary="The number of keys",
-        description="Each commit maintains the number, so the answer is exact and costs no scan.",
-        parameters=CountParameters,
-        body=KeyCount,
-        example={"count": 3},
-    ),
-    _scan(
-        "top",
-        lambda handlers, request: handlers.model_queries().top(request),
-        summary="The keys with the greatest values",
-        description="The keys with the greatest value of a field; equal values in key order. Reads every key, so it "
-        "takes long if there are many.",
-        parameters=TopParameters,
-        body=TopEntries,
-        example={"entries": _EXAMPLE["entries"]},
-    ),
-)

@@ -12,6 +12,7 @@ from aiohttp import web
 from pydantic import Field, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
+from balance_service import api
 from balance_service.http.answer import JSON
 from balance_service.http.route import RETRY_AFTER, Header, problem
 from balance_service.process.package import __version__
@@ -55,7 +56,7 @@ _REFERENCE = "#/components/schemas/{model}"
 
 
 async def answer_with_document(request: web.Request) -> web.Response:
-    # Its first generation takes some 0.2 s, in which the event loop must not stop, nor the start of the instance.
+    # Its first generation takes some 0.2 s, and must stop neither the event loop nor the start of the instance.
     return web.Response(text=await asyncio.to_thread(request.app[DOCUMENT]), content_type=JSON)
 
 
@@ -72,7 +73,11 @@ def document(routes: Iterable[Route], *, authorises: bool = False, limits_rate: 
         authorises: clients need tokens.
         limits_rate: the rate of each client's requests is limited.
     """
-    described = [(route, _responses(route, authorises=authorises, limits_rate=limits_rate)) for route in routes]
+    described = [
+        (route, _responses(route, authorises=authorises, limits_rate=limits_rate))
+        for route in routes
+        if not route.is_file
+    ]
     schemas = _Schemas(described)
     paths: dict[str, Any] = {}
     tags: dict[str, str] = {}
@@ -183,7 +188,7 @@ def _refusals(route: Route, *, authorises: bool, limits_rate: bool) -> list[Resp
     if route.body is not None:
         refusals.append(problem(415, f"`Content-Type` is not `{JSON}`. Nothing was done."))
     if not authorises:
-        refusals.append(problem(421, "The `Host` header names a host by which this instance is not known."))
+        refusals.append(problem(421, "The `Host` header names a host that is not a name of this instance."))
     else:
         scopes = " or ".join(f"`{scope}`" for scope in sorted(route.scopes))
         refusals += [
@@ -213,6 +218,9 @@ def _response(response: Response, schemas: _Schemas) -> dict[str, Any]:
         if response.examples:
             content["examples"] = _examples(response.examples)
         described["content"] = {response.media_type: content}
+    if response.events:
+        stream = {"schema": {"type": "string"}, "example": response.events}
+        described.setdefault("content", {})[api.EVENT_STREAM] = stream
     return described
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Protocol
 
@@ -9,15 +10,23 @@ from aiohttp import web
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from balance_service import api
 from balance_service.http.access.clients import Scope
-from balance_service.http.answer import json_response, unavailable
+from balance_service.http.answer import compact_json, json_response, unavailable
 from balance_service.http.openapi import answer_with_document
-from balance_service.http.route import OPERATIONS, Count, Response, Role, Route, closed, ok, retry_later
+from balance_service.http.route import OPERATIONS, Count, Response, Role, Route, accepts_events, closed, ok, retry_later
+from balance_service.http.streams.event_stream import rendered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from balance_service.http.handlers import Handlers
+    from balance_service.http.streams.event_stream import EventStream
+
 _METRICS_SECONDS = 1.0
+_STATUS_SECONDS = 1.0
+# The viewers of one status take turns; none waits for the time of another.
+_TOLERANCE_SECONDS = 0.1
 Positive = Annotated[int, Field(ge=1)]
 CountOrUnknown = Annotated[int, Field(ge=-1)]
 
@@ -49,6 +58,8 @@ class Operations:
         self._clock = clock
         self._metrics = b""
         self._metrics_at = float("-inf")
+        self._status = ""
+        self._status_at = float("-inf")
 
     async def live(self, _request: web.Request) -> web.Response:
         return json_response({"status": "live"})
@@ -71,6 +82,24 @@ class Operations:
     async def status(self, _request: web.Request) -> web.Response:
         return json_response(self._instance.status())
 
+    async def follow_status(self, stream: EventStream) -> None:
+        """Sends the status, then each change, at most once a second; does not return.
+
+        The status is made once a second for all streams, and never without one.
+        """
+        sent = ""
+        while True:
+            status = self._latest_status()
+            if status != sent:
+                await stream.send(rendered("status", status))
+                sent = status
+            await asyncio.sleep(_STATUS_SECONDS)
+
+    def _latest_status(self) -> str:
+        if self._clock() - self._status_at >= _STATUS_SECONDS - _TOLERANCE_SECONDS:
+            self._status, self._status_at = compact_json(self._instance.status()), self._clock()
+        return self._status
+
 
 @closed
 class Live(TypedDict):
@@ -84,11 +113,26 @@ class Ready(TypedDict):
 
 
 @closed
+class OpenDeadLetters(TypedDict):
+    """Open dead letters of a task with one cause and status."""
+
+    cause: Annotated[str, Field(examples=["schema-id-unknown"])]
+    """Why their records could not be applied."""
+    status: Annotated[str, Field(examples=["scheduled"])]
+    """What happens to them next."""
+    needsDecision: bool
+    """Whether an operator must redrive or discard them. The service retries the others."""
+    count: Positive
+
+
+@closed
 class PublishedTask(TypedDict):
     """A task as its instance last published it."""
 
     task: Annotated[str, Field(pattern="^.+_[0-9]+$", examples=["balance_0"])]
-    """Read model and partition."""
+    """Stage and partition."""
+    readModel: Annotated[str, Field(examples=["balance"])]
+    """The read model of the stage, in the stage's generation; the stage itself if this instance does not host it."""
     partition: Count
     """Partition of the source topic."""
     role: Role
@@ -102,15 +146,14 @@ class PublishedTask(TypedDict):
     """Fencing number: increases by one each time the task opens as active; 0 before it is known."""
     position: CountOrUnknown
     """Next source offset to apply: everything below it is in the store; -1 while there is no store."""
-
-
-@closed
-class Task(PublishedTask):
-    """The work of one read model on one partition, on this instance."""
-
-    readModel: Annotated[str, Field(examples=["balance"])]
     lag: Count | None
-    """Records between position and the source's end; null while the end is not known."""
+    """Records between position and the source's end; null while the end is not known, or if this instance does not
+    host the stage."""
+    lagSeconds: Annotated[float, Field(ge=0)] | None
+    """Time since the source's end passed the position: every record that is older is applied. 0 without a lag; null if
+    the lag is."""
+    lagSecondsIsLeast: bool
+    """Whether the end had passed the position before this instance first read it: `lagSeconds` is a lower bound."""
     reason: str
     """Why the task waits or is halted; empty otherwise."""
     restored: Count
@@ -119,6 +162,14 @@ class Task(PublishedTask):
     """Changelog offsets to restore, as counted when the restore began."""
     secondsLeft: Annotated[float, Field(ge=0)] | None
     """Estimated duration of the rest of the restore; null unless the task is RESTORING."""
+    deadLetters: list[OpenDeadLetters]
+    """The open dead letters of the partition, as of the position."""
+
+
+@closed
+class Task(PublishedTask):
+    """The work of one read model on one partition, on this instance."""
+
     storeBytes: Count
     """Size of the state store on disk."""
 
@@ -147,12 +198,20 @@ class TablePartition(TypedDict):
 
 @closed
 class HostedModel(TypedDict):
+    """A generation of a read model."""
+
     name: Annotated[str, Field(examples=["balance"])]
+    """The read model; that of its generation N > 1 is `<model>.gN`."""
+    model: Annotated[str, Field(examples=["balance"])]
     """The read model."""
+    status: Literal["serving", "building", "ready", "kept"]
+    """What the generation is for: see `/api/models/{model}/generations`."""
     source: Annotated[str, Field(examples=["balance"])]
     """The topic that it folds."""
     partitions: Positive
     """Partitions of that topic."""
+    standbyReplicas: Count
+    """Standbys that each partition should have (`BALANCE_NUM_STANDBY_REPLICAS`)."""
 
 
 @closed
@@ -164,7 +223,9 @@ class ApplicationServer(TypedDict):
     incarnation: str
     """Random for each start of the process."""
     suspect: bool
-    """Not heard from for 3 s; no request is routed to it until it is heard from again."""
+    """Not heard from for 3 s; no request is routed to it until it answers again."""
+    silentSeconds: Count | None
+    """Whole seconds since it was last heard from, if it is suspect; 0 if it is not; null if it was never heard from."""
     shared: bool
     """Two instances run with this address, so many queries are answered 503: give each its own
     `BALANCE_APPLICATION_SERVER`."""
@@ -199,6 +260,9 @@ class Status(TypedDict):
     tasks: list[Task]
     tables: list[TablePartition]
     """The tables that the read models join with."""
+    endsAgeSeconds: Count | None
+    """Age of the sources' ends that lags are measured against: 0 while they are at most 3 s old, then whole seconds;
+    null before all have been read."""
     applicationServers: list[ApplicationServer]
     """All known instances, including this one."""
 
@@ -214,42 +278,65 @@ _PUBLISHED: PublishedTask = {
     "partition": 0,
     "role": "active",
     "state": "RUNNING",
+    "readModel": "balance",
     "epoch": 3,
     "position": 42,
+    "lag": 0,
+    "lagSeconds": 0,
+    "lagSecondsIsLeast": False,
+    "reason": "",
+    "restored": 12,
+    "toRestore": 12,
+    "secondsLeft": None,
+    "deadLetters": [{"cause": "schema-id-unknown", "status": "scheduled", "needsDecision": False, "count": 2}],
 }
 _STATUS: Status = {
     "applicationServer": "localhost:5051",
     "ready": True,
     "reasons": [],
     "partitions": 2,
-    "models": [{"name": "balance", "source": "balance", "partitions": 2}],
+    "models": [
+        {
+            "name": "balance",
+            "model": "balance",
+            "status": "serving",
+            "source": "balance",
+            "partitions": 2,
+            "standbyReplicas": 1,
+        }
+    ],
     "unhosted": [],
     "problems": [],
     "leaseHolds": True,
     "tasks": [
         {
             **_PUBLISHED,
-            "readModel": "balance",
-            "lag": 0,
-            "reason": "",
-            "restored": 12,
-            "toRestore": 12,
-            "secondsLeft": None,
             "storeBytes": 73_400,
         }
     ],
     "tables": [],
+    "endsAgeSeconds": 0,
     "applicationServers": [
         {
             "applicationServer": "localhost:5051",
             "incarnation": "5f0c6a1e",
             "suspect": False,
+            "silentSeconds": 0,
             "shared": False,
             "models": ["balance"],
             "tasks": [_PUBLISHED],
         }
     ],
 }
+
+
+async def _answer_status(handlers: Handlers, request: web.Request) -> web.StreamResponse:
+    operations = handlers.operations
+    if accepts_events(request.headers):
+        return await handlers.streams.answer(request, operations.follow_status)
+    return await operations.status(request)
+
+
 OPERATIONS_ROUTES = (
     Route(
         name="getLiveness",
@@ -264,7 +351,7 @@ OPERATIONS_ROUTES = (
     ),
     Route(
         name="getReadiness",
-        path="/health/ready",
+        path=api.READY,
         handle=lambda handlers, request: handlers.operations.ready(request),
         tag=OPERATIONS,
         scopes=frozenset(),
@@ -304,14 +391,21 @@ OPERATIONS_ROUTES = (
     ),
     Route(
         name="getStatus",
-        path="/api/status",
-        handle=lambda handlers, request: handlers.operations.status(request),
+        path=api.STATUS,
+        handle=_answer_status,
         tag=OPERATIONS,
         scopes=frozenset({Scope.OPERATIONS}),
+        streams="asked",
         summary="This instance and all others, as this one sees them",
         description="Its own tasks, exactly; the tasks of all instances as they last published them, at most about a "
-        "second ago unless `suspect`.",
-        responses=(ok("The view of this instance.", Status, _STATUS),),
+        "second ago unless `suspect`. With `Accept: text/event-stream`, the answer stays open: it sends the status, "
+        "then each change, at most once a second.",
+        responses=(
+            ok(
+                "The view of this instance.", Status, _STATUS, events=rendered("status", compact_json(_STATUS)).decode()
+            ),
+            retry_later("As many streams are open as `BALANCE_MAX_STREAMS` allows."),
+        ),
     ),
     Route(
         name="getOpenApi",

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from balance_service import api
 from balance_service.errors import InvalidInputError, RetriableError, StoreCorruptedError
 from balance_service.http.answer import JSON, Answer, Problem, unavailable
 from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.model.json_view import exact_json
+from balance_service.model.stage import model_and_generation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,6 +40,7 @@ class Queries:
     """Answers queries for one key of a read model."""
 
     read_model: str
+    """`generation_name` of the model and the generation that answers."""
     routing: Routing
     proxy: Proxy
     address: str
@@ -47,7 +50,11 @@ class Queries:
     """Called with the partition and the task whose store is damaged."""
     timeout_seconds: float
     metrics: Metrics
+    generation: str = field(init=False)
     _observed: dict[tuple[str, int], Histogram] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.generation = str(model_and_generation(self.read_model)[1])
 
     async def get(self, request: web.Request, parse: Callable[[], KeyQuery]) -> web.Response:
         """Answers a client's or a peer's request; from a standby, if the query states how recent the answer must be.
@@ -201,7 +208,7 @@ class Queries:
                     continue
                 self.metrics.proxied(address, _OUTCOMES.get(answer.status, "answered"))
                 if answer.status in _LOOKED_UP:
-                    if answer.headers.get("Balance-Role") == "active":
+                    if answer.headers.get(api.ROLE) == "active":
                         self.routing.believe(partition, peer)
                     return answer
                 self.routing.doubt(partition, peer)
@@ -213,13 +220,14 @@ class Queries:
 
     def _answer(self, partition: int, local: LocalAnswer, noun: str, echoed_key: str | None) -> Answer:
         headers = {
-            "Balance-Application-Server": self.address,
-            "Balance-Role": "active" if local.is_owner else "standby",
-            "Balance-Position": f"{partition}:{local.position.offset}",
-            "Balance-Epoch": str(local.position.epoch),
+            api.APPLICATION_SERVER: self.address,
+            api.ROLE: "active" if local.is_owner else "standby",
+            api.POSITION: f"{partition}:{local.position.offset}",
+            api.EPOCH: str(local.position.epoch),
+            api.GENERATION: self.generation,
         }
         if local.lag is not None:
-            headers["Balance-Lag"] = str(local.lag)
+            headers[api.LAG] = str(local.lag)
         if local.frame is None:
             return _no_such(noun)._replace(headers=headers)
         try:
@@ -260,5 +268,5 @@ def _is_recent_enough(local: LocalAnswer, query: KeyQuery) -> bool:
 
 def _is_of(answer: Answer, address: str, query: KeyQuery) -> bool:
     """Whether the instance that was asked answers, in an acceptable role: an address may pass to another instance."""
-    is_its_own = answer.headers.get("Balance-Application-Server") == address
-    return is_its_own and (query.takes_standbys or answer.headers.get("Balance-Role") == "active")
+    is_its_own = answer.headers.get(api.APPLICATION_SERVER) == address
+    return is_its_own and (query.takes_standbys or answer.headers.get(api.ROLE) == "active")

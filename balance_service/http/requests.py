@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from balance_service.model.keys import KeyType
 
 _MAX_PARAMETERS = 16
+# JSON Schema takes 1.0 for an integer.
+_WHOLE = re.compile(r"([0-9]{1,18})(?:\.0{1,18})?")
 POSITION_PATTERN = "[0-9]{1,10}:[0-9]{1,18}"
 
 
@@ -69,7 +71,15 @@ MaxLag = Annotated[
 Limit = Annotated[
     int,
     formed("[1-9][0-9]{0,2}|1000", "a number from 1 to 1000", int),
-    Field(description="The maximum number of entries to list, at most 1000.", examples=["100"]),
+    Field(
+        description="The maximum number of entries to list, at most 1000; by default 100, of a top 10.",
+        examples=["100"],
+    ),
+]
+GenerationNumber = Annotated[
+    int,
+    formed("[1-9][0-9]{0,8}", "the number of a generation, such as 2", int),
+    Field(description="The generation of the read model that answers; by default the one that serves.", examples=["2"]),
 ]
 Partial = Annotated[bool, formed("true|false", "true or false", lambda text: text == "true"), Field(examples=["true"])]
 Partitions = Annotated[list[int], numbers(5, "0,3")]
@@ -159,6 +169,15 @@ class Parameters(Validated):
         return cls.parse(values)
 
 
+class _OfGeneration(Parameters):
+    generation: GenerationNumber | None = None
+
+
+def generation_of(request: web.Request) -> int | None:
+    """Returns the generation that a request names, if any. Raises InvalidInputError: that is no number."""
+    return _OfGeneration.of(request).generation
+
+
 def _from_path(request: web.Request) -> dict[str, str]:
     resource = request.match_info.route.resource
     if resource is None or "{" not in resource.canonical:
@@ -192,6 +211,20 @@ class JsonNumber(str):
     """The digits of a JSON number. A number never passes through a binary float."""
 
     __slots__ = ()
+
+
+def whole_number(least: int, most: int) -> PlainValidator:
+    """A validator for a number in a `JsonBody`."""
+
+    def parse(given: object) -> int:
+        match = _WHOLE.fullmatch(given) if isinstance(given, JsonNumber) else None
+        if match is not None and least <= int(match[1]) <= most:
+            return int(match[1])
+        raise PydanticCustomError(
+            "form", "must be a whole number from {least} to {most}", {"least": least, "most": most}
+        )
+
+    return PlainValidator(parse, json_schema_input_type=Annotated[int, Field(ge=least, le=most)])
 
 
 class JsonBody(Validated):
@@ -237,11 +270,12 @@ class KeyParameters(Parameters):
         None,
         alias="minPosition",
         description="Read your writes: answer only once the key's partition has been applied up to this position, as "
-        "`partition:offset`. The `Balance-Position` of a command's answer fits. Waits up to the service's "
-        "`BALANCE_READ_TIMEOUT` (5 s by default), then answers 503. A partition other than the key's is an error "
-        "(400).",
+        "`partition:offset`. The `Balance-Position` of a command's answer fits; of a produced record, it is the offset "
+        "+ 1. Waits up to the service's `BALANCE_READ_TIMEOUT` (5 s by default), then answers 503. A partition other "
+        "than the key's is an error (400).",
     )
     max_lag: MaxLag | None = Field(None, alias="maxLag")
+    generation: GenerationNumber | None = None
 
 
 def key_parameters(name: str, key_type: KeyType, description: str) -> type[KeyParameters]:
@@ -259,6 +293,7 @@ class ScanParameters(Parameters):
         False,
         description="`true`: answer even if some partitions cannot be read; `Balance-Missing` names them.",
     )
+    generation: GenerationNumber | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +334,8 @@ def key_query(
         parameters["minPosition"] = f"{given.min_position[0]}:{given.min_position[1]}"
     if given.max_lag is not None:
         parameters["maxLag"] = str(given.max_lag)
+    if given.generation is not None:
+        parameters["generation"] = str(given.generation)
     return KeyQuery(
         key=key_type.parse(given.key),
         path=path,

@@ -11,6 +11,7 @@ from aiohttp import hdrs, web
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
+from balance_service import api
 from balance_service.http.answer import JSON, PROBLEM_JSON, Problem
 from balance_service.http.requests import POSITION_PATTERN, Parameters
 
@@ -56,7 +57,8 @@ class Header:
 class Response:
     """One of the responses of a route. The schema of its body is made from `type`; None: the body is empty.
 
-    `examples` are by name, each a summary and a value.
+    `examples` are by name, each a summary and a value. `events` is an example of the stream that a request may ask for
+    instead.
     """
 
     status: int
@@ -66,6 +68,7 @@ class Response:
     examples: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     headers: tuple[Header, ...] = ()
     media_type: str = JSON
+    events: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,7 @@ class Route:
     handle: Handle
     tag: Tag
     scopes: frozenset[Scope]
-    """A client needs one of these. A route without any is open to all, and is served on the health port too."""
+    """A client needs one of these. A route without any is open to all."""
     summary: str
     description: str
     parameters: type[Parameters] = Parameters
@@ -101,16 +104,34 @@ class Route:
     """Whether the limit on concurrent requests does not apply."""
     is_forwarded: bool = False
     """Whether instances forward such requests to one another."""
+    streams: Literal["never", "asked", "always"] = "never"
+    """Whether the answer is a stream: never, if the request accepts server-sent events, or always."""
+    is_file: bool = False
+    """Whether it is a file of the console, and so no part of the API: the document does not describe it."""
 
     @property
     def is_open(self) -> bool:
         """Whether requests need no token and have no rate limit."""
         return not self.scopes
 
+    def is_stream(self, request: web.Request) -> bool:
+        """Whether the answer to a request stays open."""
+        return self.streams == "always" or (self.streams == "asked" and accepts_events(request.headers))
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether the health port serves the route, and the connections that are reserved for probes."""
+        return self.is_open and not self.is_file
+
     @property
     def is_of_operations(self) -> bool:
         """Whether the route is about the service, not its data. Such requests are frequent and have no spans."""
         return self.tag is OPERATIONS
+
+
+def accepts_events(headers: Mapping[str, str]) -> bool:
+    """Whether a request with these headers asks for server-sent events, where a route has another answer too."""
+    return api.EVENT_STREAM in headers.get(hdrs.ACCEPT, "")
 
 
 class RouteTable:
@@ -127,7 +148,7 @@ class RouteTable:
 
     @property
     def probes(self) -> RouteTable:
-        return RouteTable(route for route in self if route.is_open)
+        return RouteTable(route for route in self if route.is_probe)
 
     def of(self, request: web.Request) -> Route | None:
         """The route that aiohttp matched; None if no route has the path and method.
@@ -172,39 +193,39 @@ class ProblemDetails(TypedDict):
 
 
 RETRY_AFTER = Header(
-    name="Retry-After",
+    name=api.RETRY_AFTER,
     description="Seconds to wait before the next attempt.",
     type=Annotated[int, Field(ge=1)],
     example=1,
 )
 PROVENANCE = (
     Header(
-        name="Balance-Application-Server",
+        name=api.APPLICATION_SERVER,
         description="`host:port` of the instance whose store gave the answer.",
         type=Annotated[str, Field(pattern="^.+:[0-9]{1,5}$")],
         example="localhost:5051",
     ),
     Header(
-        name="Balance-Role",
+        name=api.ROLE,
         description="Role of the task that gave the answer. `active`: the owner of the partition. `standby`: follows "
         "the owner's changelog.",
         type=Role,
         example="active",
     ),
     Header(
-        name="Balance-Position",
+        name=api.POSITION,
         description="`partition:offset`: the answer includes exactly the events of the partition below this offset.",
         type=Annotated[str, Field(pattern=f"^{POSITION_PATTERN}$")],
         example="1:42",
     ),
     Header(
-        name="Balance-Epoch",
+        name=api.EPOCH,
         description="Fencing number of the task that gave the answer: a later owner has a higher one.",
         type=Count,
         example=3,
     ),
     Header(
-        name="Balance-Lag",
+        name=api.LAG,
         description="Records of the partition that the answer does not include yet, by a reading of the topic's end at "
         "most 3 s old; absent without such a reading.",
         type=Count,
@@ -215,9 +236,11 @@ PROVENANCE = (
 """The instance, role and position behind an answer for one key."""
 
 
-def ok(description: str, body: Any, example: object = None, headers: tuple[Header, ...] = ()) -> Response:
-    """200 with JSON."""
-    return Response(status=200, description=description, type=body, example=example, headers=headers)
+def ok(
+    description: str, body: Any, example: object = None, headers: tuple[Header, ...] = (), events: str = ""
+) -> Response:
+    """200 with JSON, or with the stream that `events` is an example of."""
+    return Response(status=200, description=description, type=body, example=example, headers=headers, events=events)
 
 
 def problem(status: int, description: str, headers: tuple[Header, ...] = (), **examples: tuple[str, str]) -> Response:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from balance_service.cluster.membership import Lease
     from balance_service.engine.records import Position
     from balance_service.engine.store import StoreView
+    from balance_service.engine.task import Watcher
     from balance_service.kafka.partitioner import Partitioning
     from balance_service.kafka.topics import Watermarks
 
@@ -39,6 +40,9 @@ class ReadableTask(Protocol):
     @property
     def view(self) -> StoreView | None:
         """States and position as of the last commit; None unless the task answers queries."""
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Notifies a watcher of the owner's commits from now on; None: no watcher."""
 
 
 class LocalCopy(NamedTuple):

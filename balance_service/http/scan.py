@@ -15,7 +15,7 @@ from functools import total_ordering
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
-from balance_service.model.keys import TEXT
+from balance_service.model.keys import TEXT, key_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -95,11 +95,8 @@ class EntriesScan:
         return _page(known, self.limit, is_all=known_up_to is None)
 
     def _bounds(self) -> tuple[bytes, bytes]:
-        prefix = (self.prefix or "").encode()
-        starts = [prefix] + ([] if self.start is None else [self._place(self.start)])
-        starts += [] if self.after is None else [self._place(self.after) + b"\0"]
-        stops = [prefix + _END] + ([] if self.end is None else [self._place(self.end) + b"\0"])
-        return max(starts), min(stops)
+        start, stop = key_range(self.key_type, self.start, self.end, self.prefix)
+        return start if self.after is None else max(start, self._place(self.after) + b"\0"), stop
 
     def _place(self, key: str) -> bytes:
         """The key's position in the order."""

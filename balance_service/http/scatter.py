@@ -13,8 +13,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from balance_service import api
 from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError, StoreCorruptedError
-from balance_service.http.answer import JSON, Answer, Problem, unavailable
+from balance_service.http.answer import JSON, Answer, Problem, by_partition, unavailable
 from balance_service.http.peers.proxy import split_to_fit
 from balance_service.http.scheduling import in_one_step
 
@@ -31,7 +32,7 @@ _MISDIRECTED = 421
 _REFRESH_SECONDS = 0.3
 _ATTEMPTS = 2
 # Each lists partitions with a value, as in `0:12,1:40`.
-_HEADERS = ("Balance-Position", "Balance-Epoch", "Balance-Role", "Balance-Lag")
+_HEADERS = (api.POSITION, api.EPOCH, api.ROLE, api.LAG)
 MALFORMED = (ArithmeticError, AttributeError, InvalidInputError, LookupError, RecursionError, TypeError, ValueError)
 """The exceptions of parsing a peer's answer that does not have the form of this version."""
 
@@ -45,7 +46,7 @@ class _Part:
 
     @property
     def partitions(self) -> Iterable[int]:
-        return self.values["Balance-Position"].keys()
+        return self.values[api.POSITION].keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class Scatter:
     address: str
     path: str
     """Of the read model's routes; requests to peers go to `path/kind`."""
+    generation: int | None
+    """Of the read model, which requests to peers name; None for what has no generations."""
     view: View
     number: Callable[[str], Callable[[bytes], Any]]
     """Field → framed state → the field's value in the view."""
@@ -157,6 +160,8 @@ class Scatter:
         path, parameters = f"{self.path}/{kind}", question.scan.parameters()
         if max_lag is not None:
             parameters["maxLag"] = str(max_lag)
+        if self.generation is not None:
+            parameters["generation"] = str(self.generation)
         parts: list[_Part] = []
         failed: set[Peer] = set()
         for attempt in range(_ATTEMPTS):
@@ -236,11 +241,11 @@ class Scatter:
     def _values_of(self, copies: Iterable[LocalCopy]) -> dict[str, dict[int, str]]:
         values: dict[str, dict[int, str]] = {name: {} for name in _HEADERS}
         for copy in copies:
-            values["Balance-Position"][copy.partition] = str(copy.position.offset)
-            values["Balance-Epoch"][copy.partition] = str(copy.position.epoch)
-            values["Balance-Role"][copy.partition] = "active" if self.routing.is_owned(copy) else "standby"
+            values[api.POSITION][copy.partition] = str(copy.position.offset)
+            values[api.EPOCH][copy.partition] = str(copy.position.epoch)
+            values[api.ROLE][copy.partition] = "active" if self.routing.is_owned(copy) else "standby"
             if (lag := self.routing.lag_of(copy)) is not None:
-                values["Balance-Lag"][copy.partition] = str(lag)
+                values[api.LAG][copy.partition] = str(lag)
         return values
 
     def _assigned(
@@ -268,7 +273,7 @@ class Scatter:
         for partition in request.partitions:
             if part is None or partition not in part.partitions:
                 self.routing.doubt(partition, request.peer)
-            elif part.values["Balance-Role"].get(partition) == "active":
+            elif part.values[api.ROLE].get(partition) == "active":
                 self.routing.believe(partition, request.peer)
         return part
 
@@ -278,11 +283,11 @@ class Scatter:
             answer = await self.proxy.get(peer, path, parameters, self.address, max(0.0, until - time.monotonic()))
         except RetriableError:
             return None
-        if answer.status != 200 or answer.headers.get("Balance-Application-Server") != peer.address:
+        if answer.status != 200 or answer.headers.get(api.APPLICATION_SERVER) != peer.address:
             return None
         try:
             values = {name: _parsed(answer.headers.get(name, "")) for name in _HEADERS}
-            if not values["Balance-Position"] or not values["Balance-Position"].keys() <= set(partitions):
+            if not values[api.POSITION] or not values[api.POSITION].keys() <= set(partitions):
                 return None
             # Merging a single body validates it.
             merging = in_one_step(question.scan.merge, [answer.body.decode()])
@@ -298,13 +303,15 @@ class Scatter:
             body = bodies[0] if len(bodies) == 1 else await self.scheduler.run(question.asker, merging)
         except MALFORMED as error:
             raise malformed_answer() from error
-        headers = {"Balance-Application-Server": self.address}
+        headers = {api.APPLICATION_SERVER: self.address}
+        if self.generation is not None:
+            headers[api.GENERATION] = str(self.generation)
         for name in _HEADERS:
             values = {partition: value for part in parts for partition, value in part.values[name].items()}
             if values:
-                headers[name] = ",".join(f"{partition}:{value}" for partition, value in sorted(values.items()))
+                headers[name] = by_partition(values)
         if lacking := _listed(missing):
-            headers["Balance-Missing"] = lacking
+            headers[api.MISSING] = lacking
         return Answer(200, body.encode(), JSON, headers)
 
 

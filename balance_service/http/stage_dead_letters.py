@@ -15,8 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from balance_service import api
+from balance_service.avro.codec import FrameReader, UndecodableError
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.decisions import NO_LETTER, LetterId, Verdict, closed_already
 from balance_service.errors import (
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
+    from balance_service.avro.registry import SchemaRegistry
     from balance_service.engine.dead_letter import Letter
     from balance_service.engine.dead_letters import Letters
     from balance_service.http.peers.trust import Peer
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
     from balance_service.http.scheduling import Asker, FairScheduler
     from balance_service.model.keys import KeyType
 
-PATH = "/api/deadLetters"
+T = TypeVar("T")
 UNREACHABLE = "no instance can be reached for its partition now; send the decision again"
 _STEP = 200
 _NUMBER_BYTES = 8
@@ -170,6 +173,7 @@ class SourceRecords:
     """Reads the records of one stage's dead letters from the source topic."""
 
     records: Records = field(repr=False)
+    registry: SchemaRegistry
     scheduler: FairScheduler
     timeout_seconds: float
 
@@ -179,14 +183,23 @@ class SourceRecords:
         Raises:
             Problem: 503, the broker does not respond, or the client has used up its share.
         """
-        if not letters:
-            return []
+        return await self._run(asker, self._read, letters) if letters else []
+
+    async def decoded(self, letter: Mapping[str, Any], asker: Asker) -> Mapping[str, Any]:
+        """Returns a dead letter, which has its record, with `decoded` and `problem`.
+
+        Raises:
+            Problem: 503, the client has used up its share.
+        """
+        return {**letter, **await self._run(asker, self._decode, letter)}
+
+    async def _run(self, asker: Asker, work: Callable[..., T], *arguments: object) -> T:
         try:
             async with (
                 asyncio.timeout(self.timeout_seconds),
                 self.scheduler.admitted(asker, self.timeout_seconds / 2),
             ):
-                return await self.scheduler.run(asker, in_one_step(self._read, letters))
+                return await self.scheduler.run(asker, in_one_step(work, *arguments))
         except (TimeoutError, RetriableError) as error:
             raise unavailable("the records of dead letters cannot be read now") from error
 
@@ -207,6 +220,26 @@ class SourceRecords:
             if len(looked_for) < len(by_offset):
                 return shown
         return shown
+
+    def _decode(self, letter: Mapping[str, Any]) -> dict[str, Any]:
+        if letter["valueBase64"] is None:
+            return {"decoded": None, "problem": ""}
+        headers = [(header["name"], _bytes_of(header)) for header in letter["headers"] or ()]
+        # Another time, the registry may know a schema that it does not know now.
+        frames = FrameReader(self.registry)
+        try:
+            frame = frames.framed(base64.b64decode(letter["valueBase64"]), headers)
+            decoded = {"record": frames.record(frame), "value": frames.value(frame)}
+        except (UndecodableError, RetriableError) as error:
+            return {"decoded": None, "problem": str(error)}
+        return {"decoded": decoded, "problem": ""}
+
+
+def _bytes_of(header: Mapping[str, Any]) -> bytes | None:
+    if "valueBase64" in header:
+        return base64.b64decode(header["valueBase64"])
+    value: str | None = header["value"]
+    return None if value is None else value.encode()
 
 
 def _content_of(record: Message | None) -> dict[str, Any]:
@@ -230,13 +263,14 @@ class StageDeadLetters:
     decide: Decide
 
     async def one(self, letter_id: LetterId, asker: Asker) -> Mapping[str, Any] | None:
-        """Returns a dead letter; None if there is none. Raises Problem 503."""
+        """Returns a dead letter with its decoded record; None if there is none. Raises Problem 503."""
         if letter_id.partition >= self.scatter.partitions:
             return None
         scan = replace(self.scan, start=(letter_id.partition, letter_id.offset), limit=1)
         found, _ = await self._listed(scan, asker, [letter_id.partition])
         letters = [one for one in found if one["id"] == str(letter_id)]
-        return next(iter(await self.records.added_to(letters, asker)), None)
+        letter = next(iter(await self.records.added_to(letters, asker)), None)
+        return None if letter is None else await self.records.decoded(letter, asker)
 
     async def page(self, scan: DeadLetterScan, asker: Asker) -> tuple[list[dict[str, Any]], str | None]:
         """Returns dead letters with their records, and the id after which the next page begins. Raises Problem 503."""
@@ -299,7 +333,7 @@ class StageDeadLetters:
     async def _decided_by(self, peer: Peer, partition: int, outcome: _Outcome, deadline: float) -> bool:
         """Sends what is left to a peer. Returns whether it answered for everything."""
         verdict = outcome.verdict
-        path = f"{PATH}.{verdict.decision.value}"
+        path = f"{api.DEAD_LETTERS}.{verdict.decision.value}"
         common = {"stage": self.scan.stage, "partitions": str(partition), "by": verdict.by, "reason": verdict.reason}
         for asked, parameters in split_to_fit("offsets", outcome.left, path, common):
             left = max(0.0, deadline - time.monotonic())

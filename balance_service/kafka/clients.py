@@ -149,7 +149,7 @@ def not_authorized(error: KafkaError, doing: str, grant: str = "") -> NotAuthori
     """Translates an authorization error of the brokers; None for any other. Arguments as of `by_remedy`."""
     if error.code() not in _NOT_AUTHORIZED:
         return None
-    wanted = grant or "the ACLs that docs/security.md lists"
+    wanted = grant or "the ACLs that docs/how-to/secure.md lists"
     return NotAuthorizedError(f"the brokers do not allow {doing} ({error.str()}); grant this user {wanted}")
 
 

@@ -147,7 +147,16 @@ def directory_spec(settings: Settings) -> TopicSpec:
 
 def decisions_spec(settings: Settings) -> TopicSpec:
     """The operators' decisions about dead letters."""
-    return TopicSpec(name=settings.dead_letter_decisions_topic, config=FOREVER, checks=(_check_decisions,))
+    lost = "operators' decisions about dead letters, and a rebuilt read model would count discarded records"
+    return TopicSpec(
+        name=settings.dead_letter_decisions_topic, config=FOREVER, checks=(partial(_check_forever, lost=lost),)
+    )
+
+
+def generations_spec(settings: Settings) -> TopicSpec:
+    """The generations of the read models, with who changed them, when and why."""
+    lost = "which generation of a read model serves, and answers would come from another one"
+    return TopicSpec(name=settings.generations_topic, config=FOREVER, checks=(partial(_check_forever, lost=lost),))
 
 
 def foreign_dead_letters_spec(name: str) -> TopicSpec:
@@ -254,6 +263,7 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
             _check_enough(letters, min(sources[stage.source].partitions, changelogs[stage.name].partitions))
     _prepare(topics, directory_spec(settings))
     _prepare(topics, decisions_spec(settings))
+    prepare_generations(topics, settings)
     brokers = topics.brokers()
     if brokers >= _RECOMMENDED_REPLICAS > settings.replication_factor:
         log.warning(
@@ -262,6 +272,11 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
             brokers=brokers,
         )
     return prepared
+
+
+def prepare_generations(topics: Topics, settings: Settings) -> Topic:
+    """The topic of generations, created if missing. Raises as `prepare_topics`."""
+    return _prepare(topics, generations_spec(settings))[0]
 
 
 def prepare_changelog(topics: Topics, stage: Stage, source: Topic) -> Topic:
@@ -377,7 +392,7 @@ def _check_changelog(topic: Topic, config: Config) -> None:
     if config[_CLEANUP_POLICY] != "compact":
         raise ConfigurationError(
             f"the changelog '{topic.name}' has a cleanup.policy other than 'compact', so states "
-            "may be missing from it; set the policy and run `balance-service rebuild`"
+            "may be missing from it; set the policy and run `balance-service rebuild --offline`"
         )
     wanted = [f"{_TIMESTAMP_TYPE}=LogAppendTime"] if config[_TIMESTAMP_TYPE] != "LogAppendTime" else []
     if int(config[_COMPACTION_LAG]) < int(CHANGELOG[_COMPACTION_LAG]):
@@ -390,13 +405,10 @@ def _check_changelog(topic: Topic, config: Config) -> None:
         )
 
 
-def _check_decisions(topic: Topic, config: Config) -> None:
+def _check_forever(topic: Topic, config: Config, *, lost: str) -> None:
     if is_compacted(config) or _finite(config):
         wanted = ", ".join(f"{key}={value}" for key, value in FOREVER.items())
-        raise ConfigurationError(
-            f"topic '{topic.name}' may drop operators' decisions about dead letters, and a rebuilt read model would "
-            f"count discarded records; set {wanted}"
-        )
+        raise ConfigurationError(f"topic '{topic.name}' may drop {lost}; set {wanted}")
 
 
 def _check_dead_letters(topic: Topic, config: Config, *, wanted: int) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import structlog
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -33,6 +35,8 @@ _APPEARS_POLL_SECONDS = 0.1
 _FOUND_WITHIN_SECONDS = 2.0
 _SECOND_LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 0.1
+# Of one partition, over hours at growing intervals.
+_MOST_ENDS = 64
 # The partition's leader or the group's coordinator was elected or moved just now. Kafka's Java client retries these,
 # librdkafka does not.
 _MOVED = {
@@ -235,6 +239,46 @@ class Topics:
         return self._errors.explain(message)
 
 
+class Lag(NamedTuple):
+    """How far a position is behind the end of its partition."""
+
+    records: int
+    seconds: float
+    """Time since the end passed the position: all records that are older are below the position. 0 without a lag."""
+    is_least: bool
+    """Whether the end had passed the position before it was first read, so that `seconds` is a lower bound."""
+
+
+class _Ends:
+    """The end offsets of a partition over time: exact lately, sparser the longer ago.
+
+    One thread adds; any thread may search, in an immutable tuple that is replaced as a whole.
+    """
+
+    def __init__(self) -> None:
+        self._read: tuple[tuple[int, float], ...] = ()
+        """End offsets, rising, each with the time when it was first read."""
+
+    def add(self, end: int, now: float) -> None:
+        read = self._read
+        if read and end < read[-1][0]:
+            # The topic was recreated, or lost its end.
+            read = ()
+        if read and end == read[-1][0]:
+            return
+        if len(read) >= _MOST_ENDS:
+            # Without it, the gap is the smallest for its age.
+            at = min(range(1, len(read) - 1), key=lambda n: (read[n + 1][1] - read[n - 1][1]) / (now - read[n][1] + 1))
+            read = read[:at] + read[at + 1 :]
+        self._read = (*read, (end, now))
+
+    def passed(self, position: int) -> tuple[float, bool] | None:
+        """Returns the time when the end passed a position, and whether it may have done so earlier; None: not yet."""
+        read = self._read
+        at = bisect_right(read, position, key=itemgetter(0))
+        return None if at == len(read) else (read[at][1], at == 0)
+
+
 class Watermarks:
     """The end offset of each partition as last read, which lag is measured against.
 
@@ -248,6 +292,7 @@ class Watermarks:
         self._read = read
         self._clock = clock
         self._known: tuple[Mapping[int, int], float] = ({}, float("-inf"))
+        self._ends: dict[int, _Ends] = {}
 
     def refresh(self) -> None:
         read_at = self._clock()
@@ -255,6 +300,9 @@ class Watermarks:
             self._known = (self._read(), read_at)
         except BalanceServiceError as error:
             log.warning("the source's end is not known", error=str(error))
+            return
+        for partition, end in self._known[0].items():
+            self._ends.setdefault(partition, _Ends()).add(end, read_at)
 
     @property
     def age_seconds(self) -> float:
@@ -268,6 +316,16 @@ class Watermarks:
         """The number of records from a position to the end; None if either is unknown."""
         end = self.end(partition)
         return None if end is None or position < 0 else max(0, end - position)
+
+    def lag_in_time(self, partition: int, position: int) -> Lag | None:
+        """The lag of a position in records and seconds; None if it is unknown."""
+        records, ends = self.lag(partition, position), self._ends.get(partition)
+        if records is None or ends is None:
+            return None
+        passed = ends.passed(position) if records else None
+        if passed is None:
+            return Lag(records, 0.0, is_least=False)
+        return Lag(records, max(0.0, self._clock() - passed[0]), passed[1])
 
 
 def _retried_while_moved(request: Callable[[], _T]) -> _T:

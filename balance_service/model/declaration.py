@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from balance_service.model.stream import Table
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
+_MOST_VERSION = 2**31 - 1
 _COPY = "balance-service topics copy"
 # The columns that every row has.
 _ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "headers", "idempotency_key", "traceparent")
@@ -66,15 +67,14 @@ def refuse(model: Any, why: str) -> NoReturn:
 
 
 def check_names(models: Iterable[Any], setting: str) -> None:
-    """Raises ConfigurationError if two of some model classes have the same name; `setting` lists the models."""
-    known: dict[str, Any] = {}
+    """Raises ConfigurationError if two model classes have the same name and version; `setting` lists the models."""
+    known: dict[tuple[str, int], Any] = {}
     for model in models:
-        if model.name in known:
+        if (other := known.setdefault((model.name, model.version), model)) is not model:
             raise ConfigurationError(
-                f"{setting}: {located(known[model.name])} and {located(model)} both have the name '{model.name}'; "
-                "rename one of them, or remove it"
+                f"{setting}: {located(other)} and {located(model)} both have the name '{model.name}' and the version "
+                f"{model.version}; rename one of them, give the newer one a higher version, or remove one"
             )
-        known[model.name] = model
 
 
 def check_class(model: Any) -> None:
@@ -87,6 +87,8 @@ def check_class(model: Any) -> None:
         refuse(model, f"has the name '{name}': a name consists of lower-case letters, digits and hyphens")
     if not isinstance(source, Stream) or not source.records:
         refuse(model, "has a source that is not a Stream of a topic and one or more records")
+    if isinstance(model.version, bool) or not isinstance(model.version, int) or not 1 <= model.version <= _MOST_VERSION:
+        refuse(model, f"has the version {model.version!r}: it must be a whole number from 1 to {_MOST_VERSION}")
     _check_partitioners(model, source)
 
 

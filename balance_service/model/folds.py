@@ -105,7 +105,7 @@ class StandardFold:
 
 
 class RunningSum(StandardFold):
-    """The exact sum of a decimal, an int or a long; 0 without events."""
+    """The exact sum; 0 before the first event. A sum beyond its type is a dead letter, `<name>-overflow`."""
 
     starts_empty = False
 
@@ -136,7 +136,7 @@ class RunningSum(StandardFold):
 
 
 class Count(StandardFold):
-    """The number of events of a record; the column is the record."""
+    """The number of events of a record, named without a column; 0 before the first event."""
 
     starts_empty = False
 

@@ -90,6 +90,20 @@ class KeyType:
         return self.encode(number)
 
 
+_AFTER_ALL_KEYS = b"\xff"
+
+
+def key_range(key_type: KeyType, start: str | None, end: str | None, prefix: str | None) -> tuple[bytes, bytes]:
+    """The bytes of the first key of a range, both of whose ends belong to it, and those after its last key.
+
+    `KeyType.parse` has accepted `start` and `end`.
+    """
+    common = (prefix or "").encode()
+    starts = [common] + ([] if start is None else [key_type.of_text(start)])
+    stops = [common + _AFTER_ALL_KEYS] + ([] if end is None else [key_type.of_text(end) + b"\0"])
+    return max(starts), min(stops)
+
+
 TEXT = KeyType("key", is_number=False)
 """Leaves keys unchanged."""
 

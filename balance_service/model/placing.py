@@ -1,4 +1,4 @@
-"""Places the stages of read models in an application: gives them topics and names, and draws them."""
+"""Places the stages of read models in an application: gives them topics and names."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING
 from balance_service.errors import ConfigurationError
 from balance_service.model.declaration import check_names
 from balance_service.model.stage import Stage
-from balance_service.model.stream import Global
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from balance_service.avro.schemas import Schema
-    from balance_service.model.conditions import Condition
     from balance_service.model.read_model import ReadModel
-    from balance_service.model.stream import Join, Partitioner
+    from balance_service.model.stream import Partitioner
     from balance_service.settings import Settings
 
 _MOST_NAME = 249
-# Shapes of Mermaid.
-_TOPIC, _STATES = '[("{}")]', '[["{}"]]'
 
 
 def stages_of(model: ReadModel, settings: Settings) -> list[Stage]:
@@ -80,15 +76,24 @@ def place_stages(stages: Iterable[Stage], application_id: str, topic_of: Callabl
     return done
 
 
+def newest(models: Iterable[ReadModel]) -> list[ReadModel]:
+    """Returns, of the models of each name, the one with the highest version."""
+    found: dict[str, ReadModel] = {}
+    for model in models:
+        if found.setdefault(model.name, model).version < model.version:
+            found[model.name] = model
+    return [*found.values()]
+
+
 def hosted_stages(models: Iterable[ReadModel], settings: Settings) -> list[Stage]:
-    """Returns the stages of the read models that an instance hosts.
+    """Returns the stages of the read models that an instance hosts, in their newest versions.
 
     Raises:
-        ConfigurationError: two models, or two of their stages, have one name.
+        ConfigurationError: two models of one version, or two stages of different models, have one name.
     """
     models = [*models]
     check_names(map(type, models), "BALANCE_MODELS")
-    stages = [stage for model in models for stage in stages_of(model, settings)]
+    stages = [stage for model in newest(models) for stage in stages_of(model, settings)]
     by_name = {stage.name: stage.owner for stage in stages}
     for stage in stages:
         if (other := by_name[stage.name]) != stage.owner:
@@ -180,41 +185,3 @@ def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings
     if topic not in records:
         raise ConfigurationError(f"no read model reads topic '{topic}'; name one of {', '.join(sorted(records))}")
     return TopicRecords(records[topic], topic in with_tombstones, partitioners[topic])
-
-
-def flowchart(model: ReadModel, stages: Sequence[Stage]) -> str:
-    """Returns the flowchart of a read model's stages, in order. Source: Mermaid, "Flowcharts - Basic Syntax"."""
-    nodes: dict[str, str] = {}
-    lines = ["flowchart LR"]
-
-    def node(form: str, name: str) -> str:
-        shape = form.format(name)
-        if shape not in nodes:
-            nodes[shape] = f"n{len(nodes)}"
-            lines.append(f"    {nodes[shape]}{shape}")
-        return nodes[shape]
-
-    for stage in stages:
-        source, work = node(_TOPIC, stage.source), node('["{}"]', stage.name)
-        lines.append(f"    {source} -->{_arrow_label(stage.conditions)} {work}")
-        tables = [(node(_TOPIC, join.table.topic), join) for join in stage.joins]
-        lines += [f'    {table} -. "{_join_label(join)}" .-> {work}' for table, join in tables]
-        if stage.by is not None:
-            lines.append(f'    {work} -->|"by {stage.by}"| {node(_TOPIC, stage.rekeyed)}')
-            continue
-        if model.has_states():
-            lines.append(f"    {work} --- {node(_STATES, model.state_schema['name'])}")
-        for output in model.outputs:
-            where = () if output.where is None else (output.where,)
-            lines.append(f"    {work} -->{_arrow_label(where, output.record or '')} {node(_TOPIC, output.topic)}")
-    return "\n".join(lines)
-
-
-def _join_label(join: Join) -> str:
-    return f"{'global, ' if isinstance(join.table, Global) else ''}by {join.on}"
-
-
-def _arrow_label(conditions: Iterable[Condition], record: str = "") -> str:
-    # A quote ends Mermaid's text.
-    said = "; ".join(filter(None, [record, *map(str, conditions)])).replace('"', "#quot;")
-    return f'|"{said}"|' if said else ""

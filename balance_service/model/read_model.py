@@ -76,7 +76,12 @@ class ReadModel:
     The model's own code receives and returns instances of the dataclass.
     """
     version: ClassVar[int] = 1
-    """The version of the declaration. A new version takes the newest schemas from the registry again."""
+    """The version of the model. A class whose states mean something else has a higher one.
+
+    The service then builds a new generation of states next to the serving one. The former class, with its version, may
+    stay in BALANCE_MODELS, and folds the serving generation until another one serves. A new version takes the newest
+    schemas from the registry again.
+    """
     emits: ClassVar[Emit | tuple[Emit, ...]]
     """The model's outputs. A model without states may emit to several topics."""
     queries: ClassVar[Routes | Collection | None] = None

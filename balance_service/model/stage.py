@@ -6,6 +6,7 @@ records, for the service and for the test driver alike. Stages without a read mo
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -19,21 +20,37 @@ if TYPE_CHECKING:
     from balance_service.model.conditions import Condition
     from balance_service.model.stream import Partitioner, Stream, Table
 
+_OF_GENERATION = re.compile(r"(.+)\.g([0-9]{1,9})", re.DOTALL)
+
+
+def generation_name(model: str, number: int) -> str:
+    """Returns the name of the last stage of a generation. No name of a read model contains a dot."""
+    return model if number == 1 else f"{model}.g{number}"
+
+
+def model_and_generation(name: str) -> tuple[str, int]:
+    """Returns what `generation_name` made a name of; any other name is that of a first generation."""
+    match = _OF_GENERATION.fullmatch(name)
+    return (name, 1) if match is None else (match[1], int(match[2]))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """The tasks of a stage are called `<name>_<partition>`."""
 
     name: str
-    """The read model's name for the last stage; otherwise that of the topic it writes, without the application id."""
+    """Unique in the application. The last stage of a read model has the model's name; of its generation N > 1,
+    `<model>.gN`. Other stages have the name of the topic that they write, without the application id."""
     owner: str
     """The read model; for retries, the stage's own name."""
     source: str
     """The topic that the stage reads."""
     application_id: str = ""
     """Empty until the stage is placed in an application."""
+    generation: int = 1
+    """Which of the read model's builds the stage belongs to."""
     partitioner: Partitioner = "murmur2"
-    """The function by which the source's producers assign keys to partitions; re-keyed topics have murmur2."""
+    """The function that the source's producers use to assign keys to partitions; re-keyed topics have murmur2."""
     written_to: str = ""
     """The topic whose subjects encode the source's records: re-keyed records keep their original encoding."""
     schemas: Mapping[str, Schema] = field(default_factory=dict, repr=False)
@@ -89,9 +106,19 @@ class Stage:
         return tuple(dict.fromkeys(join.table for join in self.joins if isinstance(join.table, Global)))
 
     @property
+    def identity(self) -> str:
+        """The name that all generations share: records for other topics, dead letters and decisions have it."""
+        return self.name if self.generation == 1 else self.owner
+
+    @property
     def full_name(self) -> str:
         """The name that is unique among the stages of all applications."""
         return f"{self.application_id}-{self.name}"
+
+    @property
+    def sender(self) -> str:
+        """`identity`, unique among the stages of all applications."""
+        return f"{self.application_id}-{self.identity}"
 
     @property
     def rekeyed(self) -> str:
@@ -112,6 +139,10 @@ class Stage:
     def dead_letters(self) -> str:
         """The topic for records of the source that could not be applied; all re-keyed topics share one."""
         return f"{self.application_id if self.reads_rekeyed else self.source}-dead-letters"
+
+    def of_generation(self, number: int) -> Stage:
+        """The last stage of a read model in another generation, with a changelog and transactional ids of its own."""
+        return replace(self, name=generation_name(self.owner, number), generation=number)
 
     def transactional_id(self, partition: int) -> str:
         """The id of the only producer that may write the changelog of a partition."""

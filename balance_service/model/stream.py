@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 Partitioner = Literal["murmur2", "crc32", "fnv1a", "any"]
-"""The function by which the producers of a topic assign keys to partitions (`kafka.partitioner`).
+"""The function that the producers of a topic use to assign keys to partitions (`kafka.partitioner`).
 
 `any` is none that the service knows, such as round robin: the records of a key may be on several partitions.
 """
@@ -100,7 +100,7 @@ class Stream:
     """The events of one or more record types on one topic; each type is named by the simple name of its schema.
 
     With `tombstones`, a record without a value deletes the state of its key; otherwise it becomes a dead letter.
-    `partitioner` is the function by which the topic's producers assign keys to partitions: `murmur2` is Java's default,
+    `partitioner` is how the topic's producers assign keys to partitions: `murmur2` is Java's default,
     `crc32` librdkafka's, `fnv1a` sarama's. After a re-key (`by`) it may be `any`.
     """
 

@@ -28,72 +28,105 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._read = self._counter("balance_events_read", "Records read from the source.", _TASK)
+        self._read = self._counter("balance_events_read", "Records read from the source and committed.", _TASK)
         self._applied = self._counter("balance_events_applied", "Events folded.", _TASK)
         self._ignored = self._counter(
-            "balance_events_ignored", "Records of other types, or that do not meet a condition.", _TASK
+            "balance_events_ignored", "Records of other types, and events that do not meet a condition.", _TASK
         )
         self._others = self._counter(
-            "balance_records_ignored", "Records of other types, by type.", ("read_model", "record")
+            "balance_records_ignored",
+            "Records of other types, by the full name of their type: a series begins with its first record. "
+            "Beyond fifty names, record is other.",
+            ("read_model", "record"),
         )
         self._duplicates = self._counter(
             "balance_events_duplicates", "Events whose idempotency key was applied before.", _TASK
         )
-        self._dead = self._counter("balance_events_dead_lettered", "Records that could not be applied.", _TASK)
-        self._deleted = self._counter("balance_states_deleted", "States deleted by a fold.", _TASK)
-        self._sent = self._counter("balance_records_sent", "Records forwarded or emitted to other topics.", _TASK)
-        self._causes = self._counter("balance_dead_letters", "Dead letters, by cause.", (*_TASK, "cause"))
+        self._dead = self._counter(
+            "balance_events_dead_lettered", "Records that could not be applied. Retries do not count.", _TASK
+        )
+        self._deleted = self._counter("balance_states_deleted", "States that the fold deleted.", _TASK)
+        self._sent = self._counter("balance_records_sent", "Records passed on under another key, or emitted.", _TASK)
+        self._causes = self._counter(
+            "balance_dead_letters",
+            "Records that could not be applied, by cause: a series begins with its first dead letter. Retries do "
+            "not count.",
+            (*_TASK, "cause"),
+        )
         self._retried = self._counter("balance_dead_letters_retried", "Dead letters retried.", _TASK)
-        self._healed = self._counter("balance_dead_letters_applied", "Dead letters whose record was applied.", _TASK)
+        self._healed = self._counter(
+            "balance_dead_letters_applied",
+            "Dead letters closed because a retry applied their record, or found it to be ignored or a duplicate.",
+            _TASK,
+        )
         self._proxied = self._counter(
-            "balance_proxied_requests", "Queries forwarded to a peer, by outcome.", ("peer", "outcome")
+            "balance_proxied_requests",
+            "Queries forwarded to a peer: answered, misdirected (421), unavailable (503) or failed. Beyond a "
+            "hundred peers, peer is other.",
+            ("peer", "outcome"),
         )
         self._peers: set[str] = set()
         self._records: set[str] = set()
         self._directory_refused = self._counter(
             "balance_directory_records_refused",
-            "Rejected records of the directory of instances.",
+            "Directory records ignored because of BALANCE_PEER_SECRET: unsigned, wrongly signed, not of now "
+            "(clocks) or repeated.",
             ("reason",),
         )
         # Prometheus sees no increase if a series begins at one.
         for reason in REASONS:
             self._directory_refused.labels(reason)
-        self.rebalances = self._counter("balance_rebalances", "Changes of assignment.", ("kind",))
+        self.rebalances = self._counter(
+            "balance_rebalances", "Changes of assignment: assigned, revoked or lost.", ("kind",)
+        )
         for kind in ("assigned", "revoked", "lost"):
             self.rebalances.labels(kind)
         self.batch_seconds = Histogram(
             "balance_batch_duration_seconds",
-            "Time to fold and commit a micro-batch of one task.",
+            "Duration of a commit: folded, committed, stored and visible.",
             buckets=_BATCH_BUCKETS,
             registry=self.registry,
         )
-        self._queries = self._counter("balance_stream_queries", "Spark queries started, by reason.", (*_TASK, "reason"))
+        self._queries = self._counter(
+            "balance_stream_queries",
+            "Spark queries started: opened (the task began or continued to fold), single events (a combined "
+            "update needs its events), replaced (one query took the place of others) or failed (the previous one "
+            "failed). A query that several partitions share counts for each.",
+            (*_TASK, "reason"),
+        )
         self._without_slots = self._counter(
-            "balance_stream_queries_without_slots", "Spark queries that found no free slots.", ("read_model",)
+            "balance_stream_queries_without_slots",
+            "Spark queries that found no free slots in Spark. Report this as a bug.",
+            ("read_model",),
         )
         self._query_start_seconds = Histogram(
             "balance_stream_start_seconds",
-            "Time from the start of a Spark query to its first read, during which its partition is not read.",
+            "Time that a partition was not read while its Spark query started.",
             buckets=_BATCH_BUCKETS,
             registry=self.registry,
         )
         self.query_seconds = Histogram(
             "balance_query_duration_seconds",
-            "Time to answer a query for one key, by the source of the answer.",
+            "Duration of a query for one key; answered is local, proxied or none.",
             ("read_model", "answered", "status"),
             buckets=_QUERY_BUCKETS,
             registry=self.registry,
         )
         self.command_seconds = Histogram(
             "balance_command_duration_seconds",
-            "Time until an appended event is acknowledged.",
+            "Duration of appending an event, up to its acknowledgement.",
             ("status",),
             buckets=_COMMAND_BUCKETS,
             registry=self.registry,
         )
+        self.coalesced = Counter(
+            "balance_stream_changes_coalesced",
+            "Changes of a followed key that its reader got only the newest state of.",
+            registry=self.registry,
+        )
         self.refused = Counter(
             "balance_requests_refused",
-            "Requests answered with 503 because too many were in progress.",
+            "Requests answered 503 because too many were in progress. No other metric counts them.",
             registry=self.registry,
         )
 

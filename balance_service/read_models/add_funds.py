@@ -17,6 +17,7 @@ from opentelemetry.trace import SpanKind
 from pydantic import Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypeAliasType
 
+from balance_service import api
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.errors import InvalidInputError, RetriableError
@@ -40,13 +41,11 @@ if TYPE_CHECKING:
     from balance_service.http.handlers import CommandContext
     from balance_service.kafka.clients import ClientConfig
 
-PATH = "/api/balance.addFunds"
 _JSON_NUMBER = re.compile(r"[0-9]{1,32}(?:\.[0-9]{1,32})?(?:[eE][+-]?[0-9]{1,3})?")
 # Checked before a Decimal is made: Decimal accepts "Infinity", "1_000" and exponents of any size.
 _AMOUNT = re.compile(r"0*([0-9]{1,16})(?:\.([0-9]{1,2})0*)?")
 _CENTS = Decimal("0.01")
 _EXACT = Context(prec=40, traps=[Inexact, InvalidOperation])
-_IDEMPOTENCY_KEY = r"[!-~]{1,128}"
 AMOUNT_RULE = "amount must be a number or a decimal string, above 0, of at most 16 digits before the point and 2 after"
 _POLL_SECONDS = 0.1
 # The producer may retry, and reports the last error. These errors would have occurred at the first attempt too.
@@ -70,7 +69,7 @@ def amount_of(digits: str) -> Decimal:
 
 def idempotency_key_of(text: str) -> bytes:
     """Parses the key that identifies a repeated command. Raises InvalidInputError."""
-    if not re.fullmatch(_IDEMPOTENCY_KEY, text):
+    if not re.fullmatch(api.IDEMPOTENCY_KEY_PATTERN, text):
         raise InvalidInputError("Idempotency-Key must have 1 to 128 visible ASCII characters")
     return text.encode()
 
@@ -130,19 +129,20 @@ class AddFunds(JsonBody):
 
 
 class AddFundsParameters(Parameters):
-    in_header: ClassVar[frozenset[str]] = frozenset({"Idempotency-Key"})
+    in_header: ClassVar[frozenset[str]] = frozenset({api.IDEMPOTENCY_KEY})
 
     idempotency_key: (
         Annotated[
             bytes,
             PlainValidator(
-                idempotency_key_of, json_schema_input_type=Annotated[str, Field(pattern=f"^{_IDEMPOTENCY_KEY}$")]
+                idempotency_key_of,
+                json_schema_input_type=Annotated[str, Field(pattern=f"^{api.IDEMPOTENCY_KEY_PATTERN}$")],
             ),
         ]
         | None
     ) = Field(
         None,
-        alias="Idempotency-Key",
+        alias=api.IDEMPOTENCY_KEY,
         description="Identifies this addition. Of several additions to one customer with the same key within "
         "`BALANCE_IDEMPOTENCY_WINDOW` (24 h by default), the service applies the first; one with another amount "
         "becomes a dead letter. Every retry is answered 202, with the position of the retry. Given at most once.",
@@ -301,7 +301,7 @@ class AddFundsHandler:
             raise
         finally:
             self._metrics.command_seconds.labels(str(status)).observe(time.perf_counter() - began)
-        return web.Response(status=202, headers={"Balance-Position": f"{partition}:{offset + 1}"})
+        return web.Response(status=202, headers={api.POSITION: f"{partition}:{offset + 1}"})
 
     def close(self) -> None:
         self._publisher.close()
@@ -310,7 +310,7 @@ class AddFundsHandler:
 _ROUTE = Route(
     name="addFunds",
     method="POST",
-    path=PATH,
+    path=api.ADD_FUNDS,
     handle=lambda handlers, request: handlers.command("addFunds", request),
     tag=Tag("balance", "Commands."),
     scopes=frozenset({Scope.ADD}),
@@ -336,7 +336,7 @@ _ROUTE = Route(
             description="The event is in the topic. The body is empty.",
             headers=(
                 Header(
-                    name="Balance-Position",
+                    name=api.POSITION,
                     description="`partition:offset` from which the event is visible; pass it to `getBalance` as "
                     "`minPosition`.",
                     type=Annotated[str, Field(pattern=f"^{POSITION_PATTERN}$")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from balance_service import api
 from balance_service.model.folds import RunningSum
 from balance_service.model.read_model import ReadModel, Routes
 from balance_service.model.stream import Stream
@@ -14,6 +15,6 @@ class Balance(ReadModel):
     source = Stream("balance", "FundsAdded")
     key = "customerId"
     state = "BalanceState"
-    queries = Routes("/api/customers.getBalance", key="customerId", noun="customer")
+    queries = Routes(api.GET_BALANCE, key="customerId", noun="customer")
 
     amount = RunningSum("FundsAdded.amount")

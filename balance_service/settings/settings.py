@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from balance_service import api
 from balance_service.errors import ConfigurationError
 from balance_service.settings.http_security import HttpSecuritySettings
 from balance_service.settings.kafka import HIDDEN, KafkaSettings, printable_properties
@@ -62,13 +63,13 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         ("balance",),
         min_length=1,
         description="Comma-separated read models that this instance hosts: names of shipped ones or of entry points, "
-        "`package.module` or `package.module:Class` ([read-models.md](read-models.md#name-the-models)).",
+        "`package.module` or `package.module:Class` ([read-models.md](../how-to/read-models.md#name-the-models)).",
     )
     topic: str = Field(_OWN_TOPIC, pattern=_NAME, description="The topic of `FundsAdded` events, the source of truth.")
     partitioner: Literal["murmur2", "crc32", "fnv1a"] = Field(
         "murmur2",
-        description="The function by which the producers of `BALANCE_TOPIC` assign keys to partitions: `murmur2` "
-        "(Java), `crc32` (librdkafka) or `fnv1a` (sarama) ([producers.md](producers.md)). A change needs a `rebuild`.",
+        description="How the producers of `BALANCE_TOPIC` assign keys to partitions: `murmur2` "
+        "(Java), `crc32` (librdkafka) or `fnv1a` (sarama) ([more](../how-to/produce.md)). A change needs a `rebuild`.",
     )
     partitions: int = Field(
         2, ge=1, le=10_000, description="Partitions of the source topic, when the service creates it."
@@ -93,6 +94,10 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     http_port: int = Field(
         DEFAULT_PORT, ge=0, le=65_535, description="Port the HTTP server listens on; 0 takes a free one."
     )
+    console: bool = Field(
+        True,
+        description="Serve the [console](../how-to/console.md), a page for people in a browser, at `/` of the port.",
+    )
     application_server: str = Field(
         default_factory=default_server,
         validate_default=True,
@@ -110,7 +115,8 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     max_records_per_batch: int = Field(
         2_000_000,
         ge=1,
-        description="Largest number of records in one commit of a partition; only a partition that lags reaches it.",
+        description="A commit gathers no more records once it has this many; one pull, of up to 32,768, may exceed it. "
+        "Only a partition that lags reaches it.",
     )
     spark_jars: str | None = Field(
         None, description="Comma-separated connector jars; downloaded into a cache when unset."
@@ -131,8 +137,13 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     num_standby_replicas: int = Field(
         0, ge=0, le=100, description="Standby copies of each partition's store, which other instances keep up to date."
     )
+    switch: Literal["auto", "manual"] = Field(
+        "manual",
+        description="When a generation serves that was built because a read model has a higher version: as soon as it "
+        "has caught up and all instances have that version, or when an operator switches.",
+    )
     idempotency_window_seconds: float = Field(
-        86_400,
+        api.IDEMPOTENCY_WINDOW_SECONDS,
         ge=1,
         le=31_536_000,
         allow_inf_nan=False,
@@ -168,7 +179,14 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         ge=1,
         le=100_000,
         description="HTTP requests in flight. Further ones are answered 503, except `/health`, `/metrics` and local "
-        "[plain queries](decisions/0033-plain-queries-are-answered-at-the-connection.md).",
+        "[plain queries](../decisions/0033-plain-queries-are-answered-at-the-connection.md).",
+    )
+    max_streams: int = Field(
+        1_000,
+        ge=0,
+        le=100_000,
+        description="Streams of events that clients may have open. Further ones are answered 503. Each has a "
+        "connection, which the limits on other connections do not count.",
     )
     tracing_endpoint: str | None = Field(
         None,
@@ -259,6 +277,11 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     def dead_letter_decisions_topic(self) -> str:
         """The topic of operators' decisions about dead letters."""
         return f"{self.application_id}-dead-letter-decisions"
+
+    @property
+    def generations_topic(self) -> str:
+        """The topic of the read models' generations; also the id of the transactions that write it."""
+        return f"{self.application_id}-generations"
 
     @property
     def retries_topic(self) -> str:

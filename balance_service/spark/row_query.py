@@ -289,7 +289,8 @@ def in_short(error: Exception) -> str:
     """Returns the message of an error of Spark or py4j, without the stack trace."""
     forbidden = _FORBIDDEN.search(str(error))
     if forbidden is not None:
-        return f"the brokers do not allow Spark to read: {forbidden[0]}; grant this user Read there (docs/security.md)"
+        grant = "grant this user Read there (docs/how-to/secure.md)"
+        return f"the brokers do not allow Spark to read: {forbidden[0]}; {grant}"
     # py4j names the Java exception in the second line.
     lines = str(error).strip().splitlines()[:2]
     return " ".join(line.strip() for line in lines) if lines else type(error).__name__

@@ -7,6 +7,7 @@ queries, and nothing else: while one waits for a query, or fails, the others con
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _IDLE_SECONDS = 0.25
+# How long rows wait that must not be applied yet, before the task looks again.
+_AT_END_SECONDS = 0.005
 _LOOK_EVERY_SECONDS = 1.0
 _BACK_OFF_SECONDS = 1.0
 _WARM_UP_SECONDS = 10.0
@@ -101,6 +104,8 @@ class TaskRunner:
         self._topics = hosted.topics
         self._known_end = hosted.watermarks.end
         self._joined = hosted.joined
+        self._stage, self._siblings = stage, hosted.siblings
+        self._seconds_after = partial(hosted.siblings.seconds_after, stage)
         self._metrics = metrics
         self._other_records = OtherRecords(stage.name, self._source, stage.event_schemas)
         self._tracer = tracer
@@ -116,6 +121,11 @@ class TaskRunner:
     def problem(self) -> str:
         """Why some partition is not being folded; empty if there is no problem."""
         return next(iter(self._problems.copy().values()), "")
+
+    def check_resumption(self, partition: int, interrupted: threading.Event) -> None:
+        """Waits until the joined tables are read to their current ends. Raises as `JoinedTables.catch_up`."""
+        if self._joined is not None:
+            self._joined.catch_up(partition, interrupted.is_set)
 
     def has_begun(self, partition: int) -> bool:
         """Whether Spark has begun to read the partition for a task here, or has failed to."""
@@ -185,16 +195,21 @@ class TaskRunner:
         # Before the query, because starting one is expensive, and one that cannot commit would be restarted repeatedly.
         if not self._catch_up_tables(partition, interrupted):
             return
-        part_of = partial(self._part, partition, pa.array(task.left_out(), pa.int64()))
+        left_out = task.left_out()
+        part_of = partial(self._part, partition, pa.array(left_out, pa.int64()))
         with self._queries.rows(partition, lambda: task.position, interrupted.is_set) as rows:
-            start = task.position
+            start, bounded = task.position, _BoundedRows(rows.pull, task)
             self._metrics.query_started(task.task_id, reason, time.monotonic() - began)
             looked_at = time.monotonic()
             retry_at, reads_from = looked_at + _SETTLE_SECONDS, looked_at + _READS_SECONDS
             while not interrupted.is_set() and task.state is TaskState.RUNNING:
                 if rows.change_over(start):
                     self._metrics.query_started(task.task_id, "replaced")
-                gathered = gathering.gather(rows.pull, _IDLE_SECONDS, self._known_end(partition), part_of, interrupted)
+                    # The other query reads them again.
+                    bounded.rest = None
+                # At a bounded rate, events that are gathered for seconds would be applied in bursts at full speed.
+                end = self._known_end(partition) if self._siblings.max_rate(self._stage) is None else None
+                gathered = gathering.gather(bounded.pull, _IDLE_SECONDS, end, part_of, interrupted)
                 # Only now: a query that fails on its first read has started too, and Spark's consumer needs a moment.
                 self._problems.pop(partition, None)
                 self._begun.add(partition)
@@ -204,23 +219,28 @@ class TaskRunner:
                 if gathered and not self._catch_up_tables(partition, interrupted):
                     return
                 for part in gathered:
-                    self._commit(part, start, task, gathering)
+                    self._commit(part, start, frozenset(left_out), task, gathering)
+                    self._pace(part.end - start, interrupted)
                     start = part.end
                 if gathered:
                     gathering.committed(began)
                 elif began - looked_at > _LOOK_EVERY_SECONDS:
-                    start = self._pass_over(start, task, interrupted)
+                    start = self._pass_over(start, frozenset(left_out), task, interrupted)
                     looked_at = time.monotonic()
                 if began > retry_at:
                     retry_at = time.monotonic() + self._try_again(task, interrupted)
 
+    def _pace(self, events: int, interrupted: threading.Event) -> None:
+        """Waits if the generation is built at a bounded rate."""
+        if (seconds := self._seconds_after(events)) > 0:
+            interrupted.wait(seconds)
+
     def _catch_up_tables(self, partition: int, interrupted: threading.Event) -> bool:
         """Waits until the joined tables are read to their current ends; returns whether that was not interrupted."""
-        if self._joined is not None:
-            try:
-                self._joined.catch_up(partition, interrupted.is_set)
-            except RetriableError as error:
-                raise _WaitError(str(error)) from error
+        try:
+            self.check_resumption(partition, interrupted)
+        except RetriableError as error:
+            raise _WaitError(str(error)) from error
         return not interrupted.is_set() or self._joined is None
 
     def _query(self, positions: Mapping[int, int], is_interrupted: Callable[[], bool]) -> RowQuery:
@@ -253,6 +273,10 @@ class TaskRunner:
         reach("letters-read")
         done = task.process(batch)
         self._metrics.redriven(task.task_id, len(batch.retried), done)
+        if done.healed:
+            letters = task.letters_at(batch.retried)
+            closed = {at: letter for at, letter in letters.items() if not letter.status.is_open}
+            self._siblings.follow(self._stage, partition, closed)
         log.info("dead letters tried again", task=str(task.task_id), letters=len(batch.retried), applied=done.healed)
         return 0.0
 
@@ -275,7 +299,9 @@ class TaskRunner:
         updates = rows.combined(self._combine) if self._has_states else rows.uncombined()
         return Gathered(updates, end, traces, rows)
 
-    def _commit(self, gathered: Gathered, start: int, task: Task, gathering: Gathering) -> None:
+    def _commit(
+        self, gathered: Gathered, start: int, left_out: frozenset[int], task: Task, gathering: Gathering
+    ) -> None:
         began, part = time.monotonic(), gathered.updates
         batch = TaskBatch(
             start,
@@ -286,6 +312,7 @@ class TaskRunner:
             part.ignored,
             part.dead_letters,
             partial(self._singles, task.task_id.partition, gathered.rows),
+            left_out=left_out,
         )
         reach("batch-read")
         try:
@@ -304,7 +331,7 @@ class TaskRunner:
             raise _AnotherQueryError("single events")
         return read_singles(self._settings, self._source, partition, rows, keys)
 
-    def _pass_over(self, start: int, task: Task, interrupted: threading.Event) -> int:
+    def _pass_over(self, start: int, left_out: frozenset[int], task: Task, interrupted: threading.Event) -> int:
         """Moves the position past offsets without committed records: control records and aborted transactions.
 
         Spark reports records only, so the position would otherwise stay below the end of the partition.
@@ -315,6 +342,7 @@ class TaskRunner:
             return start
         try:
             stable = self._topics.offsets(topic, [partition], committed=True)[partition]
+            stable = stable if (limit := task.limit) is None else min(stable, limit)
             if stable <= start:
                 return start
             config = reader_config(self._settings)
@@ -325,8 +353,49 @@ class TaskRunner:
         except RetriableError as error:
             log.warning("the offsets after the position cannot be read", task=str(task.task_id), error=str(error))
             return start
-        task.process(TaskBatch(start, stable))
+        task.process(TaskBatch(start, stable, left_out=left_out))
         return stable
+
+
+class _BoundedRows:
+    """The rows of a task up to its bound and its limit, if it has any; the rest waits here."""
+
+    def __init__(self, pull: Callable[[float], pa.RecordBatch | None], task: Task) -> None:
+        self.rest: pa.RecordBatch | None = None
+        """Rows at or beyond the bound or the limit."""
+        self._pull = pull
+        self._task = task
+        self._end = 0
+
+    def pull(self, timeout_seconds: float) -> pa.RecordBatch | None:
+        """Returns the rows that have arrived, as the query's own `pull`; None too if all are to wait."""
+        bound, limit = self._task.bound, self._task.limit
+        if bound is None and limit is None:
+            batch, self.rest = self.rest, None
+            batch = batch if batch is not None else self._pull(timeout_seconds)
+            self._end = self._end if batch is None else end_of(batch)
+            return batch
+        # Rows that were returned may still be to be committed: the task then pulls again.
+        has_committed = self._task.position >= self._end
+        if bound is not None and has_committed and self._task.position >= bound.offset:
+            bound.reached.set()
+        if self.rest is None:
+            self.rest = self._pull(timeout_seconds)
+        if self.rest is None:
+            return None
+        offsets = self.rest["offset"]
+        ends = (None if bound is None else bound.offset, limit)
+        first, end = offsets[0].as_py(), min(offset for offset in ends if offset is not None)
+        # Most often, all are beyond it: the task waits there.
+        if first >= end:
+            if bound is not None and has_committed and first >= bound.offset:
+                bound.reached.set()
+            time.sleep(_AT_END_SECONDS)
+            return None
+        below = self.rest.slice(0, bisect_left(offsets.to_pylist(), end))
+        self._end = end_of(below)
+        self.rest = self.rest.slice(below.num_rows) if below.num_rows < self.rest.num_rows else None
+        return below
 
 
 def commit_traced(tracer: Tracer, task: Task, batch: TaskBatch, traces: Sequence[str]) -> Committed:

@@ -126,8 +126,9 @@ class DrivenTask:
         return redriven(rows, [*events], letters, len(self.events), due, has_states=self._has_states)
 
     def decide(self, offsets: Sequence[int], status: Status) -> None:
-        letters = self._processor.letters.at(self.store, offsets).values()
-        decide(letters, status, (), self._processor, self.store, self.writer)
+        letters = self._processor.letters
+        changes = letters.on_decision(self.store, letters.at(self.store, offsets).values(), status)
+        decide(changes, (), self._processor, self.store, self.writer)
 
     def letters(self) -> list[Letter]:
         return [*self._processor.letters.between(self.store, 0)]
@@ -144,9 +145,9 @@ class DrivenTask:
         sent_before = max(before.offset, before.emitted_up_to)
         stands_at = replace(before, offset=0, keys=0, emitted_up_to=sent_before, stream_time_ms=-1)
         write_position(stands_at, self._processor.position_codec, self.store, self.writer, carried)
-        left_out = set(self._processor.letters.left_out_from(self.store, 0))
+        left_out = frozenset(self._processor.letters.left_out_from(self.store, 0))
         events = {at: given for at, given in enumerate(self.events) if at not in left_out}
-        self.deliver(self._batch(0, len(self.events), events))
+        self.deliver(replace(self._batch(0, len(self.events), events), left_out=left_out))
 
     def mend(self, cause: str) -> None:
         self.events = [replace(given, unreadable=None) if given.unreadable == cause else given for given in self.events]

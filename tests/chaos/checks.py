@@ -50,6 +50,7 @@ KINDS = (
     "stuck",
     "silent",
     "crash",
+    "listener",
 )
 WATERMARK_SECONDS = 4.0
 """The maximum age of an instance's watermark, plus a second."""
@@ -92,6 +93,11 @@ def check_answers(answers: Sequence[Answer], recount: Recount) -> list[Violation
         *_wrong_owners(speaking),
         *_two_owners(speaking),
     ]
+
+
+def check_told(told: Sequence[Answer], recount: Recount) -> list[Violation]:
+    """Checks the events of listeners of keys, each at its position; they come at any time after their commits."""
+    return [*_wrong(told, recount), *_unflagged(told)]
 
 
 def check_staleness(answers: Iterable[Answer], acks: Sequence[tuple[float, int, int]]) -> Iterator[Violation]:

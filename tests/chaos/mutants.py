@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ALL_MUTATIONS = (*PINPOINT_MUTATIONS, *MUTATIONS)
 _PROJECT = Path(__file__).parents[2]
-_COPIED = ("balance_service", "schemas", "deploy", "tests", "pyproject.toml")
+_COPIED = ("balance_service", "schemas", "deploy", "docs", "tests", "pyproject.toml")
 _ROUND_SECONDS = 900
 _VIOLATION = re.compile(r"VIOLATION \(([a-z ]+)\): (.*)")
 # A bug may also prevent the service from finishing; any other failure is no proof that the bug was found.

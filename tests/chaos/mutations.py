@@ -55,9 +55,9 @@ MUTATIONS = (
     Mutation(
         "a batch is applied twice",
         "balance_service/spark/task_runner.py",
-        "                    self._commit(part, start, task, gathering)\n",
-        "                    self._commit(part, start, task, gathering)\n"
-        "                    self._commit(part, part.end, task, gathering)\n",
+        "                    self._commit(part, start, frozenset(left_out), task, gathering)\n",
+        "                    self._commit(part, start, frozenset(left_out), task, gathering)\n"
+        "                    self._commit(part, part.end, frozenset(left_out), task, gathering)\n",
         QUIET,
         WRONG,
     ),
@@ -75,7 +75,7 @@ MUTATIONS = (
         "a position skips records, because the task does not check for them",
         "balance_service/spark/task_runner.py",
         "                elif began - looked_at > _LOOK_EVERY_SECONDS:\n"
-        "                    start = self._pass_over(start, task, interrupted)\n",
+        "                    start = self._pass_over(start, frozenset(left_out), task, interrupted)\n",
         "                elif (ends := self._topics.offsets(self._source, [partition], committed=True)) and (\n"
         "                    ends[partition] > start\n"
         "                ):\n"
@@ -238,7 +238,8 @@ MUTATIONS = (
         "epoch=max(stored.epoch + 1, least_epoch)",
         "epoch=max(stored.epoch, least_epoch)",
         "kill=3",
-        ("wrong owner", "backwards"),
+        # Peers that cannot tell the new owner's claim from the old one's ask neither.
+        ("wrong owner", "backwards", "silent"),
     ),
     Mutation(
         "a command's Idempotency-Key is dropped",

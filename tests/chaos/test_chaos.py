@@ -23,12 +23,14 @@ from tests.chaos.checks import (
     check_staleness,
     check_starts,
     check_successions,
+    check_told,
     check_undisturbed,
     successions,
 )
 from tests.chaos.clients import Commands, Enquiry, Readers, redrive_all
 from tests.chaos.cluster import IDEMPOTENCY_WINDOW_SECONDS, INSTANCES, Cluster, active_positions
 from tests.chaos.faults import Chaos
+from tests.chaos.listeners import Listeners
 from tests.chaos.plan import plan_from_environment
 from tests.chaos.recount import Recount
 from tests.chaos.report import Journal, Report, unstolen_time
@@ -46,6 +48,27 @@ _CATCH_UP_SECONDS = 120.0
 _UNDISTURBED_SECONDS = 4.0
 
 
+@pytest.mark.shows(
+    "exactly-once",
+    "exact",
+    "dead-letter",
+    "deterministic",
+    "equal-copies",
+    "retried-once",
+    "position",
+    "owner",
+    "max-lag",
+    "min-position",
+    "404",
+    "listener",
+    "accepted",
+    "idempotency-key",
+    "takeover",
+    "ready",
+    "resume",
+    "damaged-store",
+    "broker-outage",
+)
 @pytest.mark.timeout(_TIMEOUT_SECONDS)
 def test_no_event_is_lost_doubled_or_answered_wrongly_under_kills_pauses_and_damage(tmp_path: Path) -> None:
     plan = plan_from_environment()
@@ -101,6 +124,7 @@ class _Run:
             Readers(addresses, self._customers, self._workload.acked, plan.seed, plan.reads_per_second)
         )
         self._commands = enter(Commands(addresses, self._customers, plan.seed))
+        self._listeners = enter(Listeners(addresses, self._customers, plan.seed))
         self._chaos = Chaos(cluster, self._readers, self._journal, plan.seed)
         self._play_rounds()
         if self._is_over:
@@ -162,12 +186,19 @@ class _Run:
         self.report.add_violations(check_undisturbed(answers, windows))
         self.report.add_violations(check_movement(answers, self._workload.acks, self._journal.outages))
         self.report.add_violations(check_answers(answers, self._recount))
+        told = self._listeners.take()
+        self._journal.say(f"checking {len(told)} events of listeners")
+        self.report.add_violations(check_told(told, self._recount))
+        self.report.add_violations(self._listeners.take_violations())
         self.report.add_violations(check_staleness(answers, self._workload.acks))
         self.report.add_violations(check_promises(promises, self._recount))
         self.report.add_violations(Violation("status", detail) for detail in self._commands.take_refusals())
         self.report.add_violations(Violation("crash", detail) for detail in self._journal.take_unexpected())
         self.report.add_violations(silent)
+        if not told:
+            self.report.add_violations([Violation("listener", "no listener was told of a change in this round")])
         assert not self._readers.failures, self._readers.failures
+        assert not self._listeners.failures, self._listeners.failures
 
     def _undisturbed(self) -> tuple[float, float]:
         """Waits for some seconds without faults; returns their start and end."""
@@ -181,6 +212,7 @@ class _Run:
         self._catch_up()
         self._recount.read_on()
         self.report.add_violations(check_promises(self._commands.promises, self._recount))
+        self.report.add_violations(self._listeners.end_right(self._recount, PROGRESS_SECONDS))
 
     def _enquiry(self) -> Iterator[Violation]:
         self._journal.say("querying all instances")
@@ -238,6 +270,10 @@ class _Run:
         answers = self._readers.take()
         self.report.add_answers(answers)
         self.report.add_violations(check_answers(answers, self._recount))
+        told = self._listeners.take()
+        self._journal.say(f"checking {len(told)} events of listeners")
+        self.report.add_violations(check_told(told, self._recount))
+        self.report.add_violations(self._listeners.take_violations())
         self.report.add_violations(check_staleness(answers, self._workload.acks))
         self._journal.say("stopping the instances")
         stores = [path for member in self._cluster.members for path in member.stores()]

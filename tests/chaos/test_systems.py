@@ -23,7 +23,7 @@ from tests.chaos.checks import STRIKE_SECONDS, Violation
 from tests.chaos.cluster import Member, tasks_of
 from tests.chaos.plan import Offers, plan_from_environment
 from tests.chaos.report import Journal, unstolen_time
-from tests.chaos.systems import PARTITIONS, Hops, SystemWorkload
+from tests.chaos.systems import MODELS, PARTITIONS, Hops, SystemWorkload
 from tests.support.commands import run
 from tests.support.service import SESSION_TIMEOUT_SECONDS, on
 from tests.support.waiting import eventually
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from tests.chaos.plan import Plan
 
-_MODELS = ("rewards", "purchases", "leaderboard")
 _SOURCES = {
     "rewards-by-customerCardNo": "pos",
     "purchases": "pos",
@@ -56,6 +55,7 @@ _UNDISTURBED_SECONDS = 8.0
 _KILL_AT = "kill-at-"
 
 
+@pytest.mark.shows("rebuild", "outputs-once", "joined", "whole-range")
 @pytest.mark.timeout(2_400 + 90 * _MINUTES)
 def test_outputs_joins_and_answers_equal_a_recount_under_kills(tmp_path: Path) -> None:
     plan = plan_from_environment()
@@ -81,7 +81,7 @@ class _Systems:
             self._stack,
             {
                 "BALANCE_APPLICATION_ID": self._application_id,
-                "BALANCE_MODELS": ",".join(_MODELS),
+                "BALANCE_MODELS": ",".join(MODELS),
                 "BALANCE_PARTITIONS": str(PARTITIONS),
                 # Scores of players without a row are retried continuously.
                 "BALANCE_RETRY_EVERY": "2",
@@ -216,7 +216,11 @@ class _Systems:
         before, sent = self._states(), hops.sent()
         for model in ("rewards", "leaderboard"):
             done = run(
-                self._settings | {"BALANCE_STATE_DIR": str(self._folder / "rebuilt")}, "rebuild", model, seconds=300
+                self._settings | {"BALANCE_STATE_DIR": str(self._folder / "rebuilt")},
+                "rebuild",
+                "--offline",
+                model,
+                seconds=300,
             )
             assert done.code == 0, done
         if self._states() != before:

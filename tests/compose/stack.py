@@ -85,7 +85,7 @@ class Stack:
     def rebuild(self) -> Rebuilding:
         """Runs a rebuild in a container of the service, under its limits. No replica may run."""
         container = f"{_PROJECT}-rebuild"
-        self.compose("run", "--detach", "--no-deps", "--name", container, SERVICE, "rebuild")
+        self.compose("run", "--detach", "--no-deps", "--name", container, SERVICE, "rebuild", "--offline")
         memory, deadline = 0, time.monotonic() + _REBUILD_SECONDS
         while (state := self.inspect([container])[0]["State"])["Running"] and time.monotonic() < deadline:
             memory = max(memory, self.memory(container))

@@ -130,7 +130,11 @@ _VALID = {"name": "orders", "topic": "balance", "record": "FundsAdded", "state":
             {"name": "Orders"},
             ["Orders (", "shop/orders.py:10) has the name 'Orders': a name consists"],
         ),
-        ("balance,shop.orders", {"name": "balance"}, ["shop/orders.py:10) both have the name 'balance'; rename one"]),
+        (
+            "balance,shop.orders",
+            {"name": "balance"},
+            ["shop/orders.py:10) both have the name 'balance' and the version 1; rename one"],
+        ),
         ("shop.orders", {"state": "Placed"}, ["the dataclass Placed (", "shop/orders.py:5)", "'items'"]),
         (
             "shop.orders",

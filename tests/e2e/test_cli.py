@@ -43,6 +43,7 @@ def test_topics_create_is_idempotent(stack: LocalStack) -> None:
         f"{application_id}-balance-changelog": 3,
         f"{application_id}-application-servers": 1,
         f"{application_id}-dead-letter-decisions": 1,
+        f"{application_id}-generations": 1,
     }
 
 

@@ -92,6 +92,7 @@ class Waits:
                 self.asked += 1
 
 
+@pytest.mark.shows("floods")
 @pytest.mark.parametrize("kind", ["without tokens", "with tokens"])
 def test_compressed_bodies_do_not_delay_probes(
     kind: str, pair: tuple[LocalInstance, LocalInstance], request: pytest.FixtureRequest
@@ -159,6 +160,7 @@ def silent_connections(instance: LocalInstance) -> Iterator[list[socket.socket]]
         attacker.join()
 
 
+@pytest.mark.shows("floods")
 def test_thousands_of_silent_connections_do_not_lock_out_other_clients(
     pair: tuple[LocalInstance, LocalInstance], customers: list[str]
 ) -> None:
@@ -200,6 +202,7 @@ def _kernel_bytes() -> int:
     return int(fields[fields.index("mem") + 1]) * _PAGE_BYTES
 
 
+@pytest.mark.shows("floods")
 def test_unread_answers_use_little_memory_and_not_for_long(
     pair: tuple[LocalInstance, LocalInstance],
 ) -> None:

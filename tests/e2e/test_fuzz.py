@@ -56,6 +56,7 @@ def _in_threads(work: Sequence[Callable[[], Any]]) -> None:
         thread.join()
 
 
+@pytest.mark.shows("no-500")
 def test_no_request_is_answered_500_or_ends_the_process(instance: LocalInstance) -> None:
     print(f"\nFUZZ_SEED={_SEED} FUZZ_REQUESTS={_REQUESTS}")
     statuses: Counter[str] = Counter()
@@ -111,6 +112,7 @@ def _counters(instance: LocalInstance) -> dict[str, int]:
     return dict(found)
 
 
+@pytest.mark.shows("dead-letter")
 def test_every_record_is_accounted_for(stack: LocalStack, settings: dict[str, str], instance: LocalInstance) -> None:
     print(f"\nFUZZ_SEED={_SEED} FUZZ_RECORDS={_RECORDS}")
     topic = settings["BALANCE_TOPIC"]

@@ -217,6 +217,7 @@ def metric(instance: LocalInstance, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
+@pytest.mark.shows("peers")
 def test_forged_records_are_ignored_and_reported_while_queries_continue(fed: Pair, directory: DirectoryWriter) -> None:
     real = [record for record in directory.records() if record.value() is not None]
     with fake_peer() as impostor, asked_all_the_time(fed) as poller:
@@ -242,6 +243,7 @@ def test_forged_records_are_ignored_and_reported_while_queries_continue(fed: Pai
         assert any("give all instances the same BALANCE_PEER_SECRET" in line for line in warnings)
 
 
+@pytest.mark.shows("peers")
 def test_a_proof_is_accepted_once_and_its_answer_is_signed(fed: Pair) -> None:
     for instance in fed:
         known = status(instance)
@@ -264,6 +266,7 @@ def test_a_proof_is_accepted_once_and_its_answer_is_signed(fed: Pair) -> None:
             assert peer.is_proven(received.answer, mark, received.proof)
 
 
+@pytest.mark.shows("peers")
 def test_an_answer_that_no_peer_gave_never_reaches_a_client(fed: Pair, directory: DirectoryWriter) -> None:
     # Holders of the secret are trusted. The claim stands for a proxy that changes the answers of a real peer.
     signatures = RecordSignatures(SharedSecret(_SECRET), directory.topic)
@@ -300,6 +303,7 @@ def test_an_answer_that_no_peer_gave_never_reaches_a_client(fed: Pair, directory
     assert max(poller.silences.values()) < _MOST_SECONDS
 
 
+@pytest.mark.shows("false-claim")
 @pytest.mark.parametrize("is_renewed", [False, True])
 def test_an_unconfirmed_claim_without_a_secret_delays_queries_for_less_than_ten_seconds(
     unsecured: Pair, stack: LocalStack, *, is_renewed: bool

@@ -28,6 +28,7 @@ def test_a_tenth_and_two_tenths_are_exactly_three_tenths(http: httpx.Client, cus
     assert answer.headers["Content-Type"] == "application/json"
 
 
+@pytest.mark.shows("exact")
 @pytest.mark.parametrize("amount", ["9999999999999999.99", '"9999999999999999.99"'])
 def test_sixteen_digits_and_two_decimals_keep_every_digit(http: httpx.Client, customer: str, amount: str) -> None:
     add(http, customer, amount)
@@ -37,6 +38,7 @@ def test_sixteen_digits_and_two_decimals_keep_every_digit(http: httpx.Client, cu
     assert answer.content == b'{"amount":10000000000000000.01}'
 
 
+@pytest.mark.shows("accepted")
 def test_a_write_is_visible_at_its_position(http: httpx.Client, customer: str) -> None:
     for cents in range(1, 11):
         position = add(http, customer, "0.01")
@@ -59,6 +61,7 @@ def test_an_answer_says_where_it_came_from(http: httpx.Client, customer: str) ->
     assert int(headers["Balance-Lag"]) >= 0
 
 
+@pytest.mark.shows("404")
 def test_an_unknown_customer_is_a_404_with_a_position(http: httpx.Client, customer: str) -> None:
     answer = http.get(GET_BALANCE, params={"customerId": customer})
 
@@ -158,7 +161,7 @@ def test_a_plus_in_a_query_is_a_space(http: httpx.Client, customer: str) -> None
     assert http.get(f"{GET_BALANCE}?customerId=a%2B{customer}").status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/", "/nope", "/api", "/api/customers.getBalance/", "/api//status", "/%ff"])
+@pytest.mark.parametrize("path", ["/console/", "/nope", "/api", "/api/customers.getBalance/", "/api//status", "/%ff"])
 def test_an_unknown_path_is_a_404_problem(http: httpx.Client, path: str) -> None:
     assert_problem(http.get(path), 404, "nothing at this path")
 
@@ -186,6 +189,7 @@ def test_head_of_a_command_is_a_405(http: httpx.Client) -> None:
     assert (answer.status_code, answer.content, answer.headers["Allow"]) == (405, b"", "POST")
 
 
+@pytest.mark.shows("browser")
 @pytest.mark.parametrize("path", [*_GET_PATHS, ADD_FUNDS, "/nope"])
 def test_responses_must_not_be_stored(http: httpx.Client, path: str) -> None:
     headers = http.get(path).headers
@@ -375,6 +379,7 @@ def test_a_command_accepts_post_only(http: httpx.Client, method: str) -> None:
     assert answer.headers["Allow"] == "POST"
 
 
+@pytest.mark.shows("browser")
 @pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded", "text/json"])
 def test_a_body_of_another_content_type_is_a_415(http: httpx.Client, customer: str, content_type: str | None) -> None:
     headers = {} if content_type is None else {"Content-Type": content_type}

@@ -38,6 +38,7 @@ def fragile_stack(tmp_path: Path) -> Iterator[LocalStack]:
         yield stack
 
 
+@pytest.mark.shows("exactly-once")
 def test_balances_equal_a_recount_after_kills_of_one_and_of_all_instances(
     stack: LocalStack,
 ) -> None:
@@ -65,6 +66,7 @@ def test_balances_equal_a_recount_after_kills_of_one_and_of_all_instances(
         _assert_as_recounted(stack, settings, instances)
 
 
+@pytest.mark.shows("exactly-once")
 def test_balances_equal_a_recount_after_a_kill_of_the_broker(fragile_stack: LocalStack) -> None:
     stack, settings = fragile_stack, application()
     load = ["load", "--events", "15000", "--customers", str(_CUSTOMERS), "--rate", "1500"]

@@ -116,6 +116,7 @@ def test_ranges_include_both_ends_and_prefixes_filter_keys(instances: Sequence[L
         assert [entry["key"] for entry in prefixed["entries"]] == [c for c in _CUSTOMERS if c.startswith("customer-1")]
 
 
+@pytest.mark.shows("whole-range")
 def test_the_top_covers_all_instances_and_gives_the_position_of_each_partition(
     instances: Sequence[LocalInstance],
 ) -> None:
@@ -147,6 +148,7 @@ def test_an_invalid_query_is_refused_with_a_detail(instances: Sequence[LocalInst
         assert (answer.status_code, answer.json()["detail"]) == (400, detail)
 
 
+@pytest.mark.shows("whole-range")
 def test_an_unavailable_partition_is_refused_or_left_out_on_request(instances: Sequence[LocalInstance]) -> None:
     first, second, _ = instances
     second.kill()

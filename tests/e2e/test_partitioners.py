@@ -46,6 +46,7 @@ def got(instance: LocalInstance, path: str, **parameters: str) -> httpx.Response
     return httpx.get(f"{instance.url}{path}", params=parameters, timeout=20)
 
 
+@pytest.mark.shows("partitioner")
 def test_each_instance_answers_for_every_customer_of_a_librdkafka_producer(
     stack: LocalStack, settings: dict[str, str], pair: tuple[LocalInstance, LocalInstance]
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_command_writes_a_customer_where_the_producer_does(pair: tuple[LocalIn
         assert answer.text == '{"amount":2.00}'
 
 
+@pytest.mark.shows("partitioner")
 def test_an_instance_that_expects_murmur2_names_the_function_of_the_producer_and_is_ready(stack: LocalStack) -> None:
     settings = application()
     with running(new_instance(stack, settings)) as (instance,):

@@ -73,16 +73,17 @@ def stopped(app: Application) -> Application:
 def test_a_rebuild_is_refused_while_an_instance_runs(app: Application) -> None:
     before = app.answered()
 
-    done = app.run("rebuild")
+    done = app.run("rebuild", "--offline")
 
     assert_refused(done, _REFUSED, app.settings["BALANCE_APPLICATION_ID"])
     assert app.answered() == before == app.recounted()
 
 
+@pytest.mark.shows("deterministic")
 def test_a_rebuild_counts_every_event_and_equals_a_recount(stopped: Application) -> None:
     assert in_changelog(stopped.stack, stopped.settings) != stopped.recounted(), "the changelog lacks the later events"
 
-    done = stopped.run("rebuild")
+    done = stopped.run("rebuild", "--offline")
 
     assert done.code == 0, done
     outcome = f"{_EVENTS} events applied, 0 records of other types ignored, 0 duplicates skipped, 0 dead-lettered"
@@ -91,7 +92,7 @@ def test_a_rebuild_counts_every_event_and_equals_a_recount(stopped: Application)
 
 
 def test_an_interrupted_rebuild_succeeds_when_run_again(stopped: Application) -> None:
-    with started(stopped.environment, "rebuild") as rebuilding:
+    with started(stopped.environment, "rebuild", "--offline") as rebuilding:
         eventually(lambda: 0 < _records(stopped) < _FOLDED, "the changelog was recreated")
         eventually(lambda: _records(stopped) >= _FOLDED, "the replay is in its middle")
         rebuilding.interrupt()
@@ -100,7 +101,7 @@ def test_an_interrupted_rebuild_succeeds_when_run_again(stopped: Application) ->
     assert "Traceback" not in interrupted.stderr, interrupted.stderr
     assert in_changelog(stopped.stack, stopped.settings) != stopped.recounted(), "the replay was interrupted"
 
-    done = stopped.run("rebuild")
+    done = stopped.run("rebuild", "--offline")
 
     assert done.code == 0, done
     assert f"{_EVENTS} events applied" in done.stdout
@@ -121,7 +122,7 @@ def test_a_rebuild_is_refused_after_partitions_were_added(stack: LocalStack, tmp
     more = NewPartitions(app.settings["BALANCE_TOPIC"], PARTITIONS + 1)
     admin(stack).create_partitions([more])[app.settings["BALANCE_TOPIC"]].result(10)
 
-    done = app.run("rebuild")
+    done = app.run("rebuild", "--offline")
 
     assert_refused(done, _REFUSED, app.settings["BALANCE_TOPIC"], "partitions")
     assert sum(ends_of(stack, app.changelog).values()) == 0

@@ -14,8 +14,7 @@ import aiohttp
 import httpx
 import pytest
 
-from balance_service.http.model_queries import PATH as MODELS_PATH
-from balance_service.http.stage_dead_letters import PATH as LETTERS_PATH
+from balance_service import api
 from tests.support.api import GET_BALANCE
 from tests.support.commands import run
 from tests.support.service import application, on
@@ -28,8 +27,8 @@ KEYS = 40_000
 ATTACKERS, ROUNDS, ROUND_SECONDS = 20, 3, 4.0
 # A different address is a different client.
 ATTACKER, CLIENT, OPERATOR = "127.0.0.1", "127.0.0.2", "127.0.0.3"
-TOP = f"{MODELS_PATH}/balance/top?by=amount"
-ENTRIES = f"{MODELS_PATH}/balance/entries"
+TOP = f"{api.MODELS}/balance/top?by=amount"
+ENTRIES = f"{api.MODELS}/balance/entries"
 PROMISED_RATIO, NOISE_RATIO, NOISE_SECONDS = 3, 2, 0.1
 
 
@@ -55,7 +54,7 @@ def many_keys(stack: LocalStack, settings: dict[str, str], pair: tuple[LocalInst
 
 def count(url: str) -> int:
     """Returns the current number of keys."""
-    return int(httpx.get(f"{url}{MODELS_PATH}/balance/count", timeout=10).json().get("count", 0))
+    return int(httpx.get(f"{url}{api.MODELS}/balance/count", timeout=10).json().get("count", 0))
 
 
 def session(address: str) -> aiohttp.ClientSession:
@@ -111,11 +110,12 @@ class Round:
             await asyncio.gather(
                 repeat(self.one_key, client, one_key, 0.004),
                 repeat(self.scans, client, [ENTRIES, TOP], 0.1),
-                repeat(self.letters, operator, [LETTERS_PATH], 0.1),
+                repeat(self.letters, operator, [api.DEAD_LETTERS], 0.1),
                 *(repeat(self.attacks, attacker, [TOP], 0.0) for _ in range(attackers)),
             )
 
 
+@pytest.mark.shows("scans")
 def test_many_scans_of_one_client_delay_neither_other_scans_nor_operators_nor_key_queries(
     many_keys: LocalInstance,
 ) -> None:
@@ -138,6 +138,7 @@ def p99(rounds: list[Round]) -> float:
     return median(quantiles(some.one_key.seconds, n=100)[-1] for some in rounds)
 
 
+@pytest.mark.shows("scans")
 def test_scans_whose_clients_have_disconnected_are_cancelled(many_keys: LocalInstance) -> None:
     async def asked_after(gone: int) -> float:
         """Returns the seconds of a top query after some clients have cancelled theirs."""

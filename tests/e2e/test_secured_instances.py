@@ -182,6 +182,7 @@ def test_each_instance_returns_the_owners_answer_over_mutual_tls(pair: Pair, cli
             assert answer.headers["Balance-Application-Server"] == owner
 
 
+@pytest.mark.shows("tokens")
 def test_a_token_allows_its_scopes_only(pair: Pair, clients: httpx.Client) -> None:
     for partition in range(PARTITIONS):
         _, customer = customers_of(partition, 2)
@@ -254,6 +255,7 @@ def test_a_client_that_poses_as_a_peer_makes_no_decision(
     assert poison.decisions(*garbage) == []
 
 
+@pytest.mark.shows("decision")
 def test_a_decision_names_its_client_even_if_a_peer_carries_it_out(
     pair: Pair, clients: httpx.Client, poison: PoisonWriter, garbage: list[str]
 ) -> None:

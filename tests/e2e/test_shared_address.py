@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 import httpx
+import pytest
 
 from tests.support.service import address, application, new_instance, one_of_two, process_of, status
 from tests.support.waiting import eventually
@@ -35,6 +36,7 @@ def lines(instance: LocalInstance) -> int:
     return instance.log.read_text().count(TOLD)
 
 
+@pytest.mark.shows("shared-address")
 def test_instances_with_the_same_address_are_not_ready_and_report_why_until_one_stops(stack: LocalStack) -> None:
     settings = application()
     with one_of_two(stack, settings) as (first, second):
@@ -64,6 +66,7 @@ def test_instances_with_the_same_address_are_not_ready_and_report_why_until_one_
         assert shared(first) == []
 
 
+@pytest.mark.shows("shared-address")
 def test_a_restart_after_a_kill_is_no_address_conflict(stack: LocalStack) -> None:
     instance = new_instance(stack, application())
     instance.launch()

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import httpx
+import pytest
 
 from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.service import (
@@ -41,6 +42,7 @@ def get(instance: LocalInstance, customer: str, **parameters: str) -> httpx.Resp
     )
 
 
+@pytest.mark.shows("takeover")
 def test_the_standby_of_a_killed_owner_answers_at_once_and_takes_over_without_restoring(
     stack: LocalStack,
 ) -> None:

@@ -132,6 +132,7 @@ def test_an_unknown_customer_is_a_404_from_both_instances(pair: Pair) -> None:
         assert [ask(instance.url, unknown).status_code for instance in pair] == [404, 404]
 
 
+@pytest.mark.shows("owner")
 def test_an_owner_paused_beyond_its_session_never_gives_an_old_answer(pair: Pair, balances: dict[str, str]) -> None:
     awake, paused = pair
     (partition,) = owned(paused)

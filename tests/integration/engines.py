@@ -301,8 +301,10 @@ class Progress:
         position: Any = None
         while not self._stopping.wait(_LOOK_EVERY_SECONDS):
             task, now = tasks_of(self._engine).task(self._partition), time.monotonic()
-            assert task is not None
-            self.states.add(task.state)
             self.longest_pause = max(self.longest_pause, now - self._moved)
+            if task is None:
+                # The group has taken the partition away for a moment: that is a pause.
+                continue
+            self.states.add(task.state)
             if task.position != position:
                 position, self._moved = task.position, now

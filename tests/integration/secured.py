@@ -350,8 +350,8 @@ def _registry_readers() -> set[str]:
     return {f"Bearer {REGISTRY_READER_TOKEN}"}
 
 
-_DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
-_ROW = re.compile(r"\| (topic|group|transactional id) \| `(.+)` \| (literal|prefixed) \| (\w+) \| (.+) \|")
+_DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "secure.md"
+_ROW = re.compile(r"^\| (topic|group|transactional id)(, prefixed)? \| `(.+)` \| ([\w, ]+) \| (.+) \|$", re.MULTILINE)
 _RESOURCES = {
     "topic": ResourceType.TOPIC,
     "group": ResourceType.GROUP,
@@ -368,11 +368,11 @@ _OPERATIONS = {
 
 @dataclass(frozen=True)
 class Grant:
-    """One row of the table in docs/security.md."""
+    """One operation of a row of the table in docs/how-to/secure.md."""
 
     resource: str
     name: str
-    pattern: str
+    is_prefix: bool
     operation: str
     needed_for: str
 
@@ -388,7 +388,7 @@ class Grant:
         return AclBinding(
             _RESOURCES[self.resource],
             self.filled(names),
-            ResourcePatternType.PREFIXED if self.pattern == "prefixed" else ResourcePatternType.LITERAL,
+            ResourcePatternType.PREFIXED if self.is_prefix else ResourcePatternType.LITERAL,
             principal,
             "*",
             _OPERATIONS[self.operation],
@@ -397,5 +397,10 @@ class Grant:
 
 
 def listed() -> list[Grant]:
-    """Returns all rows of the table."""
-    return [Grant(*match.groups()) for match in _ROW.finditer(_DOCUMENT.read_text(encoding="utf-8"))]
+    """Returns the operations of all rows of the table."""
+    return [
+        Grant(resource, name, bool(prefixed), operation, needed_for)
+        for resource, prefixed, names, operations, needed_for in _ROW.findall(_DOCUMENT.read_text(encoding="utf-8"))
+        for name in names.split("`, `")
+        for operation in operations.split(", ")
+    ]

@@ -63,6 +63,7 @@ def _frame_of(writer: Writer, customer_id: bytes) -> bytes:
     return writer.frame(stand_in, "1.00").replace(stand_in.encode(), customer_id)
 
 
+@pytest.mark.shows("dead-letter")
 def test_every_kind_of_bad_record_becomes_one_dead_letter_and_stops_nothing(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -266,6 +267,7 @@ def _other(fields: str) -> dict[str, Any]:
     return {"type": "record", "name": "Other", "namespace": "n", "fields": nullable}
 
 
+@pytest.mark.shows("dead-letter")
 def test_an_oversized_dead_letter_is_stored_without_its_value(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -331,6 +333,7 @@ def task_of(engine: Engine, partition: int) -> Task:
     return task
 
 
+@pytest.mark.shows("own-code")
 def test_a_failing_fold_halts_only_its_own_partition_with_the_reason(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def balances(engine: Engine) -> dict[str, Decimal | None]:
     return {customer: balance(engine, customer) for customer in CUSTOMERS}
 
 
+@pytest.mark.shows("lost-changelog")
 def test_a_changelog_recreated_under_a_running_task_is_refilled_without_losing_a_balance(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_changelog_recreated_under_a_running_task_is_refilled_without_losing_a
             assert balances(engine) == expected
 
 
+@pytest.mark.shows("lost-changelog")
 def test_a_new_changelog_never_holds_only_part_of_the_states(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ def owned(engine: Engine) -> dict[bytes, bytes]:
     return kept(tasks_of(engine).task(0))
 
 
+@pytest.mark.shows("equal-copies")
 def test_a_store_restored_from_a_compacted_changelog_equals_its_owners(
     application: Application, tmp_path: Path
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_store_restored_from_a_compacted_changelog_equals_its_owners(
         assert owned(engine) == before
 
 
+@pytest.mark.shows("equal-copies")
 def test_a_standby_equals_its_owner_during_compaction(application: Application, tmp_path: Path) -> None:
     with engine_of(application) as engine, standing_by(engine, tmp_path / "standby") as standby:
         application.add(30)
@@ -132,6 +134,7 @@ def test_a_standby_equals_its_owner_during_compaction(application: Application, 
         assert standby.view is not None
 
 
+@pytest.mark.shows("deleted-keys")
 def test_a_store_that_missed_tombstones_before_their_compaction_keeps_no_deleted_state(
     application: Application, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from balance_service.cluster.signatures import RecordSignatures
 from balance_service.kafka.clients import producer_config, reader_config
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topics import Topics
+from balance_service.process.runtime import elapsed
 from balance_service.read_models.add_funds import FundsAddedPublisher
 from tests.integration.engines import prepare, settings_for
 from tests.support.kafka import fail_fatally
@@ -55,7 +56,7 @@ def following(settings: Settings, address: str) -> Iterator[Directory]:
         incarnation="i",
         codec=codec,
         signatures=RecordSignatures(None, topic),
-        models=[PublishedModel("balance", Partitioning(2, "murmur2"))],
+        models=lambda: [PublishedModel("balance", Partitioning(2, "murmur2"), (1,))],
         tasks=lambda: [task],
         table=ServerTable(),
     )
@@ -67,7 +68,7 @@ def following(settings: Settings, address: str) -> Iterator[Directory]:
 
 def known_servers(directory: Directory) -> set[str]:
     """Returns the instances to which the directory would route."""
-    return {server["applicationServer"] for server in directory.status() if not server["suspect"]}
+    return {server.address for server in directory.table.servers() if not server.is_suspect(elapsed())}
 
 
 def test_a_directory_follows_its_topic_after_the_topic_was_recreated(

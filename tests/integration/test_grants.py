@@ -1,4 +1,4 @@
-"""Each grant of docs/security.md in turn is missing: one error line names the resource and the grant."""
+"""Each grant of docs/how-to/secure.md in turn is missing: one error line names the resource and the grant."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.directory import Directory, ServerTable
+from balance_service.cluster.generations import GenerationLog
 from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.cluster.signatures import RecordSignatures
 from balance_service.devtools.topic_comparison import compare
@@ -25,10 +26,12 @@ from balance_service.errors import BalanceServiceError, NotAuthorizedError
 from balance_service.kafka.clients import common_config, producer_config, reader_config, transactional_config
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.topics import Topics
+from balance_service.model.generations import Switch
 from balance_service.read_models.add_funds import FundsAddedPublisher
 from balance_service.settings import Settings, load_settings
 from tests.integration.engines import balance_stage, prepare
 from tests.integration.secured import Grant, listed
+from tests.support.fakes import DECLARED
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -126,6 +129,27 @@ def read_decisions(settings: Settings) -> None:
         list(reader)
 
 
+def follow_generations(settings: Settings) -> None:
+    # Reading an empty topic needs no grant.
+    begin_rebuild(settings)
+    registry = SchemaRegistry.from_settings(settings)
+    try:
+        GenerationLog(settings, Topics(settings), registry)
+    finally:
+        registry.close()
+
+
+def begin_rebuild(settings: Settings) -> None:
+    registry = SchemaRegistry.from_settings(settings)
+    try:
+        log = GenerationLog(settings, Topics(settings), registry)
+        log.write(
+            uuid.uuid4().hex, lambda now: now.begun(DECLARED).rebuilt(DECLARED, Switch.NEVER, 0, None, "", "a test")
+        )
+    finally:
+        registry.close()
+
+
 def add_funds(settings: Settings) -> None:
     registry = SchemaRegistry.from_settings(settings)
     publisher = FundsAddedPublisher(producer_config(settings), registry, settings.topic, 30.0)
@@ -148,7 +172,7 @@ def follow_and_publish(settings: Settings) -> str:
         incarnation="i",
         codec=codec,
         signatures=RecordSignatures(None, topic),
-        models=[],
+        models=list,
         tasks=list,
         table=ServerTable(),
     )
@@ -205,6 +229,9 @@ _NEEDED_BY: dict[tuple[str, str], Callable[[Settings], str | None]] = {
     (f"{_APPLICATION}-dead-letter-decisions", "Read"): read_decisions,
     (f"{_APPLICATION}-dead-letter-decisions", "Write"): decide,
     (f"{_APPLICATION}-dead-letter-decisions", "DescribeConfigs"): prepare_all,
+    (f"{_APPLICATION}-generations", "Read"): follow_generations,
+    (f"{_APPLICATION}-generations", "DescribeConfigs"): follow_generations,
+    (f"{_APPLICATION}-generations", "Write"): begin_rebuild,
     (_APPLICATION, "Read"): take_part,
     (f"{_APPLICATION}-<stage>-", "Write"): commit,
 }

@@ -21,6 +21,7 @@ from balance_service.http.app import HttpServer
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.server.tls import TlsFiles, client_context
+from balance_service.http.streams.event_stream import Streams
 from balance_service.read_models.add_funds import ADD_FUNDS
 from balance_service.settings import load_settings
 from tests.support.api import GET_BALANCE as PATH
@@ -80,7 +81,7 @@ async def running(instance: Instance, settings: Mapping[str, Any]) -> AsyncItera
         "problems": [],
         "applicationServers": [],
     }
-    handlers = Handlers(Operations(IdleInstance(status)))
+    handlers = Handlers(Operations(IdleInstance(status)), Streams(10))
     front = HttpServer(load_settings(**settings), handlers, MODELS, [ADD_FUNDS], LOOK_SECONDS)
     proxy = await front.open()
     instance.address = f"{HOST}:{front.port}"
@@ -117,6 +118,7 @@ def two(tmp_path: Path) -> tuple[Instance, Instance]:
     return asked, owner
 
 
+@pytest.mark.shows("tokens")
 def test_a_query_is_forwarded_to_the_owner_over_mutual_tls_with_the_peers_proof_instead_of_the_clients_token(
     tmp_path: Path, secured: dict[str, Any], authority: Authority
 ) -> None:
@@ -209,6 +211,7 @@ def test_old_tls_versions_and_plain_http_are_refused(
     assert asyncio.run(run()) == ["TLSv1.2 http/1.1", "TLSv1.3 http/1.1"]
 
 
+@pytest.mark.shows("reload")
 def test_a_renewed_certificate_is_used_and_a_broken_one_is_not_without_interruption(
     tmp_path: Path, secured: dict[str, Any], authority: Authority
 ) -> None:
@@ -271,6 +274,7 @@ def test_a_renewed_certificate_is_used_and_a_broken_one_is_not_without_interrupt
     assert (found, connections) == ([200] * 5, 1)
 
 
+@pytest.mark.shows("reload")
 def test_a_token_removed_from_the_file_is_refused_from_then_on(
     tmp_path: Path, secured: dict[str, Any], authority: Authority
 ) -> None:
@@ -323,9 +327,10 @@ def test_commands_use_their_security_settings_and_name_the_missing_one(
                 await asyncio.to_thread(invoke, port, "status", BALANCE_TOKEN=None),
                 await asyncio.to_thread(invoke, port, "status", BALANCE_TLS_CERTIFICATE=None, BALANCE_TLS_KEY=None),
                 await asyncio.to_thread(invoke, port, "status", BALANCE_TLS_CA=str(tmp_path / "nowhere.pem")),
+                await asyncio.to_thread(invoke, port, "status", BALANCE_TLS_CA=str(certificate)),
             ]
 
-    asked, status, elsewhere, no_token, no_certificate, no_file = asyncio.run(run())
+    asked, status, elsewhere, no_token, no_certificate, no_file, untrusted = asyncio.run(run())
 
     assert asked[0] == elsewhere[0] == status[0] == 0, (asked, elsewhere, status)
     assert asked[1].startswith("12.34 ")
@@ -333,20 +338,22 @@ def test_commands_use_their_security_settings_and_name_the_missing_one(
     assert "BALANCE_TOKEN" in no_token[1]
     assert "does not answer" in no_certificate[1]
     assert no_file[1].startswith("BALANCE_TLS_CA: ")
-    assert TOKEN not in str((asked, status, elsewhere, no_token, no_certificate, no_file))
+    assert "its certificate is not trusted" in untrusted[1]
+    assert untrusted[1].endswith("correct BALANCE_APPLICATION_SERVER or BALANCE_TLS_CA")
+    assert TOKEN not in str((asked, status, elsewhere, no_token, no_certificate, no_file, untrusted))
 
 
 def test_a_probe_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server((HOST, 0)) as taken:
         settings = load_settings(http_host=HOST, http_port=0, health_port=taken.getsockname()[1])
         with pytest.raises(ConfigurationError, match="BALANCE_HEALTH_PORT"):
-            HttpServer(settings, Handlers(Operations(IdleInstance())), MODELS)
+            HttpServer(settings, Handlers(Operations(IdleInstance()), Streams(10)), MODELS)
 
 
 def test_an_unsecured_non_loopback_listener_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     async def run(host: str) -> str:
         settings = load_settings(http_host=host, http_port=0, allow_anonymous=True)
-        front = HttpServer(settings, Handlers(Operations(IdleInstance())), MODELS)
+        front = HttpServer(settings, Handlers(Operations(IdleInstance()), Streams(10)), MODELS)
         await front.open()
         await front.close()
         captured = capsys.readouterr()

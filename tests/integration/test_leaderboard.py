@@ -154,6 +154,7 @@ def letters(engine: Engine, player: int) -> list[str]:
     return causes
 
 
+@pytest.mark.shows("joined")
 def test_scores_are_joined_ranked_and_emitted_with_their_versions(settings: Settings, games: Games) -> None:
     racer, isabelle, kazuya = next(_ids), next(_ids), next(_ids)
     with running_engine(settings) as engine:
@@ -167,12 +168,13 @@ def test_scores_are_joined_ranked_and_emitted_with_their_versions(settings: Sett
         wait_for(
             engine, game, [("Kazuya", "Racing", 3000.0), ("Racer", "Racing", 2500.0), ("Isabelle", "Racing", 2000.0)]
         )
+        # The last score changes nothing of the ranking, so the ranking does not show that it was joined.
+        eventually(lambda: joined_of(engine, game) == 5, "all scores are joined", SECONDS)
         joined = [
             dict(message.headers() or [])
             for message in records(engine, engine.stages["leaderboard-by-product_id"].hosted.stage.rekeyed)
             if message.key() == KEY.encode(game)
         ]
-        assert len(joined) == 5
         assert all(headers.keys() == {"origin", "sent-by", "playerVersion", "productVersion"} for headers in joined)
         sent = [message for message in records(engine, "high-scores") if message.key() == KEY.encode(game)]
         schema = load_schema("HighScores")
@@ -182,6 +184,7 @@ def test_scores_are_joined_ranked_and_emitted_with_their_versions(settings: Sett
         assert [entry["score"] for entry in codec.decode(value)["entries"]] == [3000.0, 2500.0, 2000.0]
 
 
+@pytest.mark.shows("joined")
 def test_a_score_that_follows_its_player_always_finds_it(settings: Settings, games: Games) -> None:
     with running_engine(settings) as engine:
         game = games.game("Rush")
@@ -210,6 +213,7 @@ def test_a_score_of_an_unknown_or_deleted_player_is_a_dead_letter(settings: Sett
         )
 
 
+@pytest.mark.shows("joined")
 def test_a_score_is_joined_with_the_player_at_its_own_time(settings: Settings, games: Games) -> None:
     player, now = next(_ids), int(time.time() * 1000)
     with running_engine(settings) as engine:
@@ -222,6 +226,7 @@ def test_a_score_is_joined_with_the_player_at_its_own_time(settings: Settings, g
         wait_for(engine, game, [("after", "Then", 3.0), ("before", "Then", 2.0), ("before", "Then", 1.0)])
 
 
+@pytest.mark.shows("joined")
 def test_a_restored_leaderboard_equals_the_original(settings: Settings, games: Games, tmp_path: Path) -> None:
     player = next(_ids)
     expected = [("first name", "Again", 2.0), ("first name", "Again", 1.0)]
@@ -241,6 +246,7 @@ def test_a_restored_leaderboard_equals_the_original(settings: Settings, games: G
         assert (joined, joined_of(engine, game)) == (2, 3)
 
 
+@pytest.mark.shows("table-apart")
 def test_a_table_that_is_not_read_blocks_only_the_stages_that_join_it(
     settings: Settings, games: Games, monkeypatch: pytest.MonkeyPatch
 ) -> None:

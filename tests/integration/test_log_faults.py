@@ -92,6 +92,7 @@ def test_records_deleted_below_the_position_are_irrelevant(
             assert balance(engine, IN_0) == Decimal("31.00")
 
 
+@pytest.mark.shows("changed-source")
 def test_a_gap_above_the_position_halts_only_its_own_partition(
     stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_gap_above_the_position_halts_only_its_own_partition(
             assert counted(engine, "applied") == 1
 
 
+@pytest.mark.shows("changed-source")
 def test_a_recreated_source_halts_and_names_the_rebuild(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -128,6 +130,7 @@ def test_a_recreated_source_halts_and_names_the_rebuild(
         assert balance(engine, IN_0) == Decimal("32.00")
 
 
+@pytest.mark.shows("lost-changelog")
 @pytest.mark.parametrize("while_running", [True, False])
 def test_a_changelog_lost_together_with_the_first_events_halts_until_a_rebuild(
     stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path, while_running: bool
@@ -246,6 +249,7 @@ def test_a_commit_during_a_slow_end_offset_request_halts_nothing(
         assert [task.state for task in tasks_of(engine).snapshots()] == ["RUNNING"]
 
 
+@pytest.mark.shows("changed-source")
 def test_added_partitions_halt_all_tasks_and_name_the_remedy(
     stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -260,6 +264,7 @@ def test_added_partitions_halt_all_tasks_and_name_the_remedy(
         rebuild(settings, Balance(), lambda _at, _of: None)
 
 
+@pytest.mark.shows("exactly-once")
 def test_an_open_transaction_delays_the_position_shows_as_lag_and_counts_once_committed(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -286,6 +291,7 @@ def test_an_open_transaction_delays_the_position_shows_as_lag_and_counts_once_co
         assert balance(engine, IN_0) == Decimal("3.00")
 
 
+@pytest.mark.shows("broker-outage")
 def test_tasks_continue_after_a_broker_outage_without_new_events(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def sales(count: int, first: int = 1) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.shows("outputs-once")
 def test_each_invoice_is_rekeyed_counted_and_notified_once(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_each_invoice_is_rekeyed_counted_and_notified_once(
         assert assert_notified_once(stack, till, models, rekeyed) == sum(s["customerType"] == "PRIME" for s in sold)
 
 
+@pytest.mark.shows("rebuild")
 def test_a_rebuild_restores_the_states_and_emits_nothing(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -157,6 +159,7 @@ def test_a_repeated_rebuild_after_the_changelog_was_dropped_emits_nothing(
             assert states(engine, models.rewards.name) == before
 
 
+@pytest.mark.shows("outputs-once")
 def test_a_stage_that_lost_its_changelog_sends_nothing_twice(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -178,6 +181,7 @@ def test_a_stage_that_lost_its_changelog_sends_nothing_twice(
             assert_shipped_once(stack, till, models)
 
 
+@pytest.mark.shows("outputs-once")
 def test_delivered_invoices_are_shipped_unchanged_and_every_line_is_masked(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def are_halted(engine: Engine) -> bool:
     return {task.state for task in tasks_of(engine).snapshots()} == {"HALTED"}
 
 
+@pytest.mark.shows("partitioner")
 def test_a_topic_of_librdkafkas_default_is_explained_and_a_rebuild_with_its_partitioner_counts_every_event(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def _small_parts() -> Iterator[None]:
     arm("")
 
 
+@pytest.mark.shows("equal-copies")
 def test_a_standby_never_answers_from_part_of_a_transaction(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_standby_never_answers_from_part_of_a_transaction(
         assert seen, "the standby never answered"
 
 
+@pytest.mark.shows("equal-copies")
 def test_a_write_interrupted_between_two_parts_is_never_visible_and_counts_once(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

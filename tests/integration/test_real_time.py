@@ -173,6 +173,7 @@ def test_every_partition_is_read_with_more_partitions_than_processors(
         assert all(balance(engine, customer) == 2 for (customer,) in homes.values())
 
 
+@pytest.mark.shows("exactly-once")
 def test_ended_spark_batches_lose_and_double_nothing_under_load(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

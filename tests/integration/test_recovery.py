@@ -65,6 +65,7 @@ def test_a_restart_reads_only_new_events_and_a_lost_store_is_restored(
         assert all(balance(engine, c) == Decimal("0.30") for c in CUSTOMERS[1:])
 
 
+@pytest.mark.shows("exactly-once")
 def test_aborted_transactions_never_count_and_do_not_delay_the_position(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_partition_waits_during_a_registry_outage_and_then_continues(
         assert counted(engine, "dead_lettered") == 0
 
 
+@pytest.mark.shows("broker-outage")
 def test_a_broker_kill_loses_nothing(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
@@ -181,6 +183,7 @@ def test_a_broker_kill_loses_nothing(stack: LocalStack, names: dict[str, str], t
         assert all(balance(engine, c) == Decimal("0.30") for c in CUSTOMERS)
 
 
+@pytest.mark.shows("idempotency-key")
 def test_an_event_sent_again_counts_once_also_after_the_store_was_lost(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:

@@ -162,3 +162,15 @@ def test_schemas_are_pulled_to_files_and_never_overwrite_others(
     assert json.loads((tmp_path / "Order.avsc").read_text()) == order("Order")
     assert f"{tmp_path / 'Order.avsc'} contains another schema" in refused.stderr
     assert f"has no record under the subjects {topic}-x-NAMESPACE.NAME" in unknown.stderr
+
+
+def test_subjects_of_a_deleted_topic_are_deleted_and_no_others(registry: SchemaRegistry, topic: str) -> None:
+    ours = {f"{topic}-shop.{name}": registry.register(f"{topic}-shop.{name}", order(name)) for name in ("One", "Two")}
+    other = f"{topic}-2-shop.One"
+    registry.register(other, order("One"))
+
+    registry.forget(topic)
+
+    assert [subject for subject in registry.client.get_subjects() if subject.startswith(topic)] == [other]
+    # A record that was written with it may still be read.
+    assert all(registry.writer_schema(schema_id) is not None for schema_id in ours.values())

@@ -101,7 +101,7 @@ def settings(secured: SecuredStack, names: dict[str, str], tmp_path_factory: pyt
 def instance(
     secured: SecuredStack, stack: LocalStack, names: dict[str, str], settings: dict[str, str]
 ) -> Iterator[LocalInstance]:
-    """An instance with only the grants that docs/security.md lists for it."""
+    """An instance with only the grants that docs/how-to/secure.md lists for it."""
     secured.grant(grant.binding(names) for grant in listed() if grant.needed_for in _NEEDED)
     with running(new_instance(stack, settings)) as (one,):
         yield one

@@ -141,6 +141,7 @@ def strangers(spark: SparkSession, *secrets: str) -> Sequence[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.shows("local-users")
 def test_the_driver_answers_only_processes_with_the_secret_of_its_run(spark: SparkSession) -> None:
     jvm: Any = spark._jvm
     secret = jvm.org.apache.spark.SparkEnv.get().securityManager().getSecretKey() or "none"
@@ -172,6 +173,7 @@ def test_each_session_has_its_own_secret() -> None:
     assert first != second
 
 
+@pytest.mark.shows("local-users")
 def test_python_opens_no_port_for_spark() -> None:
     def listening() -> set[int]:
         connections = psutil.Process().net_connections("tcp")

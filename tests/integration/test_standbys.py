@@ -61,6 +61,7 @@ def contents(task: Task) -> dict[bytes, bytes]:
     return {key: value for key, value in zip(keys, store.get_many(keys), strict=True) if value is not None}
 
 
+@pytest.mark.shows("takeover")
 def test_a_standby_follows_the_owner_and_is_promoted_without_restoring(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -117,6 +118,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("balance_service.engine.completeness._LOOK_AGAIN_SECONDS", 0.2)
 
 
+@pytest.mark.shows("max-lag")
 @pytest.mark.usefixtures("impatient")
 def test_an_idle_standby_continues_to_answer(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
     with followed(stack, names, tmp_path) as (writer, standby):
@@ -126,6 +128,7 @@ def test_an_idle_standby_continues_to_answer(stack: LocalStack, names: dict[str,
             assert standby.view is not None
 
 
+@pytest.mark.shows("max-lag")
 @pytest.mark.usefixtures("impatient")
 def test_a_standby_that_never_reaches_the_end_continues_to_answer(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

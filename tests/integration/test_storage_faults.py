@@ -78,6 +78,7 @@ def write_all(stack: LocalStack, settings: Settings, amount: str) -> None:
             writer.send(customer, writer.frame(customer, amount))
 
 
+@pytest.mark.shows("damaged-store")
 @pytest.mark.parametrize("damage", [flip_bytes_in_tables, lose_manifest, delete])
 def test_a_store_damaged_between_runs_is_restored_and_never_answers(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, damage: Callable[[Path], None]
@@ -102,6 +103,7 @@ def test_a_store_damaged_between_runs_is_restored_and_never_answers(
     assert answered <= {Decimal("0.10"), Decimal("0.30")}
 
 
+@pytest.mark.shows("damaged-store")
 def test_a_truncated_log_is_completed_by_a_restore(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
     store, killed = settings.state_dir / "balance_0", tmp_path / "killed"
@@ -196,6 +198,7 @@ def report_damage(engine: Engine, task: Task, view: StoreView | None) -> None:
         pytest.fail("no damage was found")
 
 
+@pytest.mark.shows("damaged-store")
 def test_a_store_deleted_under_a_running_task_is_restored(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -212,6 +215,7 @@ def test_a_store_deleted_under_a_running_task_is_restored(
         assert tasks_of(engine).task(0) is not before
 
 
+@pytest.mark.shows("full-disk")
 def test_folding_stops_on_a_full_disk_until_there_is_room_while_answers_continue(
     stack: LocalStack, names: dict[str, str], small_disk: Path
 ) -> None:

@@ -152,6 +152,7 @@ def test_a_store_continues_where_it_was_and_a_lost_one_is_read_again(players: Pl
         assert [players.name_of(restored, "1", NOON + n) for n in (0, 1)] == ["first", "second"]
 
 
+@pytest.mark.shows("deleted-keys")
 def test_a_store_that_missed_a_tombstone_before_its_compaction_is_read_again(players: Players) -> None:
     with players.followed() as partition:
         players.put("1", "deleted later")
@@ -191,6 +192,7 @@ def test_a_store_that_is_read_again_does_not_answer_below_its_old_position(playe
         assert players.name_of(partition, "1", NOON + 100) == "name 100"
 
 
+@pytest.mark.shows("table-apart")
 def test_invalid_rows_are_counted_by_cause_and_skipped(players: Players) -> None:
     with players.followed() as partition:
         players.rows.put_raw("1", b"abc")

@@ -221,6 +221,7 @@ def test_forged_records_are_undecodable_and_end_no_query(spark: SparkSession) ->
 # Decimals
 
 
+@pytest.mark.shows("exact")
 @pytest.mark.parametrize(
     ("kind", "written_as", "expected"),
     [
@@ -244,6 +245,7 @@ def test_an_amount_of_another_scale_is_the_same_amount(
     assert str(update(added(spark, schema, written(schema, {**ADDED, "amount": amount})))["amount"]) == expected
 
 
+@pytest.mark.shows("exact")
 @pytest.mark.parametrize(
     ("kind", "amount"),
     [(decimal(18, 4), "2.5001"), (decimal(64, 2), "1" + "0" * 37), (decimal(64, 63), "0." + "0" * 62 + "1")],

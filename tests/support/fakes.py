@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -11,10 +11,13 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.engine.dead_letters import Letters
+from balance_service.engine.siblings import Siblings
 from balance_service.engine.store import StateStore
 from balance_service.errors import ConfigurationError
 from balance_service.kafka.topic_specs import FOREVER
 from balance_service.kafka.topics import Topic
+from balance_service.model.generations import Declaration, Generations
+from balance_service.read_models.balance import Balance
 from balance_service.settings import load_settings
 from balance_service.testing.fakes import FakeRegistry, FakeWriter
 
@@ -22,8 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from balance_service.cluster.membership import AssignmentListener, Partitions
+    from balance_service.engine.hosted_stage import HostedStage
 
 __all__ = [
+    "DECLARED",
     "SESSION_MS",
     "Clock",
     "FakeRegistry",
@@ -31,6 +36,7 @@ __all__ = [
     "IdleInstance",
     "IgnoringListener",
     "InMemoryTopics",
+    "alone",
     "balance_codec",
     "letters",
     "lone_member",
@@ -38,6 +44,15 @@ __all__ = [
     "record_scan_starts",
     "refusal",
 ]
+
+
+DECLARED = Declaration(1, "declared", "reads", '{"type": "record", "name": "Kept", "fields": []}', own_view=False)
+
+
+def alone() -> HostedStage:
+    """The stage of the only generation of a read model, for tasks that only fold."""
+    siblings = Siblings(lambda: Generations("balance"))
+    return cast("HostedStage", SimpleNamespace(stage=Balance().stages[-1], siblings=siblings))
 
 
 class IdleInstance:

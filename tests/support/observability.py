@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import httpx
-import yaml
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.docs.metrics import alerts, described
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy/grafana/dashboards/balance-service.json"
-ALERTS = ROOT / "deploy/prometheus/alerts.yml"
 RUNBOOK = ROOT / "docs/runbook.md"
-OBSERVABILITY = ROOT / "docs/observability.md"
 
 JOIN_METRICS_PREFIX = "balance_table_"
 """Only read models with joins have samples of these metrics."""
@@ -40,7 +39,6 @@ _OF_PROMETHEUS = {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate
 _ADDED_LABELS = {"job", "instance"}
 _HISTOGRAM = {"_bucket": {"le"}, "_sum": set[str](), "_count": set[str]()}
 
-_ROW = re.compile(r"^\| `(?P<name>\w+)` \| (?P<type>\w+) \|(?P<labels>[^|]*)\|", re.MULTILINE)
 _TEXT = re.compile(r'"[^"]*"')
 _MATCHERS = re.compile(r"\{([^}]*)\}")
 _LABEL_LIST = re.compile(r"\b(by|without|on|ignoring|group_left|group_right) \(([^)]*)\)")
@@ -54,9 +52,8 @@ _OF_PROMQL = {
 
 
 def documented() -> dict[str, tuple[str, frozenset[str]]]:
-    """Returns metric → type and labels, as docs/observability.md lists them."""
-    rows = _ROW.finditer(OBSERVABILITY.read_text(encoding="utf-8"))
-    return {row["name"]: (row["type"], frozenset(re.findall(r"`(\w+)`", row["labels"]))) for row in rows}
+    """Returns metric → type and labels, as docs/reference/metrics.md lists them."""
+    return {name: (metric.kind, frozenset(metric.labels)) for name, metric in described().items()}
 
 
 def exported(instances: Iterable[LocalInstance]) -> Exported:
@@ -81,13 +78,6 @@ def documented_series() -> dict[str, set[str]]:
         for suffix, more in suffixes.items():
             series[name + suffix] = {*labels, *more, *_ADDED_LABELS}
     return series
-
-
-def alerts() -> list[dict[str, Any]]:
-    rules: list[dict[str, Any]] = []
-    for group in yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]:
-        rules += group["rules"]
-    return rules
 
 
 def panels() -> list[dict[str, Any]]:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from balance_service.cluster.directory import ServerTable
+from balance_service import api
+from balance_service.cluster.directory import PublishedTask, ServerTable
 from balance_service.cluster.membership import Lease
 from balance_service.engine.records import POSITION_KEY, Position, Role
 from balance_service.engine.store import StateStore, StoreView
 from balance_service.http.answer import Answer as Received
 from balance_service.http.answer import problems
-from balance_service.http.model_queries import PATH as MODELS_PATH
 from balance_service.http.model_queries import ModelAnswers, ModelQueries
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, PeerTrust
@@ -29,8 +29,14 @@ from balance_service.http.requests import KeyQuery, key_query
 from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter
 from balance_service.http.scheduling import Asker, FairScheduler
+from balance_service.http.streams.changes import Changes
+from balance_service.http.streams.event_stream import Streams
+from balance_service.http.streams.feed import Pace
+from balance_service.http.streams.link import Links
+from balance_service.http.streams.part import Reader
 from balance_service.kafka.partitioner import Partitioning, partition_of
 from balance_service.kafka.topics import Watermarks
+from balance_service.model.stage import generation_name
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
 from tests.support.api import GET_BALANCE as PATH
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
+    from balance_service.engine.task import Watcher
     from balance_service.errors import StoreCorruptedError
     from balance_service.http.routing import ReadableTask
     from balance_service.http.scan import Steps
@@ -90,6 +97,14 @@ class OneTask:
     def __init__(self, view: StoreView | None, role: Role) -> None:
         self.view = view
         self.role = role
+        self.watcher: Watcher | None = None
+
+    def watch(self, watcher: Watcher | None) -> None:
+        self.watcher = watcher
+
+    @property
+    def is_watched(self) -> bool:
+        return self.watcher is not None
 
 
 @dataclass
@@ -104,6 +119,8 @@ class Instance:
     damaged: list[int] = field(default_factory=list)
     damaged_tasks: list[ReadableTask] = field(default_factory=list)
     timeout_seconds: float = TIMEOUT_SECONDS
+    generation: int = 1
+    coalesced: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.store = StateStore(self.path, POSITIONS)
@@ -128,15 +145,8 @@ class Instance:
         self._hear(address, "STANDBY", state, 0)
 
     def _hear(self, address: str, role: str, state: str, epoch: int, incarnation: str = "i") -> None:
-        task = {
-            "readModel": "balance",
-            "partition": PARTITION,
-            "role": role,
-            "state": state,
-            "epoch": epoch,
-            "position": 1,
-        }
-        models = [{"name": "balance", "partitions": PARTITIONS, "partitioner": "murmur2"}]
+        task = PublishedTask("balance", PARTITION, role, state, epoch, 1).record()
+        models = [{"name": "balance", "partitions": PARTITIONS, "partitioner": "murmur2", "versions": [1]}]
         record = {"address": address, "incarnation": incarnation, "models": models, "tasks": [task]}
         self.servers.hear(address, record, live=True)
 
@@ -150,7 +160,7 @@ class Instance:
     @property
     def routing(self) -> Routing:
         return Routing(
-            read_model="balance",
+            read_model=generation_name("balance", self.generation),
             partitioning=Partitioning(PARTITIONS, "murmur2"),
             address=self.address,
             task=self.task,
@@ -162,7 +172,7 @@ class Instance:
     def queries(self, proxy: Proxy, metrics: Metrics | None = None) -> Queries:
         read_model = Balance()
         return Queries(
-            read_model="balance",
+            read_model=generation_name("balance", self.generation),
             routing=self.routing,
             proxy=proxy,
             address=self.address,
@@ -174,8 +184,22 @@ class Instance:
 
     def models(self, proxy: Proxy, metrics: Metrics | None = None) -> ModelQueries:
         """Returns the queries of read model `balance`, with all data in one partition."""
-        answers = ModelAnswers(self.queries(proxy, metrics), self.scatter(f"{MODELS_PATH}/balance"), BALANCE)
-        return ModelQueries(KNOWN, {"balance": answers}, dict, lambda _name, _partitions: answers)
+        queries, scatter = self.queries(proxy, metrics), self.scatter(f"{api.MODELS}/balance")
+        answers = ModelAnswers(queries, scatter, self.changes(proxy), BALANCE)
+        return ModelQueries(KNOWN, {"balance": answers}, dict, lambda _name, _partitions: answers, {}, Streams(10))
+
+    def changes(self, proxy: Proxy) -> Changes:
+        read_model = Balance()
+        reader = Reader(
+            generation=self.generation,
+            routing=self.routing,
+            view=lambda frame: read_model.view(STATES.decode(frame)),
+            key_type=read_model.key_type,
+            scheduler=FairScheduler("scan"),
+            on_damage=self.hear_of_damage,
+            on_coalesced=self.coalesced.append,
+        )
+        return Changes(reader, Links(proxy, self.address), Pace())
 
     def scatter(self, path: str) -> Scatter:
         """Returns a scatter query. The caller closes its proxy."""
@@ -184,6 +208,7 @@ class Instance:
             proxy=Proxy(),
             address=self.address,
             path=path,
+            generation=None if path == "/api" else 1,
             view=lambda _: {},
             number=STATES.number,
             render=json.dumps,

@@ -54,6 +54,8 @@ def run_local(
         say(f"  Kafka            {stack.bootstrap_servers}")
         say(f"  schema registry  {stack.schema_registry_url}")
         running = start_instances(cleanup, stack, instances, http_port, _import_path())
+        for instance in running[:1]:
+            say(f"  console          {instance.url}/")
         for instance in running:
             say(f"  {instance.name}       {instance.url}   log: {instance.log}")
         say("for other commands:")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import httpx
-
+from balance_service import api
 from balance_service.devtools.produce import produce
 from balance_service.errors import BalanceServiceError
 from balance_service.process.package import resource
@@ -15,13 +15,13 @@ from balance_service.process.package import resource
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from balance_service.client import Client
     from balance_service.devtools.local.stack import LocalInstance
     from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings
 
 _POLL_SECONDS = 0.1
 _VISIBLE_SECONDS = 60.0
-_TIMEOUT_SECONDS = 30.0
 _FUNDS = (
     ("alice", "12.34"),
     ("bob", "100"),
@@ -56,19 +56,19 @@ _INVOICES = SampleFile("pos")
 SAMPLES: Mapping[str, Samples] = {
     "balance": Samples(
         queries=(
-            "/api/customers.getBalance?customerId=alice",
-            "/api/models/balance/entries",
-            "/api/models/balance/keys/alice",
+            f"{api.GET_BALANCE}?customerId=alice",
+            f"{api.MODELS}/balance/entries",
+            f"{api.MODELS}/balance/keys/alice",
         )
     ),
-    "activity": Samples(queries=("/api/models/activity/entries", "/api/models/activity/keys/alice")),
+    "activity": Samples(queries=(f"{api.MODELS}/activity/entries", f"{api.MODELS}/activity/keys/alice")),
     "symbols": Samples(
-        (SampleFile("symbols"),), ("/api/models/symbols/keys/ACME", "/api/models/symbols/top?by=price&limit=2")
+        (SampleFile("symbols"),), (f"{api.MODELS}/symbols/keys/ACME", f"{api.MODELS}/symbols/top?by=price&limit=2")
     ),
     "purchases": Samples((_INVOICES,), writes=("shipments", "hadoop")),
     "rewards": Samples(
         (_INVOICES,),
-        ("/api/customers.getRewards?customerCardNo=4929000000001815", "/api/models/rewards/entries"),
+        ("/api/customers.getRewards?customerCardNo=4929000000001815", f"{api.MODELS}/rewards/entries"),
         ("notifications",),
     ),
     "leaderboard": Samples(
@@ -98,11 +98,14 @@ def add_samples(instances: Sequence[LocalInstance], settings: Settings, models: 
     for file in files:
         lines = resource(file.path).read_bytes().splitlines()
         produce(settings, models, file.topic, lines, key_separator=file.key_separator)
-    with httpx.Client(timeout=_TIMEOUT_SECONDS, trust_env=False) as client:
+    with ExitStack() as cleanup:
+        clients = [cleanup.enter_context(i.client(retry_seconds=_VISIBLE_SECONDS)) for i in instances]
         if "balance" in hosted:
-            _add_funds(client, instances)
+            _add_funds(clients)
         for samples in hosted.values():
-            _wait_until_answered(client, [f"{i.url}{query}" for i in instances for query in samples.queries])
+            for client in clients:
+                for query in samples.queries:
+                    _wait_until_answered(client, query)
     return [*_queries(instances, hosted), *_commands(instances[0], settings, files, hosted)]
 
 
@@ -126,7 +129,7 @@ def _commands(
     commands = []
     if "balance" in hosted:
         commands.append(
-            f"curl -i -X POST {instance.url}/api/balance.addFunds "
+            f"curl -i -X POST {instance.url}{api.ADD_FUNDS} "
             """-H 'Content-Type: application/json' -d '{"customerId": "alice", "amount": 1.23}'"""
         )
     for file in files:
@@ -134,24 +137,20 @@ def _commands(
         commands.append(f"{command} produce {file.topic}{separator} < {file.path}")
     written = dict.fromkeys(topic for samples in hosted.values() for topic in samples.writes)
     commands += [f"{command} tail {topic} --from-beginning" for topic in written]
-    return [*commands, f"curl {instance.url}/api/status"]
+    return [*commands, f"curl {instance.url}{api.STATUS}"]
 
 
-def _add_funds(client: httpx.Client, instances: Sequence[LocalInstance]) -> None:
+def _add_funds(clients: Sequence[Client]) -> None:
     for customer, amount in _FUNDS:
-        answer = client.post(
-            f"{instances[0].url}/api/balance.addFunds", json={"customerId": customer, "amount": amount}
-        )
-        if answer.is_error:
-            raise BalanceServiceError(f"adding funds failed: {answer.text}")
-        read = f"/api/customers.getBalance?customerId={customer}&minPosition={answer.headers['Balance-Position']}"
-        _wait_until_answered(client, [f"{instance.url}{read}" for instance in instances])
+        added = clients[0].add_funds(customer, amount)
+        for client in clients:
+            client.get_balance(customer, min_position=added.position)
 
 
-def _wait_until_answered(client: httpx.Client, urls: Iterable[str]) -> None:
+def _wait_until_answered(client: Client, query: str) -> None:
+    """Waits until the key that a query names has a state."""
     deadline = time.monotonic() + _VISIBLE_SECONDS
-    for url in urls:
-        while (answer := client.get(url)).is_error:
-            if time.monotonic() > deadline:
-                raise BalanceServiceError(f"{url} did not answer from the samples in time: {answer.text}")
-            time.sleep(_POLL_SECONDS)
+    while client.query(query) is None:
+        if time.monotonic() > deadline:
+            raise BalanceServiceError(f"{client.url}{query} did not answer from the samples in time")
+        time.sleep(_POLL_SECONDS)

@@ -6,10 +6,11 @@ import fcntl
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
+from balance_service.client import Client, ClientError
 from balance_service.devtools.local.broker import Broker
 from balance_service.devtools.local.guard import GRACE_SECONDS
 from balance_service.devtools.local.processes import HOST, Server, accepts_connections, free_port, require_free
@@ -203,8 +204,12 @@ class LocalInstance(Server):
 
     def is_ready(self) -> bool:
         port = self.environment.get("BALANCE_HEALTH_PORT", self.port)
-        try:
-            answer = httpx.get(f"http://{HOST}:{port}/health/ready", timeout=_READY_TIMEOUT_SECONDS, trust_env=False)
-        except httpx.HTTPError:
-            return False
-        return answer.status_code == httpx.codes.OK
+        with Client(f"http://{HOST}:{port}", trust_env=False, timeout_seconds=_READY_TIMEOUT_SECONDS) as client:
+            try:
+                return client.ready().is_ready
+            except ClientError:
+                return False
+
+    def client(self, **options: Any) -> Client:
+        """Returns a client; `options` are those of `Client`."""
+        return Client(self.url, trust_env=False, **options)

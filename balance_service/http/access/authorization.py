@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 CLIENT = web.RequestKey("client", str)
 """The name of an authenticated client."""
+RECHECK: web.RequestKey[Callable[[], Problem | None]] = web.RequestKey("recheck")
+"""Returns the refusal that the same request would meet now; None while its client is admitted."""
 
 _SITE_HEADER = "Sec-Fetch-Site"
 _OWN_SITES = frozenset({"same-origin", "none"})
@@ -279,6 +281,7 @@ def _admit(access: Access, request: web.Request, needed: frozenset[Scope]) -> No
     decision = access.judge(request.headers, anonymous_name(request.remote), needed)
     # The rate limit also applies to clients without an accepted token, by their addresses.
     access.charge(decision.client)
+    request[RECHECK] = lambda: access.judge(request.headers, decision.client, needed).refusal
     if decision.is_authenticated:
         request[CLIENT] = decision.client
         if isinstance(request.protocol, AheadOfAiohttp):

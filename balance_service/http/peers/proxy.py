@@ -9,32 +9,40 @@ answer (see `trust`).
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import ssl
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
+import aiohttp
 from opentelemetry.trace import SpanKind
 from yarl import URL
 
 from balance_service.errors import RetriableError
+from balance_service.http.answer import compact_json
 from balance_service.http.peers.connections import PeerConnections, UnexpectedAnswerError
 from balance_service.http.peers.trust import FORWARDED_HEADER, PeerTrust
 from balance_service.http.server.limits import MAX_URL_BYTES
 from balance_service.observability.tracing import UNTRACED, W3C, open_span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
+    from aiohttp import web
     from opentelemetry.trace import Tracer
 
     from balance_service.http.answer import Answer
-    from balance_service.http.peers.trust import Peer
+    from balance_service.http.peers.trust import Peer, ProofChain
     from balance_service.http.server.reloading import Reloaded
     from balance_service.http.server.tls import Tls
 
 _UNAUTHORIZED, _FORBIDDEN, _TOO_MANY = 401, 403, 429
+_CONNECT_SECONDS = 3.0
+HEARTBEAT_SECONDS = 4.0
+"""A peer that answers no ping for this time has died, or is suspended."""
+MAX_MESSAGE_BYTES = 16 << 20
 _CRLF = "\r\n"
 _LINE = re.compile(r"[!-~]+: [^\x00-\x1f\x7f]+")
 
@@ -53,6 +61,7 @@ class Proxy:
         self._tls = tls
         self._tracer = tracer
         self._connections = PeerConnections()
+        self._session: aiohttp.ClientSession | None = None
 
     async def get(
         self,
@@ -89,12 +98,7 @@ class Proxy:
         self, peer: Peer, target: str, from_address: str, timeout_seconds: float, method: str, *, waits: bool
     ) -> Answer:
         address = peer.address
-        if not self._trust.allows(address):
-            raise RetriableError(
-                f"the owner's address, {address[:300]!r}, is not on the list in BALANCE_PEER_ALLOW_LIST"
-            )
-        if self._connections.is_closed:
-            raise RetriableError("this instance is stopping")
+        self._require_allowed(address)
         try:
             url = _url(address)
             mark = self._trust.mark(from_address, peer, f"{method} {target}")
@@ -133,8 +137,90 @@ class Proxy:
             )
         return answer
 
+    async def connect(self, peer: Peer, path: str, from_address: str) -> PeerMessages:
+        """Opens a connection for messages in both directions.
+
+        Raises:
+            RetriableError: the peer is not allowed, cannot be reached, or does not open one.
+        """
+        address = peer.address
+        self._require_allowed(address)
+        mark = self._trust.mark(from_address, peer, f"GET {path}")
+        tls = None if self._tls is None else self._tls.value.client
+        if self._session is None:
+            # Each connection serves all streams from one peer.
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                socket = await self._session.ws_connect(
+                    URL(f"{'http' if tls is None else 'https'}://{address}{path}", encoded=True),
+                    headers={FORWARDED_HEADER: mark},
+                    ssl=True if tls is None else tls,
+                    heartbeat=HEARTBEAT_SECONDS,
+                    max_msg_size=MAX_MESSAGE_BYTES,
+                )
+        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            raise RetriableError(f"the peer at {address} opens no connection for streams: {reason}") from error
+        return PeerMessages(socket, *self._trust.chains(mark))
+
     async def close(self) -> None:
         await self._connections.close()
+        if self._session is not None:
+            await self._session.close()
+
+    def _require_allowed(self, address: str) -> None:
+        if not self._trust.allows(address):
+            raise RetriableError(
+                f"the owner's address, {address[:300]!r}, is not on the list in BALANCE_PEER_ALLOW_LIST"
+            )
+        if self._connections.is_closed:
+            raise RetriableError("this instance is stopping")
+
+
+class PeerMessages:
+    """Proven messages over a WebSocket (RFC 6455) between two instances. Used by one task on each direction."""
+
+    def __init__(
+        self,
+        socket: aiohttp.ClientWebSocketResponse | web.WebSocketResponse,
+        outgoing: ProofChain,
+        incoming: ProofChain,
+        drained: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Args:
+        drained: waits after each message until the peer has read most of what was sent.
+        """
+        self._socket = socket
+        self._drained = drained
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._sending = asyncio.Lock()
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        """Raises ConnectionError: the connection is closed."""
+        async with self._sending:
+            await self._socket.send_str(self._outgoing.sent(compact_json(message)))
+            if self._drained is not None:
+                await self._drained()
+
+    async def received(self) -> AsyncIterator[Mapping[str, Any]]:
+        """Yields the peer's messages until the connection closes.
+
+        Raises:
+            UnprovenError: a message is not the peer's.
+            ValueError: a message is not a JSON object.
+        """
+        async for message in self._socket:
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                raise ValueError("a message is not text")
+            content = json.loads(self._incoming.received(message.data))
+            if not isinstance(content, dict):
+                raise ValueError("a message is not a JSON object")
+            yield content
+
+    async def close(self) -> None:
+        await self._socket.close()
 
 
 def split_to_fit(

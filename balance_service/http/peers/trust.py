@@ -8,6 +8,7 @@ so that it answers only that query.
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import itertools
 import re
@@ -16,6 +17,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from balance_service import api
 from balance_service.cluster.signatures import CLOCKS_AGREE_SECONDS, SharedSecret
 from balance_service.http.answer import Problem
 from balance_service.settings.network import address_of
@@ -28,15 +30,18 @@ if TYPE_CHECKING:
 FORWARDED_HEADER = "Balance-Forwarded"
 PROOF_HEADER = "Balance-Proof"
 PASSED_ON = (
-    "Balance-Application-Server",
-    "Balance-Role",
-    "Balance-Position",
-    "Balance-Lag",
-    "Balance-Epoch",
-    "Retry-After",
+    api.APPLICATION_SERVER,
+    api.ROLE,
+    api.POSITION,
+    api.LAG,
+    api.EPOCH,
+    api.GENERATION,
+    api.RETRY_AFTER,
 )
 """The headers of a peer's answer that are read and covered by its proof."""
-_QUERY, _ANSWER = b"balance-service forwarded query 2", b"balance-service answer 1"
+_QUERY, _ANSWER = b"balance-service forwarded query 2", b"balance-service answer 2"
+_MESSAGE_TO_OWNER, _MESSAGE_FROM_OWNER = b"balance-service message to owner 1", b"balance-service message from owner 1"
+_PROOF_LENGTH = 64
 _PROVEN = re.compile(
     r"(?P<signed>(?P<address>[^;\s]{1,300});run=(?P<run>[0-9a-f]{32});n=(?P<number>[0-9]{1,15});to=(?P<to>[^;\s]{1,64});"
     r"t=(?P<t>[0-9]{1,12}));hmac=(?P<hmac>[0-9a-f]{64})"
@@ -67,6 +72,49 @@ class Mark:
 
     run: str
     number: int
+
+
+class UnprovenError(Exception):
+    """A message of a connection between peers is not the next one that the peer has sent."""
+
+
+class ProofChain:
+    """Proves the messages that one side of a connection sends. Each proof covers the one before.
+
+    Hence no message can be left out, added, repeated or moved to another connection. Without a secret, messages have no
+    proof.
+    """
+
+    def __init__(self, secret: SharedSecret | None, purpose: bytes, mark: str) -> None:
+        """Args:
+        mark: of the request that opened the connection; the first proof covers it.
+        """
+        self._secret = secret
+        self._purpose = purpose
+        self._last = mark
+
+    def sent(self, message: str) -> str:
+        """The next message as sent, after its proof."""
+        if self._secret is None:
+            return message
+        self._last = self._next(message)
+        return self._last + message
+
+    def received(self, sent: str) -> str:
+        """The message of what `sent` has returned at the peer. Raises UnprovenError."""
+        if self._secret is None:
+            return sent
+        proof, message = sent[:_PROOF_LENGTH], sent[_PROOF_LENGTH:]
+        expected = self._next(message)
+        if not hmac.compare_digest(_bytes(proof), _bytes(expected)):
+            raise UnprovenError
+        self._last = expected
+        return message
+
+    def _next(self, message: str) -> str:
+        if self._secret is None:
+            return ""
+        return self._secret.sign(self._purpose, _bytes(self._last), _bytes(message))
 
 
 class PeerTrust:
@@ -167,6 +215,10 @@ class PeerTrust:
     def is_proven(self, answer: Answer, mark: str, proof: str) -> bool:
         """Verifies the signature of a peer's answer to the query with this mark."""
         return self.secret is None or self.secret.has_signed(proof, _ANSWER, _bytes(mark), *_parts(answer))
+
+    def chains(self, mark: str) -> tuple[ProofChain, ProofChain]:
+        """The proofs of a connection that a request with this mark has opened: to its owner, and from it."""
+        return ProofChain(self.secret, _MESSAGE_TO_OWNER, mark), ProofChain(self.secret, _MESSAGE_FROM_OWNER, mark)
 
     def allows(self, address: str) -> bool:
         """Whether an address is a plain `host:port` whose host is on the allow-list.

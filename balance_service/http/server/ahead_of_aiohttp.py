@@ -104,6 +104,26 @@ class AheadOfAiohttp(web.RequestHandler):
         peer = self.peername
         return anonymous_name(peer[0] if isinstance(peer, tuple) else None)
 
+    def becomes_stream(self) -> None:
+        """Called when the answer in progress is a stream, which ends with the connection."""
+        if self.transport is not None:
+            # `drained` waits for the last byte.
+            self.transport.set_write_buffer_limits(0)
+
+    async def drained(self) -> None:
+        """Waits until the client's socket has taken what was written: of a stream all, else most.
+
+        Raises:
+            ConnectionError: it has gone.
+        """
+        await self._drain_helper()
+
+    async def _drain_helper(self) -> None:
+        # aiohttp keeps the future of a task that was cancelled while it waited, and would cancel the next one by it.
+        if self._drain_waiter is not None and self._drain_waiter.cancelled():
+            self._drain_waiter = None
+        await super()._drain_helper()
+
     def belongs_to(self, client: str) -> None:
         """Called when a request was authenticated, with the name of its client."""
 

@@ -136,6 +136,8 @@ def limited(limits: Limits, under_way: UnderWay, routes: RouteTable) -> Middlewa
         # Before the request counts as in progress, so that a slow client does not block others.
         if request.body_exists:
             await _read_body(request, limits.body_seconds)
+        if route is not None and route.is_stream(request):
+            return await handler(request)
         return await under_way.run(lambda: handler(request))
 
     return limit
@@ -154,7 +156,7 @@ def reserved(routes: RouteTable, *, peers_are_proven: bool) -> Middleware:
         connection = request.protocol
         if isinstance(connection, Connection) and connection.slot.is_reserved:
             route = routes.of(request)
-            is_probe = route is not None and route.is_open
+            is_probe = route is not None and route.is_probe
             if not is_probe and not (peers_are_proven and FORWARDED_HEADER in request.headers):
                 problem = unavailable("all connections are busy here; this request was not processed")
                 response = problem.answer().response()
@@ -255,6 +257,16 @@ class Connection(AheadOfAiohttp):
             if self._head_since is None and not self._requests:
                 self._head_since = self._slots.now()
         super().data_received(data)
+
+    def becomes_stream(self) -> None:
+        super().becomes_stream()
+        # Streams have a limit of their own.
+        self._slots.release(self.slot)
+
+    async def drained(self) -> None:
+        await super().drained()
+        # The next event has its own time limit, even if no sweep sees the buffer empty.
+        self._unsent_since = None
 
     def belongs_to(self, client: str) -> None:
         self._slots.attribute(self.slot, client)

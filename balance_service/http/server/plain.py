@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import hdrs
 from aiohttp.http import SERVER_SOFTWARE, HttpVersion11
 
+from balance_service import api
 from balance_service.errors import InvalidInputError
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem, unexpected
-from balance_service.http.model_queries import PATH
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER
 from balance_service.http.requests import KeyQuery
+from balance_service.http.route import accepts_events
 from balance_service.http.server.limits import headers_fit
 from balance_service.model.keys import MAX_KEY_BYTES, TEXT, KeyType
 from balance_service.model.read_model import Collection, Routes
@@ -121,7 +122,7 @@ class PlainQueries:
         target, models = self._targets.get(before), self._handlers.models
         if target is None or models is None or not _is_plain(request):
             return None
-        key, answers = target.key_of(text), models.hosted.get(target.model)
+        key, answers = target.key_of(text), models.serving_answers(target.model)
         if key is None or answers is None:
             return None
         queries, echoed_key = answers.queries, text if target.echoes_key else None
@@ -188,6 +189,7 @@ def _is_plain(request: RawRequestMessage) -> bool:
         and not request.upgrade
         and hdrs.EXPECT not in request.headers
         and hdrs.CONTENT_ENCODING not in request.headers
+        and not accepts_events(request.headers)
         and headers_fit(request.raw_headers)
     )
 
@@ -198,7 +200,11 @@ def key_targets(models: Iterable[ReadModel]) -> Iterator[KeyTarget]:
         if not model.has_states():
             continue
         of_model = KeyTarget(
-            model=model.name, noun="key", path=f"{PATH}/{model.name}/keys", key_type=model.key_type, echoes_key=True
+            model=model.name,
+            noun="key",
+            path=f"{api.MODELS}/{model.name}/keys",
+            key_type=model.key_type,
+            echoes_key=True,
         )
         yield of_model
         match model.queries:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from balance_service.cli.main import cli
 from balance_service.errors import BalanceServiceError, ConfigurationError
+from tests.support.scripted_server import BY_KEY
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 
@@ -27,10 +28,10 @@ def run(monkeypatch: pytest.MonkeyPatch, answer: httpx.Response, *command: str) 
     [
         (httpx.Response(302, headers={"Location": "https://login.example/"}), "302 Found"),
         (httpx.Response(301, json={"amount": 1}), "301 Moved Permanently"),
-        (httpx.Response(200, html="<html>Welcome</html>"), "200 OK without a JSON object"),
-        (httpx.Response(200, content=b"\xff"), "200 OK without a JSON object"),
+        (httpx.Response(200, html="<html>Welcome</html>"), "200 OK without JSON"),
+        (httpx.Response(200, content=b"\xff"), "200 OK without JSON"),
         (httpx.Response(200, json=[1]), "200 OK without a JSON object"),
-        (httpx.Response(204), "204 No Content without a JSON object"),
+        (httpx.Response(204), "204 No Content without JSON"),
     ],
     ids=["302", "301", "html", "bytes", "list", "nothing"],
 )
@@ -84,11 +85,11 @@ def test_the_detail_of_an_error_response_is_the_message(
 
 
 def test_a_balance_is_printed_with_the_instance_that_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = httpx.Response(200, text='{"amount":12.30}', headers={"Balance-Application-Server": "a:1"})
+    answer = httpx.Response(200, text='{"amount":12.30}', headers=BY_KEY)
 
     done = run(monkeypatch, answer, "get-balance", "c1")
 
-    assert (done.exit_code, done.output) == (0, "12.30  (from a:1)\n")
+    assert (done.exit_code, done.output) == (0, "12.30  (from localhost:5051)\n")
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
@@ -96,4 +97,4 @@ def test_a_url_with_an_invalid_host_name_is_rejected(host: str) -> None:
     failed = CliRunner().invoke(cli, ["status", "--url", f"http://{host}:5051"]).exception
 
     assert isinstance(failed, ConfigurationError)
-    assert str(failed) == f"{host} in --url is not a host name; correct it"
+    assert str(failed).startswith(f"http://{host}:5051 is not an http or https URL; give one")

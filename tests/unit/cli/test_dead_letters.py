@@ -9,9 +9,9 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from balance_service.cli.client import HttpStatusError
 from balance_service.cli.dead_letters import dead_letters
-from balance_service.errors import BalanceServiceError, RetriableError
+from balance_service.client import ClientError
+from balance_service.errors import BalanceServiceError
 from balance_service.http.dead_letters import DecisionBody
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_the_result_so_far_is_printed_before_an_error(monkeypatch: pytest.Monkey
 
     done = discard(monkeypatch, instance)
 
-    assert isinstance(done.exception, RetriableError)
+    assert str(done.exception).endswith("does not answer (refused); start it, or correct BALANCE_APPLICATION_SERVER")
     refused = sum(one.endswith("0") for one in instance.ids[0])
     accepted = len(instance.ids[0]) - refused
     assert done.stderr.splitlines()[-1] == f"{accepted} discarded, {refused} refused before this error:"
@@ -111,15 +111,15 @@ def test_an_error_that_concerns_all_requests_ends_the_command(monkeypatch: pytes
 
     failed = discard(monkeypatch, instance).exception
 
-    assert isinstance(failed, HttpStatusError)
-    assert failed.status == status
+    assert isinstance(failed.__cause__, ClientError)
+    assert failed.__cause__.status == status
     assert len(instance.ids) == 2
 
 
 def test_the_error_of_a_single_request_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     done = discard(monkeypatch, Instance(0, 409, "balance/0:9: no sense"), _IDS[:3])
 
-    assert isinstance(done.exception, HttpStatusError)
+    assert isinstance(done.exception, BalanceServiceError)
     assert (str(done.exception), done.output) == ("balance/0:9: no sense", "")
 
 

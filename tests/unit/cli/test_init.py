@@ -95,6 +95,8 @@ def test_python_files_parse_and_the_entry_point_names_the_model(project: Path) -
             ast.parse((project / name).read_text())
     declared = tomllib.loads((project / "pyproject.toml").read_text())["project"]
 
+    # On the public index, balance-service is another project's name.
+    assert "balance-service" not in str([declared["dependencies"], declared.get("optional-dependencies")])
     assert declared["entry-points"]["balance_service.read_models"] == {"orders": "shop.orders:Orders"}
     assert "class Orders(ReadModel):" in (project / "shop" / "orders.py").read_text()
 

@@ -30,19 +30,11 @@ ANSWERING = frozenset({"RUNNING", "WAITING"})
 
 
 def task(partition: int = 0, epoch: int = 1, **changed: Any) -> Mapping[str, Any]:
-    return {
-        "readModel": "balance",
-        "partition": partition,
-        "role": "ACTIVE",
-        "state": "RUNNING",
-        "epoch": epoch,
-        "position": 7,
-        **changed,
-    }
+    return {**PublishedTask("balance", partition, "ACTIVE", "RUNNING", epoch, 7).record(), **changed}
 
 
 def record(address: str, *tasks: Mapping[str, Any], incarnation: str = "i1") -> Mapping[str, Any]:
-    models = [{"name": "balance", "partitions": 4, "partitioner": "crc32"}]
+    models = [{"name": "balance", "partitions": 4, "partitioner": "crc32", "versions": [1]}]
     return {"address": address, "incarnation": incarnation, "models": models, "tasks": list(tasks)}
 
 
@@ -101,7 +93,7 @@ def test_a_servers_record_is_kept_completely(listener: Listener) -> None:
     server = listener.only()
 
     assert (server.address, server.incarnation) == ("a:1", "i1")
-    assert server.models == (PublishedModel("balance", Partitioning(4, "crc32")),)
+    assert server.models == (PublishedModel("balance", Partitioning(4, "crc32"), (1,)),)
     assert server.tasks == (PublishedTask("balance", 3, "ACTIVE", "RUNNING", 2, 7),)
 
 
@@ -310,6 +302,7 @@ def test_two_instances_that_publish_alternately_share_their_address(listener: Li
     assert not listener.table.is_shared("b:1")
 
 
+@pytest.mark.shows("shared-address")
 def test_a_shared_address_is_detected_within_four_seconds(listener: Listener) -> None:
     assert listener.hear_runs("x", "y", "x", "y", "x", "y", "x", "y").index(True) < 8
 
@@ -406,7 +399,7 @@ def test_an_outdated_record_that_could_not_be_published_is_dropped() -> None:
         incarnation="i1",
         codec=AvroCodec(FakeRegistry(), "servers", load_schema("ApplicationServer")),
         signatures=RecordSignatures(None, "servers"),
-        models=[],
+        models=list,
         tasks=list,
         table=ServerTable(),
     )

@@ -34,6 +34,7 @@ def test_a_lease_does_not_hold_before_the_group_has_confirmed_it(lease: Lease) -
     assert not lease.holds
 
 
+@pytest.mark.shows("owner")
 def test_a_confirmed_lease_holds_for_the_session_less_a_second(lease: Lease, clock: Clock) -> None:
     lease.renew(clock.now)
 
@@ -43,6 +44,7 @@ def test_a_confirmed_lease_holds_for_the_session_less_a_second(lease: Lease, clo
     assert not lease.holds
 
 
+@pytest.mark.shows("owner")
 def test_a_lease_counts_from_when_the_request_was_sent_not_answered(lease: Lease, clock: Clock) -> None:
     sent_at = clock.now
     clock.now += 5

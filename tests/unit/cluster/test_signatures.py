@@ -77,6 +77,7 @@ def test_a_record_and_a_farewell_of_an_instance_are_accepted(value: bytes | None
     instances.read(instances.write(value), value)
 
 
+@pytest.mark.shows("peers")
 @given(st.data())
 def test_a_record_with_any_changed_byte_is_refused(data: st.DataObject) -> None:
     instances = Instances()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.cluster.directory import ServerTable
+from balance_service.cluster.directory import PublishedTask, ServerTable
 from balance_service.cluster.standbys import StandbyChooser, chosen
 from tests.support.fakes import Clock
 
@@ -49,16 +49,9 @@ def test_standbys_are_spread_over_the_instances() -> None:
 
 
 def record(address: str, role: str, epoch: int, model: str = "balance", state: str = "RUNNING") -> dict[str, Any]:
-    task = {
-        "readModel": "balance",
-        "partition": 0,
-        "role": role,
-        "state": state,
-        "epoch": epoch,
-        "position": 1,
-    }
+    task = PublishedTask("balance", 0, role, state, epoch, 1).record()
     tasks = [task] if model == "balance" else []
-    models = [{"name": model, "partitions": 1, "partitioner": "murmur2"}]
+    models = [{"name": model, "partitions": 1, "partitioner": "murmur2", "versions": [1]}]
     return {"address": address, "incarnation": "i", "models": models, "tasks": tasks}
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import io
 import subprocess
+import threading
+import time
 from contextlib import suppress
 from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import fastavro
 import numpy as np
@@ -22,21 +26,34 @@ from bench import run as bench_run
 from bench.events import MAX_CENTS, customer_id, encoded
 from bench.figures import NAMES, Figures, Key
 from bench.first_event import CASE
+from bench.generations import (
+    CALM,
+    OFFLINE,
+    WITHOUT,
+    Look,
+    building_case,
+    comparison_case,
+    rate_of,
+    rebuild_case,
+    switch_case,
+)
 from bench.goals import goal_of, goals_beside
+from bench.listeners import cost_case, delay_case
 from bench.machine import commit_of
 from bench.moves import many_case
-from bench.plan import FULL, PAIRS, PROXIED, Plan, read_case, replay_case
+from bench.plan import EVENTS, FULL, GENERATIONS, PAIRS, PROXIED, Plan, read_case, replay_case
+from bench.plot import REPLAY, plot
 from bench.reads import INGRESS_HEADERS
 from bench.replay import Replay
 from bench.report import Document, document
 from bench.requests import ask_all
 from bench.run import Run
 from bench.schema_ids import Released, ids_case
-from bench.sides import BEFORE, OURS, POSTGRESQL, THEIRS, OurSide, Side
+from bench.sides import BEFORE, OURS, POSTGRESQL, QUIX, THEIRS, OurSide, Side
 from bench.sweep import best, least_unless_alike, settings_of, try_all
-from bench.tables import MADE, SHORT, between_markers, part_of, short
+from bench.tables import LATEST, MADE, PLOTS, SHORT, between_markers, latest, part_of, plot_of, short, whole
 from bench.tasks import tasks_case
-from bench.watch import Gaps, gaps_of
+from bench.watch import Gaps, Watch, gaps_of
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -150,11 +167,16 @@ def test_a_full_run_measures_each_goal_and_each_row_of_the_readme(peer: str, pla
         cases |= {("postgresql", replay_case(plan.events, plan.customers[0]))}
         cases |= {("scaling", f"{n} instances") for n in (2, 3)} | {("reads", read_case(PROXIED, 16, 0))}
         cases |= {("rewards", f"{plan.cards:,} cards"), ("freshness", f"leaderboard, {plan.scores:,} scores/s")}
+        cases |= {(GENERATIONS, rebuild_case(plan.events)), (GENERATIONS, comparison_case(plan.keys))}
+        cases |= {(GENERATIONS, building_case(plan.tried_rate, bound)) for bound in (None, plan.max_rate)}
+        cases |= {(GENERATIONS, switch_case(instances)) for instances in plan.switched}
     cases |= {("restore", f"{plan.keys:,} keys"), ("idle", "one instance"), ("start", "clean, jars present")}
     cases |= {("tasks", tasks_case(models * partitions)) for models, partitions in plan.tasks}
     models, partitions = plan.tasks[-2]
     cases |= {("moves", many_case(models * partitions, what)) for what in ("moves", "stays")}
     cases |= {("ids", ids_case(ids)) for ids in plan.schema_ids} | {("first", CASE)}
+    few, many = plan.listeners
+    cases |= {("listeners", delay_case(few)), ("listeners", cost_case(many))}
     wanted = {(key.measure, key.case) for key in goals_beside(peer)}
     wanted |= {(key.measure, key.case) for key in SHORT} if peer == THEIRS else set()
     # A goal for this service alone applies with each peer.
@@ -218,7 +240,7 @@ def _told() -> Document:
     for rate in (200.0, 400.0, 300.0):
         figures.add(OURS, "replay", RATE.case, rate=rate)
         figures.add(THEIRS, "replay", RATE.case, rate=200.0)
-    figures.add(OURS, "start", "clean, jars present", ready=4.5)
+    figures.add(OURS, "freshness", "1,000 events/s", p50=4.5)
     settings = {OURS: {"commit": "c0ffee"}}
     return document(figures, FULL, "2026-01-01T00:00:00+00:00", {}, settings)
 
@@ -230,12 +252,57 @@ def test_a_table_shows_repetitions_and_spread_and_marks_missed_goals() -> None:
     values = f"300 (200 to 400) | 200 (200 to 200) (Kafka Streams) | 1.50{x} (1.00 to 2.00) | 3"
     assert f"| replay, {RATE.case}: events/s | {values} | **≥ 2.5{x}: missed** |" in table
     # A single value has no median and no spread.
-    assert "| start, clean, jars present: start to ready, s | 4.50 |  |  | 1 | ≤ 5: met |" in table
+    assert "| freshness, 1,000 events/s: p50, ms | 4.50 |  |  | 1 | ≤ 25: met |" in table
 
 
 @pytest.mark.parametrize("path", sorted(MADE), ids=lambda path: path.name)
 def test_the_documents_show_the_tables_of_the_last_full_run(path: Path) -> None:
     assert between_markers(path.read_text(encoding="utf-8")) == part_of(path)
+
+
+@pytest.mark.parametrize(
+    ("measure", "case", "name", "side", "sentence"),
+    [
+        ("freshness", "leaderboard, 1,000 scores/s", "p50", OURS, "each with a transaction: {:.0f} ms"),
+        ("reads", read_case(PROXIED, 16, 0), "requests", OURS, "takes one hop: {:,.0f} a second"),
+        ("reads", read_case(PROXIED, 16, 0), "p99", OURS, "with a p99 of {:.1f} ms"),
+        ("replay", replay_case(EVENTS, 10_000), "rate", "", "the rate is {:.2f} times Kafka Streams'"),
+        ("replay", replay_case(EVENTS, 10_000), "rate_with_start", "", "{:.2f} times with process start included"),
+        ("replay", replay_case(EVENTS, 10_000), "cpu_with_start", "", "the processor time {:.2f} times"),
+        ("quix", replay_case(200_000, 100_000), "rate_with_start", QUIX, "200,000 events at {:,.0f} events/s"),
+        ("rewards", "100,000 cards", "rate_with_start", "", "reaches {:.2f} times its rate"),
+        ("rewards", "100,000 cards", "cpu_with_start", "", "with {:.2f} times the processor time"),
+        ("scaling", "2 instances", "of_one", OURS, "together come to {:.2f} and"),
+        ("scaling", "3 instances", "of_one", OURS, "and {:.2f} times one instance's rate"),
+        ("start", "clean, jars present", "ready", OURS, "**Start**: {:.0f} s to ready"),
+        ("start", "clean, jars present", "ready", THEIRS, "to ready, Kafka Streams {:.1f} s"),
+        ("restore", "1,000,000 keys", "keys", "", "{:.2f} times as many as Kafka Streams"),
+        ("idle", "one instance", "idle", OURS, "**Idle**: {:.1f}% of a core"),
+    ],
+)
+def test_the_page_on_performance_quotes_the_last_full_run(
+    measure: str, case: str, name: str, side: str, sentence: str
+) -> None:
+    key = [measure, case, NAMES[name]]
+    (figure,) = [f for f in latest()["figures"] if [f["measure"], f["case"], f["figure"]] == key]
+    value = figure["sides"][side]["median"] if side else figure["ratio"]
+    page = " ".join((LATEST.parents[2] / "docs/performance.md").read_text(encoding="utf-8").split())
+
+    assert sentence.format(value) in page
+
+
+@pytest.mark.parametrize("path", sorted(PLOTS), ids=lambda path: path.name)
+def test_the_plots_show_the_last_full_run(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == plot_of(path), "run `python -m bench.tables`"
+
+
+def test_a_plot_has_a_bar_of_each_side_in_proportion() -> None:
+    image = ElementTree.fromstring(plot(_told(), REPLAY))
+
+    texts = [text.text for text in image.iter("{http://www.w3.org/2000/svg}text")]
+    bars = [bar.get("width") for bar in image.iter("{http://www.w3.org/2000/svg}rect")]
+    assert texts == [OURS, "Kafka Streams", "Replay: events/s", RATE.case, "300", "200"]
+    assert bars[-2:] == ["410.0", "273.3"]
 
 
 def test_the_first_side_of_a_pair_alternates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +331,84 @@ def test_a_partition_of_two_models_counts_once_both_have_it(tmp_path: Path, monk
     assert progress is not None
     assert progress.running == {0}
     assert progress.applied == instance.committed() == {0: 5, 1: 0}
+
+
+def test_a_bounded_rate_counts_from_advance_to_advance() -> None:
+    looks = [Look(0.0, 0), Look(0.5, 100), Look(1.0, 300), Look(1.5, 300), Look(3.0, 700), Look(3.9, 700)]
+    assert rate_of(looks, partitions=1) == pytest.approx(400 / 2)
+    assert rate_of(looks[:4], partitions=1) is None
+
+
+def test_a_goal_with_two_bounds_is_met_between_them_in_each_repetition() -> None:
+    key = Key(GENERATIONS, building_case(1_000, 20_000), NAMES["of_most"])
+    goal = goal_of(key, THEIRS)
+    assert goal is not None
+    assert str(goal) == "0.9 to 1.02 in each"
+    for values, met in (((0.9, 1.02), True), ((0.95, 0.89, 0.95), False), ((0.95, 1.03, 0.95), False)):
+        figures = Figures()
+        for value in values:
+            figures.add(OURS, key.measure, key.case, of_most=value)
+        assert goal.is_met(figures, key) is met
+
+
+def test_the_longest_silence_of_all_switches_must_meet_its_goal() -> None:
+    key = Key(GENERATIONS, switch_case(2), NAMES["silence"])
+    goal = goal_of(key, THEIRS)
+    assert goal is not None
+    figures = Figures()
+    assert goal.is_met(figures, key) is None
+    for silence in (100.0, 300.0, 100.0):
+        figures.add(OURS, key.measure, key.case, silence=silence)
+        figures.add(CALM, key.measure, key.case, silence=20.0)
+    assert goal.is_met(figures, key) is True
+    figures.add(OURS, key.measure, key.case, silence=301.0)
+    figures.add(CALM, key.measure, key.case, silence=20.0)
+    assert goal.is_met(figures, key) is False
+
+
+def test_a_table_names_the_peers_of_a_measure_that_has_several() -> None:
+    figures = Figures()
+    for side, case in ((OFFLINE, rebuild_case(10)), (WITHOUT, building_case(1, None))):
+        figures.add(OURS, GENERATIONS, case, rate=20.0)
+        figures.add(side, GENERATIONS, case, rate=10.0)
+    told = document(figures, FULL, "2026-01-01T00:00:00+00:00", {}, {OURS: {"commit": "c0ffee"}})
+    told["machine"] = dict.fromkeys(("cores", "processor", "memory", "system", "Java"), "")
+    assert "| 20.00 | 10.00 (rebuild --offline) |" in whole(told)
+    assert "| 20.00 | 10.00 (without a rebuild) |" in whole(told)
+
+
+def test_a_watch_asks_for_customers_in_turn_and_counts_what_is_refused() -> None:
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            customer = self.path.rpartition("=")[2]
+            asked.append(customer)
+            self.send_response(503 if customer == "c2" else 200)
+            self.send_header("Balance-Position", f"0:{len(asked)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    began = time.monotonic()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        instance: Any = SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}")
+        with Watch([instance], {0: ["c1", "c2"]}, 0.001) as watch:
+            eventually(lambda: len(asked) > 10, "some requests were answered")
+        server.shutdown()
+    ended = time.monotonic()
+
+    assert asked[:4] == ["c1", "c2", "c1", "c2"]
+    assert watch.refused(began, ended) == asked.count("c2") * ["503 "]
+    assert len(watch.seconds(began, ended)) == asked.count("c1")
+    assert watch.refused(ended, ended + 1) == []
+    assert watch.seconds(ended, ended + 1) == []
+    assert 0 < watch.gaps(began, ended)[0].silence < ended - began
 
 
 def test_a_gap_ends_with_an_answer_and_a_stall_with_an_answer_that_has_more_events() -> None:

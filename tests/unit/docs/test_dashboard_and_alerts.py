@@ -7,11 +7,10 @@ import re
 
 import pytest
 
+from tests.docs.metrics import ALERTS, alerts
 from tests.support.observability import (
-    ALERTS,
     DASHBOARD,
     RUNBOOK,
-    alerts,
     documented_series,
     expressions,
     panels,
@@ -45,9 +44,40 @@ def test_alerts_and_sections_of_the_runbook_match() -> None:
     sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
 
     assert sorted(section.partition("\n")[0] for section in sections) == sorted(rule["alert"] for rule in alerts())
-    for section in sections:
-        for part in ("**Means.**", "**Check.**", "**Do.**"):
-            assert section.count(part) == 1, section.partition("\n")[0]
+
+
+@pytest.mark.parametrize("alert", [rule["alert"] for rule in alerts()])
+def test_a_section_says_what_to_check_what_to_do_and_when_it_is_done(alert: str) -> None:
+    section = section_of(alert)
+    means, check, done = (section.find(f"**{part}.** ") for part in ("Means", "Check", "Done"))
+    steps = [int(number) for number in re.findall(r"^(\d+)\. ", section[check:done], re.MULTILINE)]
+
+    assert [section.count(f"**{part}.**") for part in ("Means", "Check", "Done")] == [1, 1, 1]
+    assert 0 <= means < check < done
+    assert re.match(r"\*\*Check\.\*\* `(curl|balance-service) ", section[check:]), (
+        "the first thing to look at is a command"
+    )
+    assert steps == list(range(1, len(steps) + 1)) != []
+
+
+def test_misplaced_keys_are_not_among_the_causes_to_discard() -> None:
+    kept, _, discarded = RUNBOOK.read_text(encoding="utf-8").partition("| the causes below |")
+
+    assert "`key-not-of-this-partition`" in kept
+    assert "`key-not-of-this-partition`" not in discarded
+
+
+def test_the_runbook_names_panels_of_the_dashboard() -> None:
+    prose = re.sub(r"`[^`]*`", "", RUNBOOK.read_text(encoding="utf-8"))
+    named = {" ".join(name.split()) for name in re.findall(r'"([^"]+)"', prose)}
+
+    assert named
+    assert named <= {panel["title"] for panel in panels()}
+
+
+def section_of(alert: str) -> str:
+    """The section of an alert, up to the next heading."""
+    return re.split(r"^##+ ", RUNBOOK.read_text(encoding="utf-8").partition(f"## {alert}\n")[2], flags=re.MULTILINE)[0]
 
 
 def test_each_alert_has_a_severity_a_summary_and_a_link() -> None:

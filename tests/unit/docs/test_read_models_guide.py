@@ -1,4 +1,4 @@
-"""The guide to read models: its files are those of `balance-service init`, and its code runs in that project."""
+"""The pages on read models: they show the files of `balance-service init`, and their code runs in that project."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -15,29 +15,17 @@ from click.testing import CliRunner
 import balance_service
 from balance_service.cli.init import write_project
 from balance_service.cli.main import cli
+from tests.support.documents import ROOT, blocks, files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GUIDE = (Path(__file__).parents[3] / "docs/read-models.md").read_text(encoding="utf-8")
-OF_THE_PROJECT = ("shop/orders.py", "tests/test_orders.py")
-ITS_OWN_SCHEMAS = ("shop/schemas/Visits.avsc", "shop/schemas/Shipped.avsc", "shop/schemas/Notice.avsc")
-
-
-class Block(NamedTuple):
-    """A code block of the guide; `file` is the path at the end of the line above it, or empty."""
-
-    file: str
-    language: str
-    text: str
-
-
-BLOCKS = [
-    Block(*found)
-    for found in re.findall(r"(?:`([\w./]+)`:\n\n)?^```(\w*)\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
-]
-FILE_TEXTS = {block.file: block.text for block in BLOCKS if block.file}
-CODE = [block.text for block in BLOCKS if block.language == "python" and not block.file]
+TUTORIAL = "docs/tutorials/read-model.md"
+GUIDE = "docs/how-to/read-models.md"
+ITS_OWN_SCHEMAS = ("shop/schemas/Shipped.avsc", "shop/schemas/Notice.avsc")
+OF_THE_PROJECT = files_of(TUTORIAL)
+FILE_TEXTS = files_of(GUIDE)
+CODE = [block.text for block in blocks(GUIDE) if block.language == "python"]
 
 
 @pytest.fixture
@@ -59,39 +47,43 @@ def run(project: Path, code: str) -> None:
     importlib.import_module("shop.guide")
 
 
-def test_every_file_of_the_guide_is_known() -> None:
-    assert {*FILE_TEXTS} == {*OF_THE_PROJECT, *ITS_OWN_SCHEMAS}
+def test_every_file_that_a_page_shows_is_known() -> None:
+    assert {*OF_THE_PROJECT} == {"shop/orders.py"}
+    assert {*FILE_TEXTS} == {*ITS_OWN_SCHEMAS}
+    assert {*files_of("README.md")} == {"shop/spending.py"}
 
 
-@pytest.mark.parametrize("file", OF_THE_PROJECT)
-def test_the_guide_shows_complete_files_of_the_project(project: Path, file: str) -> None:
-    assert FILE_TEXTS[file] == (project / file).read_text(encoding="utf-8")
+def test_the_tutorial_shows_code_of_the_project(project: Path) -> None:
+    shown = [block.text for block in blocks(TUTORIAL) if block.language == "python"]
+    files = [(project / file).read_text(encoding="utf-8") for file in ("shop/orders.py", "tests/test_orders.py")]
+
+    assert len(shown) == len(files)
+    assert shown[0] == files[0]
+    assert f"\n\n\n{shown[1]}\n\n" in files[1]
 
 
-def test_the_guide_names_every_file_of_the_project(tmp_path: Path) -> None:
-    files = write_project(tmp_path / "shop")
+@pytest.mark.parametrize("document", ["README.md", TUTORIAL])
+def test_a_document_shows_the_output_of_try(project: Path, document: str) -> None:
+    for file, text in files_of(document).items():
+        (project / file).write_text(text, encoding="utf-8")
+    found = blocks(document)
+    number = next(number for number, block in enumerate(found) if block.text.startswith("balance-service try"))
 
-    assert [file for file in files if f"`{file.relative_to(tmp_path / 'shop')}`" not in GUIDE] == []
-
-
-@pytest.mark.usefixtures("project")
-def test_the_guide_shows_the_output_of_try() -> None:
-    done = CliRunner().invoke(cli, ["try", "shop.orders:Orders", "--events", "samples/orders.jsonl"])
+    done = CliRunner().invoke(cli, found[number].text.split()[1:])
 
     assert done.exit_code == 0, done.output
-    shown = next(block.text for block in BLOCKS if block.text.startswith("orders: 4 keys"))
-    assert [line.rstrip() for line in done.output.splitlines()] == shown.splitlines()
+    assert [line.rstrip() for line in done.output.splitlines()] == found[number + 1].text.splitlines()
 
 
 def test_all_code_of_the_guide_runs_in_order(project: Path) -> None:
-    assert len(CODE) > 9
+    assert len(CODE) >= 7
 
     run(project, "\n\n".join(CODE))
 
 
 @pytest.mark.parametrize(
     ("value", "wrong"),
-    [('.then({"amount": Decimal("8.50")})', '.then({"amount": Decimal("8.51")})'), ('"OrderPlaced.placedAt"', '"O.x"')],
+    [('.then({"amount": Decimal("8.50")})', '.then({"amount": Decimal("8.51")})'), ('"OrderPlaced.orderId"', '"O.x"')],
 )
 def test_wrong_code_is_found(project: Path, value: str, wrong: str) -> None:
     code = "\n\n".join(CODE)
@@ -101,15 +93,16 @@ def test_wrong_code_is_found(project: Path, value: str, wrong: str) -> None:
         run(project, code.replace(value, wrong))
 
 
-def test_the_guide_uses_all_public_names_and_no_others() -> None:
-    imported = re.findall(
-        r"^from (balance_service[\w.]*) import", "\n".join(block.text for block in BLOCKS), re.MULTILINE
-    )
+def test_the_pages_use_all_public_names_and_no_others() -> None:
+    texts = [(ROOT / page).read_text(encoding="utf-8") for page in (GUIDE, TUTORIAL, "README.md")]
+    text = "\n".join(texts)
+    imported = re.findall(r"^from (balance_service[\w.]*) import", text, re.MULTILINE)
 
     assert {*imported} == {"balance_service", "balance_service.testing"}
-    assert [name for name in balance_service.__all__ if not re.search(rf"\b{name}\b", GUIDE) and name[0] != "_"] == []
+    assert [name for name in balance_service.__all__ if not re.search(rf"\b{name}\b", text) and name[0] != "_"] == []
 
 
-def test_the_schemas_of_the_guide_are_named_like_their_files() -> None:
-    for file in ITS_OWN_SCHEMAS:
-        assert json.loads(FILE_TEXTS[file])["name"] == Path(file).stem
+def test_the_schemas_that_pages_show_are_named_like_their_files() -> None:
+    for file, text in (FILE_TEXTS | files_of("docs/tutorials/joins.md")).items():
+        if file.endswith(".avsc"):
+            assert json.loads(text)["name"] == Path(file).stem

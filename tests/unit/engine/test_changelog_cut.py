@@ -81,6 +81,7 @@ def batch(start: int, *keys: bytes) -> TaskBatch:
     return TaskBatch(start, start + len(keys), [], events, len(keys))
 
 
+@pytest.mark.shows("lost-changelog")
 def test_a_store_with_records_that_its_changelog_lost_is_never_used_again(log: Log, tmp_path: Path) -> None:
     store, writer = StateStore(tmp_path / "store", POSITIONS), fenced()
     write_position(Position(0, 1, "t", source="s:0"), POSITIONS, store, writer)

@@ -21,9 +21,11 @@ from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.opening import check_same_changelog
 from balance_service.engine.placement import Placement
+from balance_service.engine.processor import BatchOutcome
 from balance_service.engine.records import (
     MISPLACED,
     POSITION_KEY,
+    RESERVED_PREFIX,
     DeadLetter,
     KeyedUpdate,
     Position,
@@ -177,6 +179,7 @@ def test_a_batch_that_does_not_start_at_the_position_is_rejected(
     assert len(writer.commits) == 1
 
 
+@pytest.mark.shows("exactly-once")
 def test_a_redelivered_batch_does_not_change_the_balance(store: StateStore, writer: FakeWriter) -> None:
     batch = Source(events("1.00")).batch()
     committed(store, writer, batch)
@@ -335,6 +338,7 @@ def test_an_overflow_that_a_later_event_undoes_is_a_dead_letter_in_one_batch_as_
     assert done.dead_lettered == 1
 
 
+@pytest.mark.shows("deterministic")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     amounts=st.lists(st.integers(0, 10**16).map(lambda n: Decimal(n).scaleb(-2)), min_size=1, max_size=12),
@@ -386,8 +390,8 @@ def is_full(*_: object) -> None:
 
 def decide_on(store: StateStore, writer: FakeWriter) -> None:
     """Discards the dead letter at offset 0."""
-    found = FOLDING.letters.at(store, [0]).values()
-    decide(found, Status.DISCARDED, (), FOLDING, store, writer)
+    letters = FOLDING.letters
+    decide(letters.on_decision(store, letters.at(store, [0]).values(), Status.DISCARDED), (), FOLDING, store, writer)
 
 
 def test_a_decision_that_the_store_has_no_room_for_reopens_the_task(
@@ -438,3 +442,12 @@ def test_a_partly_stored_commit_is_not_folded_twice(
         commit(source.batch(), PARTITION, FOLDING, store, writer)
 
     assert len(writer.commits) == 1
+
+
+def test_only_states_count_among_the_changed_keys() -> None:
+    columns = [(pa.array([b"a", b"b"], pa.binary()), pa.array([b"1", None], pa.binary()))]
+    others = [(b"b", None), (RESERVED_PREFIX + b"a marker", b"1")]
+    outcome = BatchOutcome(0, columns=columns, others=others)
+
+    assert sorted(outcome.changed_keys(2) or ()) == [b"a", b"b"]
+    assert outcome.changed_keys(1) is None

@@ -10,6 +10,7 @@ UNKNOWN = "schema-id-unknown"
 EVERY_MS = 300_000
 
 
+@pytest.mark.shows("retried-once")
 def test_waits_between_attempts_double_up_to_a_maximum_until_the_dead_letter_is_parked() -> None:
     letter = Letter.first(42, UNKNOWN, b"k", 0, EVERY_MS)
     waits = []

@@ -105,6 +105,7 @@ def name(number: int, key: str, cause: str | None) -> Any:
     return told(f"n{number}", key, cause)
 
 
+@pytest.mark.shows("retried-once", "discarded")
 @pytest.mark.parametrize("after", ["", "rebuilt"])
 @given(steps=st.lists(_STEPS, max_size=12))
 @settings(max_examples=60, deadline=None)
@@ -121,6 +122,7 @@ def test_every_event_that_is_not_discarded_counts_once(after: str, steps: list[S
         assert all(not letter.status.is_open for letter in driver.letters())
 
 
+@pytest.mark.shows("key-order")
 @pytest.mark.parametrize("after", ["", "rebuilt"])
 @given(steps=st.lists(_STEPS, max_size=12))
 @settings(max_examples=60, deadline=None)

@@ -184,6 +184,7 @@ def test_a_rebuild_retries_no_dead_letters_until_it_has_passed_them(store: State
         assert [letter.offset for letter in keeping.due(store).again] == retried
 
 
+@pytest.mark.shows("rebuild")
 def test_a_rebuild_writes_no_dead_letter_twice_and_sends_nothing_twice(named: Driver) -> None:
     named.given(told("x"), told("y", unreadable=UNKNOWN), told("", "b"), told("z", "b"))
     refused, sent = named.dead_letters(), named.emitted("test-names")
@@ -197,6 +198,7 @@ def test_a_rebuild_writes_no_dead_letter_twice_and_sends_nothing_twice(named: Dr
     assert [given.cause for given in refused] == [UNKNOWN, "name-empty"]
 
 
+@pytest.mark.shows("retried-once")
 def test_a_replayed_dead_letter_is_applied_in_its_turn_and_sends_its_output_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +244,7 @@ def test_an_event_that_fails_only_in_a_replay_is_not_sent_again_by_its_retry(tmp
 # Order
 
 
+@pytest.mark.shows("key-order")
 def test_later_events_of_a_key_wait_if_order_matters(named: Driver) -> None:
     named.given(told("x"), told("y", unreadable=UNKNOWN), told("z"), told("other", "b"))
     named.given(told("w"))

@@ -114,6 +114,7 @@ def test_a_retry_in_a_later_batch_is_a_duplicate(partition: Partition) -> None:
     assert (done.applied, done.duplicates, partition.balance()) == (0, 1, Decimal("1.00"))
 
 
+@pytest.mark.shows("idempotency-key")
 def test_a_retry_with_another_amount_is_a_dead_letter(partition: Partition) -> None:
     partition.fold(Event("1.00", b"a"))
 
@@ -137,6 +138,7 @@ def test_after_the_window_an_idempotency_key_is_new_again(partition: Partition) 
     assert (done.applied, done.duplicates, partition.balance()) == (1, 1, Decimal("2.00"))
 
 
+@pytest.mark.shows("idempotency-key")
 def test_time_is_the_greatest_timestamp_so_far_not_that_of_a_late_event(partition: Partition) -> None:
     partition.fold(Event("1.00", b"a", 5_000), Event("1.00", b"b", 7_000))
 
@@ -289,6 +291,7 @@ EVENTS = st.lists(
 )
 
 
+@pytest.mark.shows("deterministic")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=EVENTS, cuts=st.sets(st.integers(1, 24)))
 def test_batch_boundaries_do_not_change_which_events_count(
@@ -308,6 +311,7 @@ def test_batch_boundaries_do_not_change_which_events_count(
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.shows("idempotency-key")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=EVENTS)
 def test_any_events_count_as_the_rule_says(tmp_path_factory: pytest.TempPathFactory, events: list[Event]) -> None:

@@ -45,6 +45,7 @@ def fold(path: Path, declared: Partitioner, folded: Partitioner) -> None:
 
 
 # A store that is restored while crc32 is declared gets its identity first.
+@pytest.mark.shows("partitioner")
 @pytest.mark.parametrize("declared", ["murmur2", "crc32"])
 def test_a_store_of_another_partitioner_is_refused_until_it_is_declared_again(
     tmp_path: Path, declared: Partitioner
@@ -69,6 +70,7 @@ def test_after_a_rebuild_the_store_is_restored_from_the_new_changelog(tmp_path: 
         assert (store.position, store.changelog_offset) == (None, 0)
 
 
+@pytest.mark.shows("partitioner")
 def test_a_position_of_another_partitioner_is_refused(tmp_path: Path) -> None:
     stands_at = Position(0, 1, SOURCE.topic_id, source="balance:0", partitioner="murmur2")
 

@@ -98,6 +98,7 @@ def told(driver: Driver) -> list[tuple[str, str]]:
     return [(letter.cause, letter.status.value) for letter in driver.letters()]
 
 
+@pytest.mark.shows("own-code")
 def test_a_dead_letter_at_which_own_code_fails_keeps_its_cause_and_blocks_no_others() -> None:
     with Driver(WordsInAnyOrder()) as driver:
         driver.given(said("x"), said("boom", unreadable=UNKNOWN)).mend(UNKNOWN).advance(minutes=5)
@@ -170,6 +171,7 @@ def test_a_fold_cannot_use_the_cause_of_an_unreadable_record() -> None:
         driver.given(said(UNKNOWN))
 
 
+@pytest.mark.shows("own-code")
 @pytest.mark.parametrize("model", [Words, WordsSent, WordsMade])
 def test_own_code_that_fails_at_a_new_event_still_halts_the_task(model: type[ReadModel]) -> None:
     with Driver(model()) as driver:

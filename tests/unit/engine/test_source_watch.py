@@ -129,7 +129,14 @@ class Purged:
         options: Any = {"few_rows": {}, "is_accelerated": True, "idempotency_window_ms": 1_000}
         self.task = DrivenTask(model, driven_stages(model)[-1], registry, str(folder), **options)
         self.role = Role.ACTIVE
-        self.hosted = SimpleNamespace(topics=broker, source=OURS, processor=SimpleNamespace(letters=letters(registry)))
+        self.needed = 2**63 - 1
+        self.hosted = SimpleNamespace(
+            topics=broker,
+            source=OURS,
+            stage=None,
+            processor=SimpleNamespace(letters=letters(registry)),
+            siblings=SimpleNamespace(first_needed=lambda _stage, _partition: self.needed),
+        )
         self._broker = broker
         self._purge = Purge(cast("Any", self))
 

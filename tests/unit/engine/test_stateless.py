@@ -23,11 +23,13 @@ from balance_service.engine.hosted_stage import HostedStage
 from balance_service.engine.opening import starting_letters, starting_position
 from balance_service.engine.outputs import Target
 from balance_service.engine.records import CombinedUpdates, DeadLetter, Output, Position, TaskBatch
+from balance_service.engine.siblings import Siblings
 from balance_service.engine.stateless import JoinProcessor, RetryProcessor
 from balance_service.engine.store import StateStore
 from balance_service.engine.table_store import TableStore, Version
 from balance_service.engine.tables import JoinedTables
 from balance_service.kafka.topics import Topic
+from balance_service.model.generations import Generations
 from balance_service.model.keys import KeyType
 from balance_service.model.placing import stages_of_retries
 from balance_service.model.stream import Global, Join
@@ -127,6 +129,7 @@ class ScoreJoin:
         return name
 
 
+@pytest.mark.shows("joined")
 @given(history=st.lists(ROWS | SCORES, max_size=30))
 def test_any_interleaving_of_rows_and_scores_joins_as_the_rule_says(history: list[tuple[str, int, int, bool]]) -> None:
     rows: dict[int, list[tuple[int, int, str | None]]] = {}
@@ -166,6 +169,7 @@ def test_an_event_without_its_row_is_a_dead_letter_or_dropped_or_joined_with_nul
     stage.store.close()
 
 
+@pytest.mark.shows("joined")
 def test_a_joined_record_names_its_origin_and_the_version_of_the_row(folder: str) -> None:
     stage = ScoreJoin(folder, "dead-letter")
     stage.put(1, 10, "first")
@@ -191,6 +195,7 @@ def test_an_event_whose_join_field_is_null_is_a_dead_letter_with_its_bytes(folde
     stage.store.close()
 
 
+@pytest.mark.shows("joined")
 def test_events_passed_on_before_a_rebuild_are_not_joined_again(folder: str) -> None:
     stage = ScoreJoin(folder, "dead-letter")
     stage.put(1, 0, "known")
@@ -230,7 +235,8 @@ class RetryStage:
         self.records += records
         end, left_out = len(self.records), self.processor.letters.left_out_from(self.store, start)
         taken = [at for at in range(start, end) if at not in left_out]
-        return self._commit(TaskBatch(start, end, self._updates(taken), applied=len(taken)))
+        skipped = frozenset(left_out)
+        return self._commit(TaskBatch(start, end, self._updates(taken), applied=len(taken), left_out=skipped))
 
     def retry(self, gone: frozenset[int] = frozenset()) -> Committed:
         """Commits the due dead letters. The records at the offsets `gone` are no longer in the topic."""
@@ -247,6 +253,11 @@ class RetryStage:
                 forgotten=due.forgotten,
             )
         )
+
+    def decide(self, status: Status) -> None:
+        """Carries out a decision about all dead letters."""
+        changes = self.processor.letters.on_decision(self.store, self.letters, status)
+        decide(changes, (), self.processor, self.store, self.writer)
 
     @property
     def letters(self) -> list[Letter]:
@@ -309,7 +320,7 @@ def test_after_ten_attempts_a_record_is_parked_until_an_operator_redrives_it(
     assert retries.sent == []
 
     assert Verdict(Decision.REDRIVE, "me", "why").refusal(retries.letters[0]) is None
-    decide(retries.letters, Status.SCHEDULED, (), retries.processor, retries.store, retries.writer)
+    retries.decide(Status.SCHEDULED)
     retries.retry()
 
     assert [dict(output.headers)["retry-attempt"] for output in retries.sent] == [b"%d" % (int(attempt) + 1)]
@@ -382,7 +393,7 @@ def test_a_record_is_sent_once_when_it_is_due(retries: RetryStage) -> None:
 
 def test_a_discarded_record_is_never_sent(retries: RetryStage) -> None:
     retries.take((b"k", b"v", 0, []))
-    decide(retries.letters, Status.DISCARDED, (), retries.processor, retries.store, retries.writer)
+    retries.decide(Status.DISCARDED)
 
     retries.now_ms += 1_000 * EVERY_MS
     retries.retry()
@@ -448,9 +459,11 @@ def context(retries: RetryStage, broker: Broker, decided: Mapping[int, Letter] |
         processor=retries.processor,
         state_directory=unused,
         decisions=decisions,
+        siblings=Siblings(lambda: Generations(of.owner)),
     )
 
 
+@pytest.mark.shows("outputs-once")
 @pytest.mark.usefixtures("no_environment")
 def test_a_stage_that_lost_its_changelog_sends_only_records_that_were_not_sent(
     retries: RetryStage, monkeypatch: pytest.MonkeyPatch

@@ -274,6 +274,7 @@ def damaged(path: Path) -> StateStore:
     return StateStore(path, CODEC)
 
 
+@pytest.mark.shows("damaged-store")
 def test_a_flipped_bit_is_never_read_as_a_balance(path: Path) -> None:
     store = damaged(path)
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from balance_service.engine.commit import Committed
 from balance_service.engine.records import TaskBatch, TaskId
 from balance_service.engine.task import ANSWERING, TRANSITIONS, Task, TaskState
 from balance_service.errors import FatalError, TaskMigratedError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from balance_service.engine.changelog_writer import ChangelogWriter
     from balance_service.engine.hosted_stage import HostedStage
-    from balance_service.engine.store import StoreView
+    from balance_service.engine.store import StateStore, StoreView
 
 LEGAL = {
     ("CREATED", "RESTORING"),
@@ -226,3 +232,25 @@ def test_a_standby_that_halts_just_before_its_promotion_is_not_promoted() -> Non
     task.promote()
 
     assert task.state is TaskState.HALTED
+
+
+def test_who_begins_to_watch_during_a_commit_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_in(TaskState.RUNNING)
+    view = cast("StoreView", object())
+    task.replica.store = cast("StateStore", SimpleNamespace(view=view, close=lambda: None))
+    task._hosted = cast("HostedStage", SimpleNamespace(processor=None, stage=SimpleNamespace(outputs=())))
+    task._writer = cast("ChangelogWriter", SimpleNamespace(close=lambda: None))
+    told: list[tuple[int, int, Sequence[bytes] | None, bool]] = []
+
+    class Watching:
+        def committed(self, start: int, end: int, keys: Sequence[bytes] | None) -> None:
+            told.append((start, end, keys, task.view is view))
+
+    def commit(*_: object) -> Committed:
+        task.watch(Watching())
+        return Committed(1, 0, 0, 0, changed_keys=lambda _most: [b"c1"])
+
+    monkeypatch.setattr("balance_service.engine.task.commit", commit)
+    task.process(replace(EMPTY_BATCH, end=3))
+
+    assert told == [(0, 3, [b"c1"], True)]

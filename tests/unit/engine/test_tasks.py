@@ -45,6 +45,9 @@ class Opening:
     def problem(self) -> str:
         return ""
 
+    def check_resumption(self, _partition: int, _interrupted: threading.Event) -> None:
+        """Lets every waiting task fold again."""
+
     def has_begun(self, _partition: int) -> bool:
         return True
 
@@ -199,6 +202,8 @@ def test_a_stopping_engine_requests_all_stages_to_stop_before_it_awaits_one(
     engine: Any = SimpleNamespace(
         membership=other,
         _workers=(),
+        _stage_workers={},
+        generations=other,
         _warm_up=SimpleNamespace(join=lambda *_: None, is_alive=lambda: False),
         stages=stages,
         tables=other,

@@ -62,6 +62,12 @@ class Engine:
     def problems(self) -> list[str]:
         return [problem for tasks in self.stages.values() for problem in tasks.problems]
 
+    generations = SimpleNamespace(known={})
+
+    @property
+    def serving_stages(self) -> list[Tasks]:
+        return [*self.stages.values()]
+
     @property
     def models(self) -> dict[str, Tasks]:
         return self.stages
@@ -101,6 +107,8 @@ class Instance:
 
     def unready(self) -> Sequence[str]:
         return self._reasons
+
+    open_streams = 0
 
     def stale_files(self) -> Mapping[str, bool]:
         return {"tokens": True, "jwks": False}

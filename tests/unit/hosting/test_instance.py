@@ -6,14 +6,20 @@ import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from balance_service.cluster.directory import PublishedTask, ServerTable
 from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapshot
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.errors import RetriableError
 from balance_service.hosting.engine import Patience
 from balance_service.hosting.instance import Instance
+from balance_service.kafka.topics import Watermarks
+from balance_service.process.runtime import elapsed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pytest
+
 
 HALTED = "activity_0 is HALTED: its fold failed"
 FAILED = "org.apache.spark.SparkException: Job aborted. At 10.1.2.3"
@@ -21,18 +27,30 @@ ENDED = "a partition is not folded: its query has ended and is started again; /a
 
 
 def stage(
-    model: str, state: str = "RUNNING", reason: str = "", failed: str = "", unlooked: str = "", misplaced: str = ""
+    model: str,
+    state: str = "RUNNING",
+    reason: str = "",
+    failed: str = "",
+    unlooked: str = "",
+    misplaced: str = "",
+    letters: Mapping[str, int] | None = None,
 ) -> Any:
     answers = TaskState(state) in ANSWERING
-    task = TaskSnapshot(TaskId(model, 0), Role.ACTIVE, state, 1, 0, reason, 0, 0, None, StoreSizes(), answers)
+    task = TaskSnapshot(
+        TaskId(model, 0), Role.ACTIVE, state, 1, 90, reason, 0, 0, None, StoreSizes(), answers, letters or {}
+    )
+    watermarks = Watermarks(lambda: {0: 100}, elapsed)
+    watermarks.refresh()
     return SimpleNamespace(
         name=model,
         hosted=SimpleNamespace(
             name=model,
             stage=SimpleNamespace(owner=model),
+            is_last=True,
             source=SimpleNamespace(name=model, partitions=1),
             misplaced=misplaced,
-            watermarks=SimpleNamespace(lag=lambda _partition, _position: 0),
+            watermarks=watermarks,
+            folds=None,
         ),
         snapshots=lambda: [task],
         query_problem=failed,
@@ -49,13 +67,55 @@ def running(*stages: Any, shared: str = "", has_begun: bool = True) -> Instance:
         membership=membership,
         models={s.name: s for s in stages},
         stages={s.name: s for s in stages},
+        serving_stages=stages,
         stages_of=lambda name: [s for s in stages if s.name == name],
         tables=SimpleNamespace(snapshots=list),
         has_begun=has_begun,
+        watermarks={s.name: s.hosted.watermarks for s in stages},
+        settings=SimpleNamespace(num_standby_replicas=1),
     )
-    table = SimpleNamespace(assigned=lambda _model, _partition: "here")
-    directory = SimpleNamespace(problem="", shared_address_problem=shared, table=table, status=list)
-    return Instance(engine=engine, directory=directory, commands={})  # type: ignore[arg-type]
+    directory = SimpleNamespace(problem="", shared_address_problem=shared, table=ServerTable(elapsed))
+    rebuilds = SimpleNamespace(status_of=lambda _stage: "serving")
+    return Instance(engine=engine, directory=directory, rebuilds=rebuilds, commands={})  # type: ignore[arg-type]
+
+
+def test_the_status_says_which_dead_letters_need_an_operator() -> None:
+    letters = {"schema-id-unknown/scheduled": 2, "key-null/waiting": 1, "key-null/discarded": 7}
+    (task,) = running(stage("balance", letters=letters)).status()["tasks"]
+
+    assert task["deadLetters"] == [
+        {"cause": "key-null", "status": "waiting", "needsDecision": True, "count": 1},
+        {"cause": "schema-id-unknown", "status": "scheduled", "needsDecision": False, "count": 2},
+    ]
+
+
+def test_the_status_has_the_tasks_of_peers_as_they_published_them() -> None:
+    instance = running(stage("balance"))
+    published = PublishedTask(
+        "balance",
+        0,
+        "ACTIVE",
+        "HALTED",
+        2,
+        70,
+        "its fold failed",
+        5,
+        9,
+        1.5,
+        {"a/parked": 1, "b/of-another-version": 1},
+    )
+    record = {"incarnation": "i", "models": [], "tasks": [published.record(), {**published.record(), "readModel": "x"}]}
+    instance.directory.table.hear("peer:1", record, live=True)
+
+    (server,) = instance.status()["applicationServers"]
+
+    assert (server["suspect"], server["silentSeconds"]) == (False, 0)
+    here, elsewhere = server["tasks"]
+    assert (here["lag"], here["lagSeconds"], here["lagSecondsIsLeast"]) == (30, 0.0, True)
+    assert (here["reason"], here["secondsLeft"]) == ("its fold failed", 1.5)
+    assert here["deadLetters"] == [{"cause": "a", "status": "parked", "needsDecision": True, "count": 1}]
+    # This instance does not read the ends of a stage that it does not host.
+    assert (elsewhere["readModel"], elsewhere["lag"], elsewhere["lagSeconds"]) == ("x", None, None)
 
 
 def test_misplaced_keys_are_a_problem_and_leave_the_instance_ready() -> None:

@@ -18,6 +18,7 @@ from balance_service.http.peers.trust import PeerTrust
 from balance_service.http.server.limits import Limits, UnderWay
 from balance_service.http.server.listening import bind
 from balance_service.http.server.plain import PlainQueries
+from balance_service.http.streams.event_stream import Streams
 from balance_service.kafka.partitioner import partition_of
 from tests.support.api import GET_BALANCE
 from tests.support.fakes import IdleInstance
@@ -114,7 +115,7 @@ async def serving(
     trust, access, limits = trust or PeerTrust(), access or Access(), limits or Limits()
     under_way = UnderWay(limits)
     proxy = Proxy(trust)
-    handlers = Handlers(Operations(IdleInstance()))
+    handlers = Handlers(Operations(IdleInstance()), Streams(10))
     handlers.models = instance.models(proxy, metrics)
     listener = bind("127.0.0.1", 0)
     plain = Plain(handlers, trust, under_way, access)

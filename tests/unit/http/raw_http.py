@@ -16,6 +16,7 @@ from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import bind
+from balance_service.http.streams.event_stream import Streams
 from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.fakes import IdleInstance
 from tests.support.shipped import ROUTES
@@ -37,7 +38,7 @@ class Answering(Handlers):
     """Answers queries and commands with `answer`."""
 
     def __init__(self, answer: Callable[[web.Request], Awaitable[web.Response]]) -> None:
-        super().__init__(Operations(IdleInstance({"filler": "x" * 100_000})))
+        super().__init__(Operations(IdleInstance({"filler": "x" * 100_000})), Streams(10))
         self._answer = answer
 
     def model_queries(self) -> Any:

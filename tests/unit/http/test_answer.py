@@ -14,6 +14,7 @@ from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import bind
+from balance_service.http.streams.event_stream import Streams
 from tests.support.fakes import IdleInstance
 from tests.support.querying import Instance
 from tests.support.shipped import ROUTES
@@ -74,6 +75,7 @@ def asked(path: str, method: str = "GET") -> bytes:
     return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
 
 
+@pytest.mark.shows("browser")
 @pytest.mark.parametrize(
     ("data", "status"),
     [
@@ -116,7 +118,7 @@ def test_the_answer_to_a_slow_request_forbids_caching_and_type_sniffing(instance
 def test_the_answers_of_the_health_port_forbid_caching_and_type_sniffing(path: str) -> None:
     async def run() -> bytes:
         listener = bind("127.0.0.1", 0)
-        server = await serve(make_health_app(Handlers(Operations(IdleInstance())), ROUTES), listener)
+        server = await serve(make_health_app(Handlers(Operations(IdleInstance()), Streams(10)), ROUTES), listener)
         try:
             return await heads(listener.getsockname()[1], asked(path))
         finally:

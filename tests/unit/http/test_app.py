@@ -13,6 +13,7 @@ from balance_service.errors import ConfigurationError
 from balance_service.http.app import HttpServer
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
+from balance_service.http.streams.event_stream import Streams
 from balance_service.settings import load_settings
 from tests.support.credentials import AUDIENCE, ISSUER, Authority, write_jwks
 from tests.support.fakes import IdleInstance
@@ -27,7 +28,9 @@ pytestmark = pytest.mark.usefixtures("no_environment")
 
 def server(**given: Any) -> HttpServer:
     return HttpServer(
-        load_settings(**{"http_host": "0.0.0.0", "http_port": 0, **given}), Handlers(Operations(IdleInstance())), ()
+        load_settings(**{"http_host": "0.0.0.0", "http_port": 0, **given}),
+        Handlers(Operations(IdleInstance()), Streams(10)),
+        (),
     )
 
 

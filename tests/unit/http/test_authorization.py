@@ -24,6 +24,7 @@ from balance_service.http.openapi import document
 from balance_service.http.operations import Operations
 from balance_service.http.peers.trust import FORWARDED_HEADER, Peer, PeerTrust
 from balance_service.http.server.reloading import Reloaded
+from balance_service.http.streams.event_stream import Streams
 from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.credentials import AUDIENCE, ISSUER, token, write_jwks
 from tests.support.fakes import Clock, IdleInstance
@@ -54,7 +55,7 @@ def test_an_empty_list_of_tokens_admits_no_client(tmp_path: Path) -> None:
     async def run() -> list[int]:
         file = write_tokens(tmp_path / "tokens.json")
         access = Access(Authenticator(Reloaded([file], lambda: load_tokens(file))))
-        app = make_app(Answering(Operations(IdleInstance())), ROUTES, access=access)
+        app = make_app(Answering(Operations(IdleInstance()), Streams(10)), ROUTES, access=access)
         found = []
         async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
             for headers in ({}, bearer(""), bearer(READER)):
@@ -93,7 +94,7 @@ async def serving(
         Reloaded([file], lambda: load_tokens(file)), Reloaded([jwks], lambda: load_jwts(jwks, ISSUER, AUDIENCE))
     )
     access = Access(authenticator if authorises else None, rate_limit)
-    app = make_app(Answering(Operations(IdleInstance())), ROUTES, trust=TRUST, access=access)
+    app = make_app(Answering(Operations(IdleInstance()), Streams(10)), ROUTES, trust=TRUST, access=access)
     async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
         yield client
 
@@ -120,6 +121,7 @@ def bearer(text: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {text}"}
 
 
+@pytest.mark.shows("tokens")
 @pytest.mark.parametrize(
     ("method", "path", "expected"),
     [
@@ -142,6 +144,7 @@ def test_each_route_requires_its_scope(tmp_path: Path, method: str, path: str, e
     assert statuses(tmp_path, method, path, *tokens) == expected
 
 
+@pytest.mark.shows("tokens")
 def test_anything_but_one_accepted_token_is_refused(tmp_path: Path) -> None:
     good = f"Bearer {READER}"
     refused = ["", "Bearer", "Bearer ", "Basic cmVhZGVyOnRva2Vu", READER, f"Bearer {READER}x", f"Bearer {READER},x"]
@@ -190,7 +193,7 @@ def test_a_mark_without_proof_admits_no_request(tmp_path: Path) -> None:
     async def run() -> int:
         tokens = write_tokens(tmp_path / "tokens.json", reader=["balance:read"])
         access = Access(Authenticator(Reloaded([tokens], lambda: load_tokens(tokens))))
-        app = make_app(Answering(Operations(IdleInstance())), ROUTES, trust=PeerTrust(), access=access)
+        app = make_app(Answering(Operations(IdleInstance()), Streams(10)), ROUTES, trust=PeerTrust(), access=access)
         async with (
             TestServer(app) as server,
             aiohttp.ClientSession(server.make_url("/")) as client,
@@ -257,7 +260,9 @@ def test_an_ipv4_address_or_an_ipv6_network_is_one_client(one: str, other: str, 
         return await handler(request.clone(remote=request.headers["From"]))
 
     async def run() -> list[int]:
-        app = make_app(Answering(Operations(IdleInstance())), ROUTES, access=Access(None, RateLimit(0.1, burst=1)))
+        app = make_app(
+            Answering(Operations(IdleInstance()), Streams(10)), ROUTES, access=Access(None, RateLimit(0.1, burst=1))
+        )
         app.middlewares.insert(0, seem_to_come_from)
         found = []
         async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
@@ -283,6 +288,7 @@ def test_the_openapi_document_lists_scopes_and_refusals() -> None:
     assert "Balance-Forwarded" in asked["responses"]["403"]["description"]
 
 
+@pytest.mark.shows("tokens")
 def test_only_probes_need_no_token() -> None:
     assert {route.path for route in ROUTES if route.is_open} == {"/health/live", "/health/ready"}
     assert "securitySchemes" not in document(ROUTES)["components"]

@@ -19,6 +19,7 @@ from balance_service.http.scan import TopScan
 from balance_service.http.scheduling import Asker, asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.server.listening import bind
+from balance_service.http.streams.event_stream import Streams
 from tests.support.fakes import IdleInstance
 from tests.support.querying import Instance
 from tests.support.shipped import ROUTES
@@ -135,7 +136,7 @@ def test_a_scan_of_a_disconnected_client_is_cancelled(tmp_path: Path, monkeypatc
 
     async def run() -> None:
         instance, proxy = Instance(tmp_path / "store", timeout_seconds=60), Proxy()
-        handlers = Handlers(Operations(IdleInstance({})))
+        handlers = Handlers(Operations(IdleInstance({})), Streams(10))
         handlers.models = instance.models(proxy)
         async with serving(make_app(handlers, ROUTES)) as port:
             client = await ask(port, TOP)

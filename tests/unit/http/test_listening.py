@@ -133,6 +133,7 @@ def test_idle_connections_from_one_address_block_no_other_client(
     assert statuses == [200, 200, 200]
 
 
+@pytest.mark.shows("floods")
 def test_idle_connections_from_many_addresses_block_no_client() -> None:
     async def run() -> list[int]:
         async with serving(Few()) as server, AsyncExitStack() as silent:
@@ -147,6 +148,7 @@ def test_idle_connections_from_many_addresses_block_no_client() -> None:
 SECRET = "a secret of all instances"
 
 
+@pytest.mark.shows("floods")
 def test_while_all_connections_are_busy_only_probes_and_proven_peers_are_answered() -> None:
     trust, go_on = PeerTrust(SECRET), asyncio.Event()
     begun: list[web.Request] = []

@@ -19,6 +19,7 @@ from balance_service.http.model_queries import ModelAnswers, ModelQueries, descr
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.route import RouteTable
+from balance_service.http.streams.event_stream import Streams
 from balance_service.kafka.partitioner import partition_of
 from balance_service.model.read_model import Routes
 from balance_service.read_models.leaderboard import Leaderboard
@@ -42,9 +43,10 @@ def asked(instance: Instance, model: str, *targets: str, routes: RouteTable = RO
 
     async def run() -> list[tuple[int, str]]:
         proxy = Proxy()
-        handlers = Handlers(Operations(IdleInstance()))
-        answers = ModelAnswers(instance.queries(proxy), instance.scatter(""), description_of(model, KNOWN))
-        handlers.models = ModelQueries(KNOWN, {model: answers}, dict, lambda _name, _partitions: answers)
+        handlers = Handlers(Operations(IdleInstance()), Streams(10))
+        queries, scatter, changes = instance.queries(proxy), instance.scatter(""), instance.changes(proxy)
+        answers = ModelAnswers(queries, scatter, changes, description_of(model, KNOWN))
+        handlers.models = ModelQueries(KNOWN, {model: answers}, dict, lambda _n, _of: answers, {}, handlers.streams)
         found = []
         async with TestServer(make_app(handlers, routes)) as server, ClientSession() as client:
             for target in targets:

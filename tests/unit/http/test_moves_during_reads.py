@@ -46,6 +46,7 @@ def partition_moves(instance: Interrupted) -> None:
     instance.only.view = None
 
 
+@pytest.mark.shows("owner")
 @pytest.mark.parametrize("happens", [lease_ends, partition_moves])
 def test_a_read_before_a_move_is_not_the_answer_of_the_owner(
     tmp_path: Path, happens: Callable[[Interrupted], None]

@@ -26,6 +26,7 @@ from balance_service.http.openapi import document
 from balance_service.http.operations import Operations
 from balance_service.http.requests import Parameters
 from balance_service.http.route import Route, RouteTable, Tag, ok
+from balance_service.http.streams.event_stream import Streams
 from balance_service.read_models.add_funds import AddFundsParameters, amount_of
 from tests.support.fakes import IdleInstance
 from tests.support.shipped import GET_BALANCE_PARAMETERS, ROUTES
@@ -165,7 +166,7 @@ def test_two_routes_of_one_method_and_path_are_refused() -> None:
 
 
 def test_the_application_answers_the_routes_of_the_document_and_no_others() -> None:
-    handlers = Handlers(Operations(IdleInstance()))
+    handlers = Handlers(Operations(IdleInstance()), Streams(10))
 
     def served(app: web.Application) -> set[tuple[str, str]]:
         return {(r.method, r.resource.canonical) for r in app.router.routes() if r.resource is not None}
@@ -202,7 +203,7 @@ def test_a_declared_route_is_answered_and_documented() -> None:
     routes = RouteTable((*ROUTES, route))
 
     async def run() -> tuple[Any, Any, int]:
-        app = make_app(Handlers(Operations(IdleInstance())), routes)
+        app = make_app(Handlers(Operations(IdleInstance()), Streams(10)), routes)
         async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
             async with client.get("/api/things/a%20b/parts") as answer:
                 found = await answer.json()

@@ -28,6 +28,7 @@ from balance_service.http.peers.trust import FORWARDED_HEADER, PeerTrust
 from balance_service.http.peers.trust import Peer as Address
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.plain import key_targets
+from balance_service.http.streams.event_stream import Streams
 from balance_service.kafka.partitioner import partition_of
 from balance_service.model.read_model import Collection
 from balance_service.observability.metrics import Metrics
@@ -219,7 +220,7 @@ def test_the_rate_limit_counts_plain_queries(tmp_path: Path, *, is_owner: bool, 
     instance.put("12.34", CUSTOMER)
 
     async def run() -> list[bytes]:
-        handlers = Handlers(Operations(IdleInstance()))
+        handlers = Handlers(Operations(IdleInstance()), Streams(10))
         front = HttpServer(Settings(http_port=0, allowed_hosts=("x",), **variables), handlers, MODELS)
         handlers.models = instance.models(await front.open())
         async with TestServer(Peer(proving(AT_OWNER, SECRET)).app()) as owner:
@@ -424,9 +425,9 @@ class Host(Instance):
     def models(self, proxy: Proxy, metrics: Metrics | None = None) -> ModelQueries:
         queries: Queries = self.queries(proxy, metrics)
         queries.view = lambda frame: self.read_model.view(self.codec.decode(frame))
-        answers = ModelAnswers(queries, self.scatter("/"), self.read_model.description())
-        name = self.read_model.name
-        return ModelQueries({name: self.read_model}, {name: answers}, dict, lambda _name, _partitions: answers)
+        answers = ModelAnswers(queries, self.scatter("/"), self.changes(proxy), self.read_model.description())
+        name, known = self.read_model.name, {self.read_model.name: self.read_model}
+        return ModelQueries(known, {name: answers}, dict, lambda _name, _partitions: answers, {}, Streams(10))
 
 
 @pytest.fixture(params=[Balance(), Rewards(), Leaderboard()], ids=lambda read_model: read_model.name)

@@ -130,6 +130,7 @@ def test_without_tokens_a_request_that_no_other_site_can_send_is_answered_ahead_
     assert (answer[:15], at_once) == (b"HTTP/1.1 200 OK", 1)
 
 
+@pytest.mark.shows("browser")
 @pytest.mark.parametrize(
     ("headers", "status", "named"),
     [

@@ -135,6 +135,7 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return allowed
 
 
+@pytest.mark.shows("slow-peer")
 def test_a_query_to_a_slow_peer_ends_at_the_deadline(instance: Instance, allowed: list[float]) -> None:
     async def slowly(_request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(60)
@@ -148,6 +149,7 @@ def test_a_query_to_a_slow_peer_ends_at_the_deadline(instance: Instance, allowed
     assert_within_the_deadline(allowed)
 
 
+@pytest.mark.shows("slow-peer")
 def test_a_query_to_a_peer_that_sends_byte_by_byte_ends_at_the_deadline(
     instance: Instance, allowed: list[float]
 ) -> None:
@@ -315,6 +317,7 @@ NOT_AN_OWNER = {
 }
 
 
+@pytest.mark.shows("false-claim")
 @pytest.mark.parametrize("forged", NOT_AN_OWNER.values(), ids=NOT_AN_OWNER)
 def test_an_unconfirmed_claim_costs_one_query_a_second_request(
     instance: Instance, forged: Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -17,6 +17,7 @@ from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, PeerTrust
 from balance_service.http.peers.trust import Peer as Asked
+from balance_service.http.streams.event_stream import Streams
 from tests.support.api import GET_BALANCE as PATH
 from tests.support.fakes import IdleInstance
 from tests.support.shipped import ROUTES
@@ -64,7 +65,7 @@ def get(
 
 def peer(accepts: PeerTrust) -> web.Application:
     """The application of an instance that is starting: it answers 503 to trusted peers."""
-    return make_app(Handlers(Operations(IdleInstance())), ROUTES, trust=accepts)
+    return make_app(Handlers(Operations(IdleInstance()), Streams(10)), ROUTES, trust=accepts)
 
 
 @pytest.mark.parametrize("customer_id", AWKWARD_IDS)
@@ -141,6 +142,7 @@ def test_an_unproven_mark_is_a_403_problem_on_every_route(path: str) -> None:
     assert "BALANCE_PEER_SECRET" in text
 
 
+@pytest.mark.shows("peers")
 def test_an_address_that_is_not_allowed_is_refused_before_any_connection() -> None:
     asked: list[web.Request] = []
 

@@ -57,6 +57,7 @@ def test_the_owner_answers_with_the_exact_digits(instance: Instance, amount: str
     assert answer.headers["Content-Type"].startswith("application/json")
 
 
+@pytest.mark.shows("position")
 def test_an_answer_names_its_instance_role_and_position(instance: Instance) -> None:
     instance.put("1.00")
     instance.move_to(93)
@@ -68,10 +69,12 @@ def test_an_answer_names_its_instance_role_and_position(instance: Instance) -> N
         "Balance-Role": "active",
         "Balance-Position": f"{PARTITION}:93",
         "Balance-Epoch": str(EPOCH),
+        "Balance-Generation": "1",
         "Balance-Lag": "7",
     }
 
 
+@pytest.mark.shows("no-500")
 def test_a_view_that_raises_fails_only_its_query(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     instance.put("1.00")
     instance.put("2.00", "other")
@@ -93,6 +96,7 @@ def test_an_unknown_customer_is_a_404_with_a_position(instance: Instance) -> Non
     assert answer.headers["Balance-Position"] == f"{PARTITION}:10"
 
 
+@pytest.mark.shows("404")
 def test_without_an_owner_the_answer_is_503_and_not_404(instance: Instance) -> None:
     instance.owns = False
 
@@ -208,6 +212,7 @@ def test_a_query_waits_until_its_position_is_reached(instance: Instance) -> None
     assert answer.headers["Balance-Position"] == f"{PARTITION}:11"
 
 
+@pytest.mark.shows("min-position")
 def test_a_waiting_query_reads_the_store_only_at_its_position(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +240,7 @@ def test_a_waiting_query_reads_the_store_only_at_its_position(
     assert reads == [CUSTOMER.encode()]
 
 
+@pytest.mark.shows("min-position")
 def test_a_position_that_is_not_reached_in_time_is_a_503(instance: Instance) -> None:
     instance.put("1.00")
 

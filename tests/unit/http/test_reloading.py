@@ -39,6 +39,7 @@ def test_the_content_of_a_deleted_file_stays_in_force_and_is_stale_until_the_fil
     assert not reloaded.is_stale
 
 
+@pytest.mark.shows("reload")
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"tokens": {}}', '{"tokens": [7]}', TOKENS[:-1]])
 def test_the_content_before_a_malformed_change_stays_in_force(file: Path, content: str) -> None:
     reloaded = Reloaded([file], lambda: load_tokens(file))

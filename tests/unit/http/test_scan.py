@@ -131,6 +131,7 @@ def test_entries_are_the_sorted_union_of_all_partitions(
     assert found["next"] == (wanted[limit - 1][0] if len(wanted) > limit else None)
 
 
+@pytest.mark.shows("whole-range")
 @given(states=_STATES, limit=st.integers(1, 7))
 def test_pages_contain_every_key_once(states: dict[str, Decimal], limit: int) -> None:
     found: list[tuple[str, Decimal]] = []
@@ -181,6 +182,7 @@ def test_a_top_truncated_by_size_says_so_and_its_entries_are_right(states: dict[
     assert found.get("next") == (told[-1][0] if len(told) < len(wanted) else None)
 
 
+@pytest.mark.shows("whole-range")
 @given(states=_STATES)
 def test_keys_are_counted_over_all_partitions(states: dict[str, Decimal]) -> None:
     assert answer(CountScan(), states, [[0, 2], [1]]) == {"count": len(states)}

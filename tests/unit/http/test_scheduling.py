@@ -187,6 +187,7 @@ def counting(name: str, steps: int, read: list[str]) -> Generator[None, None, st
     return f"{name} of {steps}"
 
 
+@pytest.mark.shows("scans")
 @pytest.mark.usefixtures("one_step_a_slice")
 def test_a_short_scan_is_answered_between_the_slices_of_long_ones() -> None:
     async def run() -> tuple[list[str], list[str]]:

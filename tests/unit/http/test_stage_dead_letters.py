@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from balance_service import api
+from balance_service.avro.codec import AvroCodec
 from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.decisions import MAX_REASON_CHARACTERS, Decision, LetterId, Verdict
 from balance_service.engine.records import Position
 from balance_service.errors import RetriableError
+from balance_service.http.answer import exact_json_response
 from balance_service.http.peers.connections import MAX_BODY_BYTES
 from balance_service.http.routing import LocalCopy
 from balance_service.http.scheduling import FairScheduler
 from balance_service.http.server.limits import MAX_URL_BYTES
-from balance_service.http.stage_dead_letters import PATH, UNREACHABLE, DeadLetterScan, SourceRecords, StageDeadLetters
+from balance_service.http.stage_dead_letters import UNREACHABLE, DeadLetterScan, SourceRecords, StageDeadLetters
 from balance_service.model.keys import TEXT, KeyType
 from tests.support import fakes
-from tests.support.querying import PARTITION, Instance, read_to_its_end
+from tests.support.fakes import FakeRegistry
+from tests.support.querying import ASKER, PARTITION, Instance, read_to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +85,7 @@ class Owner:
     def app(self) -> web.Application:
         app = web.Application()
         for decision in Decision:
-            app.router.add_post(f"{PATH}.{decision.value}", self.handle)
+            app.router.add_post(f"{api.DEAD_LETTERS}.{decision.value}", self.handle)
         return app
 
 
@@ -92,6 +98,11 @@ def instance(tmp_path: Path) -> Instance:
     return Instance(tmp_path / "store", owns=False, timeout_seconds=10.0)
 
 
+def source_records(registry: Any) -> SourceRecords:
+    nothing: Any = None
+    return SourceRecords(records=nothing, registry=registry, scheduler=FairScheduler("scan"), timeout_seconds=1.0)
+
+
 def decided(
     instance: Instance,
     owner: Owner,
@@ -102,12 +113,11 @@ def decided(
     """The reasons for refusals, by offset, of a decision that an instance forwards."""
 
     async def run() -> Mapping[int, str]:
-        nothing: Any = None
         scatter = instance.scatter("/api")
         stage = StageDeadLetters(
             scan=DeadLetterScan(stage=STAGE, read_model="balance", key_type=TEXT, letters=fakes.letters()),
             scatter=scatter,
-            records=SourceRecords(records=nothing, scheduler=FairScheduler("scan"), timeout_seconds=1.0),
+            records=source_records(None),
             decide=decide or owner.decide,
         )
         async with TestServer(owner.app()) as server:
@@ -261,3 +271,42 @@ def test_a_key_is_shown_as_text_or_as_base64(key_type: Any, key: Any, shown: dic
     (letter,) = json.loads(read_to_its_end(scan.read([copy], nothing, nothing)))["deadLetters"]
 
     assert {name: letter[name] for name in ("key", "keyBase64") if name in letter} == shown
+
+
+def decoded(registry: Any, value: bytes | None, headers: Sequence[Mapping[str, Any]] | None = ()) -> dict[str, Any]:
+    """The decoded content of a dead letter, and the reason if there is none."""
+    content = None if value is None else base64.b64encode(value).decode()
+    given = {"id": "balance/0:1", "headers": headers, "valueBase64": content}
+    found = asyncio.run(source_records(registry).decoded(given, ASKER))
+    return {name: found[name] for name in ("decoded", "problem")}
+
+
+def test_a_record_is_decoded_by_the_schema_of_its_producer_with_all_digits() -> None:
+    registry = FakeRegistry()
+    written = {"customerType": "PRIME", "amount": Decimal("9007199254740993.01")}
+    amount = {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 2}
+    fields = [{"name": "customerType", "type": "string"}, {"name": "amount", "type": amount}]
+    schema = {"type": "record", "name": "of.a.till.Sale", "fields": fields}
+    frame = AvroCodec(registry, "sales", schema).encode(written)
+
+    found = decoded(registry, frame, [{"name": "source", "value": "till"}, {"name": "raw", "valueBase64": "wyg="}])
+
+    assert found == {"decoded": {"record": "of.a.till.Sale", "value": written}, "problem": ""}
+    assert b"9007199254740993.01" in exact_json_response(found).body  # type: ignore[operator]
+
+
+def test_a_record_that_cannot_be_decoded_has_the_reason() -> None:
+    assert decoded(FakeRegistry(), b"garbage") == {
+        "decoded": None,
+        "problem": "a record's frame starts with 103, not 0",
+    }
+    assert "99" in decoded(FakeRegistry(), b"\0\0\0\0\x63xx")["problem"]
+    assert decoded(FakeRegistry(), None, None) == {"decoded": None, "problem": ""}
+
+
+def test_a_registry_that_does_not_answer_leaves_the_dead_letter_without_its_decoded_record() -> None:
+    class Silent:
+        def writer_schema(self, _schema_id: int) -> None:
+            raise RetriableError("the registry does not answer")
+
+    assert decoded(Silent(), b"\0\0\0\0\x63xx") == {"decoded": None, "problem": "the registry does not answer"}

@@ -51,6 +51,7 @@ def test_a_standby_answers_only_queries_that_allow_it(standby: Instance) -> None
     assert ask(standby, headers=FORWARDED).status == 421
 
 
+@pytest.mark.shows("max-lag")
 def test_a_standby_answers_within_max_lag_and_names_its_role(standby: Instance) -> None:
     answer = ask(standby, maxLag="7")
 
@@ -60,10 +61,12 @@ def test_a_standby_answers_within_max_lag_and_names_its_role(standby: Instance) 
         "Balance-Role": "standby",
         "Balance-Position": f"{PARTITION}:{END - 7}",
         "Balance-Epoch": str(EPOCH),
+        "Balance-Generation": "1",
         "Balance-Lag": "7",
     }
 
 
+@pytest.mark.shows("max-lag")
 def test_a_standby_beyond_max_lag_does_not_answer(standby: Instance) -> None:
     assert ask(standby, maxLag="6").status == 503
     refused = ask(standby, headers=FORWARDED, maxLag="6")
@@ -77,6 +80,7 @@ def test_an_owner_beyond_max_lag_does_not_answer(owner: Instance) -> None:
     assert ask(owner, maxLag="7").headers["Balance-Role"] == "active"
 
 
+@pytest.mark.shows("max-lag")
 @pytest.mark.parametrize("role", [Role.ACTIVE, Role.STANDBY])
 def test_with_a_stale_watermark_no_lag_is_within_max_lag(standby: Instance, role: Role) -> None:
     standby.role = role
@@ -150,6 +154,7 @@ def test_a_query_without_bounds_goes_to_no_standby(standby: Instance) -> None:
     assert (answer.status, len(other.asked)) == (503, 0)
 
 
+@pytest.mark.shows("slow-peer")
 def test_after_half_the_deadline_a_query_goes_from_a_hanging_owner_to_a_standby(standby: Instance) -> None:
     async def hang(_request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(60)
@@ -164,6 +169,7 @@ def test_after_half_the_deadline_a_query_goes_from_a_hanging_owner_to_a_standby(
     assert 1.5 <= answer.seconds < standby.timeout_seconds
 
 
+@pytest.mark.shows("slow-peer")
 @pytest.mark.parametrize("bound", [("minPosition", f"{PARTITION}:{END}"), ("maxLag", "5")])
 def test_a_hanging_owner_leaves_time_to_answer_from_the_local_copy(standby: Instance, bound: tuple[str, str]) -> None:
     async def hang(_request: web.Request) -> web.StreamResponse:

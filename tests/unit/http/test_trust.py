@@ -48,6 +48,7 @@ def refusal(of: PeerTrust, mark: str, question: str = QUESTION) -> str:
 # --- marks
 
 
+@pytest.mark.shows("peers")
 def test_a_mark_of_a_peer_is_accepted_once() -> None:
     asked = trust()
     mark = mark_for(asked)
@@ -120,6 +121,7 @@ def test_a_proof_by_another_secret_is_refused() -> None:
     refusal(asked, mark_for(asked, secret="another secret altogether"))
 
 
+@pytest.mark.shows("peers")
 def test_a_proof_of_another_query_is_refused() -> None:
     asked = trust()
     refusal(asked, mark_for(asked), QUESTION + "2")

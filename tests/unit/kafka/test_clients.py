@@ -36,6 +36,7 @@ def test_every_client_gets_the_user_properties() -> None:
         assert config["bootstrap.servers"] == "localhost:9092"
 
 
+@pytest.mark.shows("accepted")
 def test_user_properties_cannot_weaken_the_guarantees() -> None:
     weak: dict[str, Any] = {
         "acks": "1",

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from balance_service.errors import RetriableError
 from balance_service.kafka import topics as module
-from balance_service.kafka.topics import Topics, Watermarks
+from balance_service.kafka.topics import Lag, Topics, Watermarks
 from balance_service.settings import load_settings
 from tests.support.fakes import Clock
 
@@ -129,6 +129,68 @@ def test_watermarks_are_as_old_as_their_request(broker: Broker, clock: Clock) ->
     clock.now += 1
 
     assert watermarks.age_seconds == 3
+
+
+def test_lag_in_time_begins_when_the_end_passes_the_position(
+    watermarks: Watermarks, broker: Broker, clock: Clock
+) -> None:
+    watermarks.refresh()
+    assert watermarks.lag_in_time(0, 100) == Lag(0, 0.0, is_least=False)
+
+    for _ in range(5):
+        clock.now += 1
+        broker.ends = {0: broker.ends[0] + 10}
+        watermarks.refresh()
+
+    # The ends after each second are 110, 120, 130, 140 and 150.
+    assert watermarks.lag_in_time(0, 150) == Lag(0, 0.0, is_least=False)
+    assert watermarks.lag_in_time(0, 149) == Lag(1, 0.0, is_least=False)
+    assert watermarks.lag_in_time(0, 120) == Lag(30, 2.0, is_least=False)
+    assert watermarks.lag_in_time(0, 119) == Lag(31, 3.0, is_least=False)
+
+
+def test_lag_in_time_has_a_lower_bound_if_it_began_before_the_first_reading(
+    watermarks: Watermarks, clock: Clock
+) -> None:
+    watermarks.refresh()
+    clock.now += 30
+    watermarks.refresh()
+
+    assert watermarks.lag_in_time(0, 99) == Lag(1, 30.0, is_least=True)
+
+
+def test_lag_in_time_is_unknown_without_an_end_or_a_position(watermarks: Watermarks) -> None:
+    assert watermarks.lag_in_time(0, 10) is None
+    watermarks.refresh()
+    assert watermarks.lag_in_time(0, -1) is None
+
+
+def test_lag_in_time_is_known_for_hours_and_is_kept_in_bounded_memory(
+    watermarks: Watermarks, broker: Broker, clock: Clock
+) -> None:
+    began = clock.now
+    for _ in range(10_000):
+        watermarks.refresh()
+        clock.now += 1
+        broker.ends = {0: broker.ends[0] + 1}
+
+    for seconds in (5, 60, 600, 6_000):
+        lag = watermarks.lag_in_time(0, 100 + int(clock.now - began) - seconds - 1)
+        assert lag is not None
+        assert seconds * 0.8 <= lag.seconds <= seconds
+    assert len(watermarks._ends[0]._read) <= 64
+
+
+def test_lag_in_time_starts_over_with_a_source_that_was_recreated(
+    watermarks: Watermarks, broker: Broker, clock: Clock
+) -> None:
+    watermarks.refresh()
+    clock.now += 60
+    broker.ends = {0: 3}
+    watermarks.refresh()
+    clock.now += 1
+
+    assert watermarks.lag_in_time(0, 2) == Lag(1, 1.0, is_least=True)
 
 
 def test_a_silent_broker_leaves_the_last_watermarks_to_grow_old(

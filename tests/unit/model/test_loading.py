@@ -278,7 +278,7 @@ def test_the_message_for_two_models_of_one_name_names_both_places(folder: Path) 
     shipped = f"{inspect.getsourcefile(Balance)}:{inspect.getsourcelines(Balance)[1]}"
     assert refused("balance", "shop.orders") == (
         f"BALANCE_MODELS: Balance ({shipped}) and Balance ({folder / 'shop' / 'orders.py'}:6) both have the name "
-        "'balance'; rename one of them, or remove it"
+        "'balance' and the version 1; rename one of them, give the newer one a higher version, or remove one"
     )
 
 

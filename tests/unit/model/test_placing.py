@@ -1,4 +1,4 @@
-"""Stages in an application: their names, their flowchart, and the records of a topic."""
+"""Stages in an application: their names, and the records of a topic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import ConfigurationError
-from balance_service.model.placing import flowchart, hosted_stages, records_of_topic, stages_of, written_by
+from balance_service.model.placing import hosted_stages, records_of_topic, stages_of, written_by
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream
 from balance_service.read_models.balance import Balance
@@ -78,26 +78,6 @@ def test_stages_are_named_after_the_topics_that_they_write() -> None:
     assert (first.targets, last.targets) == (("app-rewards-by-customerCardNo",), ("notifications",))
     (only,) = stages_of(Purchases(), load_settings(application_id="app"))
     assert only.targets == ("shipments", "hadoop")
-
-
-def test_the_flowchart_is_drawn_from_the_declaration() -> None:
-    settings = load_settings(application_id="app")
-
-    assert flowchart(Rewards(), stages_of(Rewards(), settings)).splitlines() == [
-        "flowchart LR",
-        '    n0[("pos")]',
-        '    n1["rewards-by-customerCardNo"]',
-        '    n0 -->|"customerType = PRIME"| n1',
-        '    n2[("app-rewards-by-customerCardNo")]',
-        '    n1 -->|"by customerCardNo"| n2',
-        '    n3["rewards"]',
-        "    n2 --> n3",
-        '    n4[["Rewards"]]',
-        "    n3 --- n4",
-        '    n5[("notifications")]',
-        '    n3 -->|"Notification"| n5',
-    ]
-    assert '-->|"lower(deliveryType) = home-delivery"|' in flowchart(Purchases(), stages_of(Purchases(), settings))
 
 
 def test_two_stages_of_one_name_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -42,11 +43,25 @@ def test_a_fail_point_fires_once_at_its_turn(struck: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "specification", ["stored", "stored=pause", "stored=kill@0", "elsewhere=kill", "parts", "parts=0"]
+    "specification",
+    ["stored", "stored=pause", "stored=kill@0", "elsewhere=kill", "parts", "parts=0", "stored/=kill", "stored@2=kill"],
 )
 def test_a_specification_without_a_known_fail_point_is_rejected(specification: str) -> None:
     with pytest.raises(ConfigurationError, match="BALANCE_FAILPOINTS"):
         arm(specification)
+
+
+def test_a_fail_point_of_a_thread_counts_no_other_thread(struck: list[int]) -> None:
+    arm("stored/rebuilds=kill@2")
+    rebuilds = [threading.Thread(target=reach, args=("stored",), name="rebuilds") for _ in range(2)]
+
+    strikes = []
+    for thread in rebuilds:
+        reach("stored")
+        thread.start()
+        thread.join()
+        strikes.append(len(struck))
+    assert strikes == [0, 1]
 
 
 def test_parts_keep_their_size_unless_a_specification_reduces_it(struck: list[int]) -> None:

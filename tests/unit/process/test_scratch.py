@@ -44,6 +44,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+@pytest.mark.shows("local-users")
 def test_only_this_user_can_access_both_folders_under_any_umask(state: Path) -> None:
     before = os.umask(0)
     try:

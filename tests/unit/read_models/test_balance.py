@@ -126,6 +126,7 @@ def test_the_view_has_only_the_amount() -> None:
     assert BALANCE.view({"customerId": "c1", "amount": Decimal("1.50")}) == {"amount": Decimal("1.50")}
 
 
+@pytest.mark.shows("exact")
 @given(st.lists(AMOUNTS, min_size=1, max_size=20))
 def test_a_balance_is_the_integer_sum_of_all_cents(amounts: list[Decimal]) -> None:
     assert cents(folded(amounts)) == sum(map(cents, amounts))

@@ -10,6 +10,7 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.cli.main import cli
 from balance_service.errors import ConfigurationError
 from balance_service.settings import load_settings
+from tests.support.scripted_server import BY_KEY
 
 pytestmark = pytest.mark.usefixtures("no_environment", "no_proxies")
 
@@ -57,6 +58,7 @@ def test_another_error_is_not_attributed_to_a_proxy(monkeypatch: pytest.MonkeyPa
 
 def test_requests_to_the_default_address_use_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", UNUSABLE[0])
-    monkeypatch.setattr("httpx.Client.send", lambda _client, _request: httpx.Response(200, text='{"amount": 1}'))
+    answer = httpx.Response(200, text='{"amount": 1}', headers=BY_KEY)
+    monkeypatch.setattr("httpx.Client.send", lambda _client, _request: answer)
 
     assert CliRunner().invoke(cli, ["get-balance", "c1"]).exit_code == 0

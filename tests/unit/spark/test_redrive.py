@@ -83,6 +83,7 @@ def test_a_dead_letter_at_which_spark_fails_blocks_no_other(monkeypatch: pytest.
     assert tried == [*range(LETTERS)]
 
 
+@pytest.mark.shows("retried-once")
 def test_a_dead_letter_at_which_spark_fails_is_retried_ten_times_at_most() -> None:
     letter, attempts = Letter.first(0, "schema-id-unknown", None, 0, 1), 0
     while letter.status is Status.SCHEDULED:

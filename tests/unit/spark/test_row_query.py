@@ -247,7 +247,7 @@ def test_the_error_for_a_missing_grant_names_it_and_the_document(opened: Callabl
     )
 
     with (
-        pytest.raises(QueryEndedError, match=r"not allow Spark to read: .*\[b\]; grant .* \(docs/security.md\)"),
+        pytest.raises(QueryEndedError, match=r"not allow Spark to read: .*\[b\]; grant .* \(docs/how-to/secure.md\)"),
         opened(Spark(connects=False, failure=deep)),
     ):
         pass

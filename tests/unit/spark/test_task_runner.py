@@ -11,9 +11,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from balance_service.engine.records import TaskId
+from balance_service.engine.siblings import Siblings
 from balance_service.engine.task import TaskState
 from balance_service.errors import FatalError, RetriableError, TaskMigratedError
 from balance_service.kafka.topics import Topic
+from balance_service.model.generations import Generations
 from balance_service.read_models.balance import Balance
 from balance_service.spark.combine import PartitionUpdates
 from balance_service.spark.gathering import Gathered, Gathering
@@ -28,6 +30,8 @@ from tests.unit.spark.spark_side import Spark
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+FIRST = Generations("balance")
+
 
 def spark(*, is_stopped: bool = False, exit_code: int | None = None) -> Any:
     """A session that only shows whether its JVM lives. Its heap cannot be read."""
@@ -39,19 +43,22 @@ def spark(*, is_stopped: bool = False, exit_code: int | None = None) -> Any:
     return SimpleNamespace(sparkContext=context, _jsparkSession=session)
 
 
-def runner(session: Any = None, topics: Any = None, self_test: Any = None) -> TaskRunner:
-    """Returns a task runner without Spark."""
+def runner(
+    session: Any = None, topics: Any = None, self_test: Any = None, now: Generations = FIRST, end: int | None = None
+) -> TaskRunner:
+    """Returns a task runner without Spark, of the newest generation of `balance`."""
     parts: Any = SimpleNamespace(max_records_per_batch=1_000_000, without_slots=lambda *_, **__: None)
     hosted: Any = SimpleNamespace(
         name="balance",
         read_model=Balance(),
-        stage=Balance().stages[-1],
+        stage=Balance().stages[-1].of_generation(now.newest),
         settings=parts,
         topics=topics,
         source=Topic("balance", "id", 1),
-        watermarks=SimpleNamespace(end=lambda _: None),
+        watermarks=SimpleNamespace(end=lambda _: end),
         state_directory=SimpleNamespace(scratch=jvm_scratch()),
         joined=None,
+        siblings=Siblings(lambda: now),
     )
     return TaskRunner(hosted, parts, session or spark(), self_test or parts, Slots(2), parts)
 
@@ -64,7 +71,7 @@ def test_after_a_failed_commit_only_a_part_is_gathered(error: Exception) -> None
     gathering = Gathering(1_000_000, Balance().combine, sleep=lambda _: None)
     task: Any = SimpleNamespace(task_id=TaskId("balance", 0), process=process)
     with pytest.raises(type(error)):
-        runner()._commit(Gathered(PartitionUpdates(), 5), 0, task, gathering)
+        runner()._commit(Gathered(PartitionUpdates(), 5), 0, frozenset(), task, gathering)
 
     rows = pa.record_batch({"offset": pa.array(range(70_000), pa.int64())})
     pulled = iter([rows])

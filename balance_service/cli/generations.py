@@ -1,0 +1,215 @@
+"""The commands `rebuild`, `generations`, `switch` and `drop`, which build a read model again and choose what serves."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from balance_service.api import KEEP_OLD_SECONDS
+from balance_service.cli.client import as_json, at_url, client_of
+from balance_service.errors import BalanceServiceError
+from balance_service.model.json_view import exact_json
+from balance_service.observability.logs import configure_logging
+from balance_service.process.open_files import raise_limit
+from balance_service.process.runtime import keep_files_private
+from balance_service.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from balance_service.client import Client
+    from balance_service.hosting.rebuild import Rebuilt
+
+_LOOK_SECONDS = 0.5
+_REASON = click.option("--reason", required=True, metavar="R", help="Kept with the request, for later readers.")
+
+
+@click.command()
+@click.argument("models", metavar="[MODEL]...", nargs=-1)
+@click.option("--offline", is_flag=True, help="Delete the states first; no instance may run.")
+@click.option(
+    "--switch",
+    type=click.Choice(["when-equal", "always", "never"]),
+    help="When the new generation serves once it has caught up; by default when-equal, or, if its version is another "
+    "one, never.",
+)
+@click.option(
+    "--keep-old",
+    type=click.IntRange(0),
+    default=KEEP_OLD_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to keep the old generation after the switch.",
+)
+@click.option("--max-rate", type=click.IntRange(1), metavar="EVENTS", help="Events per second and instance, at most.")
+@click.option("--reason", default="rebuild", show_default=True, metavar="R", help="Kept with the request.")
+@click.option("--detach", is_flag=True, help="Return once the rebuild has begun.")
+@at_url
+@as_json
+def rebuild(
+    models: tuple[str, ...],
+    switch: str | None,
+    keep_old: int,
+    max_rate: int | None,
+    reason: str,
+    url: str | None,
+    *,
+    offline: bool,
+    detach: bool,
+    as_json: bool,
+) -> None:
+    """Replay the topics of read models, while the instances answer; compare with the old states, and switch.
+
+    Ctrl-C does not stop the rebuild. With --offline, BALANCE_MODELS is the default for MODEL.
+    """
+    if offline:
+        _rebuild_offline(models)
+        return
+    if not models:
+        raise click.UsageError("name the read models to rebuild")
+    with client_of(url) as client:
+        for model in models:
+            client.rebuild(
+                model,
+                switch=switch and switch.replace("-", "_"),
+                keep_old_seconds=keep_old,
+                max_rate=max_rate,
+                reason=reason,
+            )
+        for model in () if detach else models:
+            try:
+                _follow(client, model, quiet=as_json)
+            except KeyboardInterrupt:
+                click.echo(
+                    f"\nThe rebuild of {model} goes on: `balance-service generations {model}` shows it, and "
+                    f"`balance-service drop {model} --generation N --reason R` cancels it."
+                )
+                sys.exit(0)
+        found = [client.generations(model) for model in models]
+        _show(found, as_json=as_json)
+    if any(one["switch"] == "when_equal" and _differs(one) for one in found):
+        raise BalanceServiceError("the states differ, so the new generation does not serve")
+
+
+@click.command()
+@click.argument("models", metavar="[MODEL]...", nargs=-1)
+@at_url
+@as_json
+def generations(models: tuple[str, ...], url: str | None, *, as_json: bool) -> None:
+    """Print the generations of read models; by default, of all that the instance hosts."""
+    with client_of(url) as client:
+        names = models or [model["name"] for model in client.status()["models"] if _keeps_states(client, model["name"])]
+        _show([client.generations(name) for name in names], as_json=as_json)
+
+
+@click.command()
+@click.argument("model")
+@click.option("--to", type=click.IntRange(1), metavar="N", help="The generation; by default the only other one.")
+@_REASON
+@at_url
+@as_json
+def switch(model: str, to: int | None, reason: str, url: str | None, *, as_json: bool) -> None:
+    """Have another generation of a read model serve: a new one that has caught up, or the one that is kept."""
+    with client_of(url) as client:
+        _show([client.switch(model, to=to, reason=reason)], as_json=as_json)
+
+
+@click.command()
+@click.argument("model")
+@click.option("--generation", type=click.IntRange(1), required=True, metavar="N", help="Not the one that serves.")
+@_REASON
+@at_url
+@as_json
+def drop(model: str, generation: int, reason: str, url: str | None, *, as_json: bool) -> None:
+    """Delete a generation of a read model; cancels its rebuild."""
+    with client_of(url) as client:
+        _show([client.drop(model, generation=generation, reason=reason)], as_json=as_json)
+
+
+def _differs(found: dict[str, Any]) -> bool:
+    counts = found["comparison"]
+    return counts is not None and any(count for name, count in counts.items() if name != "equal")
+
+
+def _keeps_states(client: Client, model: str) -> bool:
+    return any(one["name"] == model and one["key"] for one in client.models())
+
+
+def _follow(client: Client, model: str, *, quiet: bool) -> None:
+    """Shows the progress of a rebuild until the new generation serves, waits for an operator, or is gone."""
+    from balance_service.devtools.progress import progress_bar
+
+    with progress_bar(f"rebuilding {model}", None) as (bar, task):
+        while True:
+            now = client.generations(model)
+            building = [one for one in now["generations"] if one["status"] == "building"]
+            if not building:
+                return
+            (one,) = building
+            if not quiet and one["lag"] is not None:
+                bar.update(task, completed=one["position"], total=one["position"] + one["lag"])
+            if now["problem"]:
+                bar.update(task, description=f"rebuilding {model}: {now['problem']}")
+            time.sleep(_LOOK_SECONDS)
+
+
+def _show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        for one in found:
+            click.echo(exact_json(one))
+        return
+    for one in found:
+        for generation in one["generations"]:
+            lag = "unknown" if generation["lag"] is None else generation["lag"]
+            click.echo(
+                f"{one['model']} {generation['generation']}  {generation['status']:<8}  "
+                f"version {generation['version']}  "
+                f"{generation['running']} of {generation['partitions']} partitions run  "
+                f"position {generation['position']}  lag {lag}"
+            )
+            if generation["declarationChanged"]:
+                click.echo(
+                    "  its class is declared in another way since: rebuild it, or give the class a higher version"
+                )
+        if one["comparison"] is not None:
+            counts = one["comparison"]
+            click.echo(
+                f"  keys: {counts['equal']} equal, {counts['different']} different, "
+                f"{counts['onlyServing']} only in the old, {counts['onlyBuilding']} only in the new"
+            )
+            click.echo(f"  `balance-service switch {one['model']} --reason R` has the new one serve")
+        if one["keptUntil"] is not None:
+            click.echo(f"  the kept generation is dropped at {one['keptUntil']}")
+        if one["problem"]:
+            click.echo(f"  {one['problem']}")
+
+
+def _rebuild_offline(models: tuple[str, ...]) -> None:
+    from balance_service.cli.models import chosen_models
+    from balance_service.devtools.progress import progress_bar
+    from balance_service.hosting.rebuild import rebuild as run_rebuild
+
+    settings = load_settings()
+    configure_logging("WARNING")
+    raise_limit()
+    keep_files_private()
+    for model in chosen_models(settings, models or settings.models):
+        if not models and not model.has_states():
+            click.echo(f"{model.name} keeps no states: there is nothing to rebuild")
+            continue
+        with progress_bar(f"replaying {model.name}", None) as (bar, task):
+            rebuilt = run_rebuild(settings, model, lambda at, of: bar.update(task, completed=at, total=of))
+        click.echo(_summary(model.name, rebuilt))
+
+
+def _summary(model: str, rebuilt: Rebuilt) -> str:
+    done = rebuilt.done
+    records = done.applied + done.ignored + done.duplicates + done.dead_lettered
+    return (
+        f"{model} rebuilt: {done.applied} events applied, {done.ignored} records of other types ignored, "
+        f"{done.duplicates} duplicates skipped, {done.dead_lettered} dead-lettered, "
+        f"{records / max(rebuilt.seconds, 1e-9):,.0f} records/s"
+    )

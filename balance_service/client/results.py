@@ -1,0 +1,180 @@
+"""The results of calls. Amounts, and all other numbers with a fraction, are `Decimal`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from balance_service.client.errors import InvalidCallError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from decimal import Decimal
+
+Role = Literal["active", "standby"]
+_POSITION = re.compile("([0-9]{1,10}):([0-9]{1,18})")
+
+
+class Position(NamedTuple):
+    """An offset in a partition of the source topic. An answer at a position has exactly the events below it."""
+
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.offset}"
+
+    @staticmethod
+    def parse(text: str) -> Position:
+        """Parses `partition:offset`. Raises InvalidCallError."""
+        match = _POSITION.fullmatch(text)
+        if match is None:
+            raise InvalidCallError(f"{text[:100]!r} is not a position; a position is partition:offset, such as 1:42")
+        return Position(int(match[1]), int(match[2]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyAnswer:
+    """Origin and position of an answer for one key."""
+
+    application_server: str
+    """`host:port` of the instance whose store gave the answer."""
+    role: Role
+    """`active`: the owner of the key's partition. `standby`: a copy that follows the owner."""
+    position: Position
+    epoch: int
+    """Fencing number of the task that answered: a later owner has a higher one."""
+    lag: int | None
+    """Records of the partition that the answer does not include yet; None if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance(KeyAnswer):
+    """The balance of a customer; `amount` is None if no event has named the customer below the position."""
+
+    customer_id: str
+    amount: Decimal | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State(KeyAnswer):
+    """A read model's answer for a key; `value` is None if the key has no state at the position."""
+
+    key: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FundsAdded:
+    """An addition that is in the topic. It is visible from `position` on."""
+
+    position: Position
+    idempotency_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionAnswer:
+    """Position of one partition's part of an answer; the attributes are those of `KeyAnswer`."""
+
+    offset: int
+    role: Role
+    epoch: int
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """Origin and positions of an answer that an instance gathers from all partitions. Each is read at one position."""
+
+    application_server: str
+    """`host:port` of the instance that gathered the answer."""
+    partitions: Mapping[int, PartitionAnswer]
+    missing: frozenset[int]
+    """The partitions that the answer lacks; empty unless the call allows that by `partial`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A key of a read model and its value."""
+
+    key: str
+    value: Any
+    scan: Scan
+    """The reading of the page that has the entry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyCount:
+    """How many keys of a read model have a state."""
+
+    count: int
+    scan: Scan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Top:
+    """The entries with the greatest values of a field, greatest first."""
+
+    entries: tuple[Entry, ...]
+    is_cut_off: bool
+    """Whether the instance left out entries because the answer would exceed 1 MiB."""
+    scan: Scan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """The outcome of a decision about dead letters."""
+
+    accepted: tuple[str, ...]
+    """The ids of those that it was carried out for."""
+    refused: Mapping[str, str]
+    """The reason by id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """Whether an instance can answer queries."""
+
+    is_ready: bool
+    reasons: str
+    """Why it is not ready; empty while it is."""
+    problems: tuple[str, ...]
+    """Problems of some read models, while the instance is ready."""
+
+
+class Source(NamedTuple):
+    """The task whose commits a change stream reports for a partition."""
+
+    partition: int
+    epoch: int
+    application_server: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The new value of a key; None: the key has no state."""
+
+    key: str
+    value: Any
+    generation: int
+    """The generation of the read model that the value is of. After a switch it is another one."""
+    positions: Mapping[int, int]
+    """The offset of each partition, below which the stream has reported every change; empty within a snapshot."""
+    sources: Mapping[int, Source]
+    """The source of each partition's changes, as far as the stream has named them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotBegin:
+    """All keys of the range follow. Keys from before that the snapshot does not have no longer have a state."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotEnd:
+    """The snapshot is complete. Changes follow."""
+
+    generation: int
+    positions: Mapping[int, int]

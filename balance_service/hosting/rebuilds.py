@@ -1,0 +1,381 @@
+"""Rebuilds read models while they answer: does what the topic of generations says, on a thread of its own.
+
+Each instance hosts the generations that are live, compares a caught-up one with the serving one for each partition that
+it owns, and has the outputs sent by the generation that serves. The owner of partition 0 also does what is done once:
+it adds the comparisons up, drops a generation that was kept for its time, and deletes what a dropped one leaves.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from balance_service import api
+from balance_service.engine.comparison import MOST_DIFFERENCES, compare
+from balance_service.engine.records import Role
+from balance_service.engine.task import ANSWERING, TaskState
+from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError
+from balance_service.model.generations import Comparison
+from balance_service.process.failpoints import reach
+from balance_service.process.runtime import PeriodicThread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+
+    from balance_service.cluster.directory import ServerTable
+    from balance_service.engine.comparison import Compared
+    from balance_service.engine.hosted_stage import HostedStage
+    from balance_service.engine.task import Task
+    from balance_service.engine.tasks import Tasks
+    from balance_service.hosting.engine import Engine
+    from balance_service.model.generations import Building, Generations, Switch
+    from balance_service.model.stage import Stage
+
+log = structlog.get_logger(__name__)
+
+_LOOK_SECONDS = 0.25
+# So that queries and folding get most of the processor.
+_PAUSE_SECONDS = 0.002
+_SLICE_SECONDS = 0.1
+_CAUGHT_UP_RECORDS = 10_000
+
+
+class Rebuilds(PeriodicThread):
+    """The rebuilds of the read models that this instance hosts."""
+
+    def __init__(self, engine: Engine, servers: ServerTable, switch: Switch) -> None:
+        """Args:
+        switch: when a generation serves that is built because its version is here.
+        """
+        super().__init__("rebuilds", 0.0, self._round)
+        self._engine = engine
+        self._versions = engine.versions
+        self._log = engine.generations
+        self._servers = servers
+        self._switch_of_upgrade = switch
+        self._comparing: dict[tuple[Task, Task], Generator[None, None, Compared]] = {}
+        """Comparisons that have begun, by the tasks of the serving generation and of the one that is built."""
+        self._served: dict[str, int] = {}
+        self._deleted: set[str] = set()
+        self.problems: Mapping[str, str] = {}
+        """Why a step of a read model's rebuild fails now, by the model's name."""
+
+    def status(self, model: str) -> Mapping[str, Any] | None:
+        """Returns a `ModelGenerations` for JSON; None if the model is not hosted here, or keeps no states."""
+        if model not in self._versions.with_states:
+            return None
+        now = self._log.of(model)
+        building = now.building
+        other = now.kept if building is None else building.generation
+        return {
+            "model": model,
+            "generations": [self._generation(now, number) for number in now.live],
+            "comparison": None if building is None or building.comparison is None else building.comparison.record(),
+            "switch": None if building is None else building.switch.value,
+            "keptUntil": now.kept_until,
+            "action": now.action,
+            "by": now.by,
+            "reason": now.reason,
+            "problem": self.problems.get(model, "") or self._lacks_class(now, other),
+        }
+
+    def status_of(self, stage: Stage) -> str:
+        """Returns what the generation of a read model's last stage is for: see `Generation.status`."""
+        return self._log.of(stage.owner).status_of(stage.generation)
+
+    def _generation(self, now: Generations, number: int) -> Mapping[str, Any]:
+        stage = self._versions.stage(now.model, number)
+        hosted = self._any_hosted(now.model)
+        partitions = range(hosted.source.partitions)
+        claims = {p: claims[0][1] for p in partitions if (claims := self._servers.claims(stage.name, p))}
+        answering = {state.value for state in ANSWERING}
+        positions = {p: task.position for p, task in claims.items() if task.state in answering}
+        lags = [hosted.watermarks.lag(p, position) for p, position in positions.items()]
+        return {
+            "generation": number,
+            "version": now.declarations[number].version,
+            "declarationChanged": self._versions.has_changed(now.model, number),
+            "status": now.status_of(number),
+            "partitions": len(partitions),
+            "running": sum(task.state == TaskState.RUNNING.value for task in claims.values()),
+            "position": sum(positions.values()),
+            "lag": sum(lag for lag in lags if lag is not None)
+            if len(positions) == len(partitions) and None not in lags
+            else None,
+        }
+
+    def differences(self, model: str) -> Sequence[Mapping[str, Any]] | None:
+        """Returns the first differences that were found here, at most 20; None as `status`."""
+        if model not in self._versions.with_states:
+            return None
+        building = self._log.of(model).building
+        if building is None:
+            return []
+        tasks = self._tasks(model, building.generation)
+        if tasks is None or (folds := tasks.hosted.folds) is None:
+            return []
+        found = [
+            {"key": folds.key_type.text(key), "serving": serving, "building": other}
+            for task in tasks.all()
+            if task.compared is not None
+            for key, serving, other in task.compared.differences
+        ]
+        return found[:MOST_DIFFERENCES]
+
+    def _round(self) -> None:
+        self._log.wait(0 if self._comparing else _LOOK_SECONDS)
+        for model in self._versions.with_states:
+            if self._stopping.is_set():
+                return
+            try:
+                self._step(self._log.of(model))
+            except BalanceServiceError as error:
+                if self.problems.get(model) != str(error):
+                    log.warning("a rebuild waits", model=model, reason=str(error))
+                self.problems = {**self.problems, model: str(error)}
+            except Exception as error:  # a model's own view may raise anything
+                log.exception("a step of a rebuild failed", model=model)
+                why = f"a step failed with {type(error).__name__}; the log of the instance has it"
+                self.problems = {**self.problems, model: why}
+            else:
+                self.problems = {name: why for name, why in self.problems.items() if name != model}
+
+    def _step(self, generations: Generations) -> None:
+        """Raises BalanceServiceError: a step fails, and is tried again."""
+        model = generations.model
+        self._host_live(generations)
+        if self._served.get(model, 1) != generations.serving:
+            self._served[model] = generations.serving
+            self._engine.on_change()
+        serving = self._engine.models[self._versions.stage(model, generations.serving).name]
+        # A partition that cannot take a step must not keep the others from theirs.
+        steps = [*self._switches(generations, serving)]
+        steps += [partial(self._confirm, task, generations.number) for task in self._owned(serving).values()]
+        building = None if generations.building is None else self._tasks(model, generations.building.generation)
+        if building is not None:
+            steps += [
+                partial(self._compare, partition, serving, building, task)
+                for partition, task in self._owned(building).items()
+                if task.compared is None
+            ]
+        if self._is_responsible(serving):
+            steps.append(partial(self._do_once, generations))
+        steps.append(partial(self._upgrade, generations))
+        failures = [failure for step in steps if (failure := _failure_of(step)) is not None]
+        if failures:
+            raise failures[0]
+
+    def _upgrade(self, generations: Generations) -> None:
+        """Begins to build a generation of the version here, if it is higher than any before."""
+        declaration = self._versions.declaration(generations.model)
+        if declaration.version <= generations.newest_version or generations.building is not None:
+            return
+        if generations.kept is not None:
+            raise RetriableError(
+                f"version {declaration.version} of '{generations.model}' is built once generation {generations.kept}, "
+                "which is kept after a switch, is dropped"
+            )
+        log.info("a generation of a new version is built", model=generations.model, version=declaration.version)
+        self._log.write(
+            generations.model, lambda now: now.upgraded(declaration, self._switch_of_upgrade, api.KEEP_OLD_SECONDS)
+        )
+
+    def _host_live(self, generations: Generations) -> None:
+        live = {stage.name: stage for stage in self._versions.live(generations.model)}
+        here = {name for name, tasks in self._engine.models.items() if tasks.hosted.stage.owner == generations.model}
+        dropped = here - live.keys()
+        # Stores stay open as long as they are compared.
+        self._comparing = {
+            tasks: comparing
+            for tasks, comparing in self._comparing.items()
+            if all(task.view is not None and task.task_id.stage not in dropped for task in tasks)
+        }
+        for name in live.keys() - here:
+            self._engine.add_stage(live[name])
+            reach("generation-hosted")
+            log.info("a generation is hosted", stage=name)
+        for name in dropped:
+            if not self._engine.remove_stage(name):
+                raise RetriableError(f"the tasks of {name} have not closed yet")
+            log.info("a generation is dropped", stage=name)
+
+    def _tasks(self, model: str, generation: int) -> Tasks | None:
+        """Returns the tasks of a generation here; None if this instance leaves it alone."""
+        return self._engine.models.get(self._versions.stage(model, generation).name)
+
+    def check_known(self, now: Generations) -> None:
+        """Checks that all instances can fold the generation that serves. Raises InvalidInputError."""
+        if problem := self._lacks_class(now, now.serving):
+            raise InvalidInputError(problem)
+
+    def _lacks_class(self, now: Generations, generation: int | None) -> str:
+        """Returns which instances cannot fold a generation; empty if all can."""
+        if generation is None:
+            return ""
+        version = now.declarations[generation].version
+        if not (lacking := self._servers.lacking(now.model, version)):
+            return ""
+        return (
+            f"generation {generation} cannot serve, and is not folded for all partitions: {', '.join(lacking)} "
+            f"without version {version} of '{now.model}'; upgrade these instances, or name its class in BALANCE_MODELS"
+        )
+
+    def _switches(self, generations: Generations, serving: Tasks) -> Iterator[Callable[[], None]]:
+        """Yields what has the serving generation send the outputs of each partition that is owned here."""
+        others = [
+            self._tasks(generations.model, number) for number in generations.live if number != generations.serving
+        ]
+        for partition, task in self._owned(serving).items():
+            if not task.sends:
+                yield from (partial(self._switch, partition, task, tasks) for tasks in others if tasks is not None)
+
+    @staticmethod
+    def _switch(partition: int, task: Task, former: Tasks) -> None:
+        other = former.answering().get(partition)
+        if other is None or other.role is not Role.ACTIVE or not other.sends:
+            return
+        try:
+            task.take_over(other)
+        finally:
+            # It was given up before the transaction, whose outcome may be unknown: the changelogs have it.
+            if other.view is None:
+                former.failed(other, RetriableError("another generation sends the outputs"))
+
+    def _confirm(self, task: Task, number: int) -> None:
+        """Publishes that a task sends. No earlier switch can make it silent: this thread makes them."""
+        if task.sends and task.sends_as_of != number:
+            task.sends_as_of = number
+            self._engine.on_change()
+
+    def _compare(self, partition: int, serving: Tasks, building: Tasks, task: Task) -> None:
+        """Compares a partition for a while, so that other steps have their turn too."""
+        before = serving.answering().get(partition)
+        if before is None or before.role is not Role.ACTIVE:
+            return
+        comparing = self._comparing.pop((before, task), None)
+        if comparing is None:
+            if before.position - task.position > _CAUGHT_UP_RECORDS:
+                return
+            comparing = compare(serving, building, (before, task))
+        until = time.monotonic() + _SLICE_SECONDS
+        try:
+            while time.monotonic() < until and not self._stopping.wait(_PAUSE_SECONDS):
+                next(comparing)
+        except StopIteration as end:
+            reach("compared")
+            task.compared = found = end.value
+            log.info("generations compared", task=str(task.task_id), position=found.position, **found.counts.record())
+        else:
+            self._comparing[before, task] = comparing
+
+    def _is_responsible(self, serving: Tasks) -> bool:
+        task = serving.task(0)
+        return task is not None and task.role is Role.ACTIVE and self._engine.membership.lease.holds
+
+    def _do_once(self, generations: Generations) -> None:
+        model, building, until = generations.model, generations.building, generations.kept_until
+        if not generations.is_settled:
+            if self._is_sending(generations):
+                self._log.write(model, lambda now: now.settled() if now.number == generations.number else now)
+        elif building is not None and building.comparison is None:
+            self._add_up(generations, building)
+        elif generations.kept is not None and until is not None and datetime.now(UTC) > until:
+            kept = generations.kept
+            self._log.write(model, lambda now: now.dropped(kept, "", "kept for its time"))
+        else:
+            self._delete_dropped(generations)
+
+    def _add_up(self, generations: Generations, building: Building) -> None:
+        stage = self._versions.stage(generations.model, building.generation).name
+        partitions = self._partitions(generations)
+        found = [self._comparison(stage, partition) for partition in partitions]
+        if None in found or not self._has_standbys(stage, partitions):
+            return
+        total = sum((one for one in found if one is not None), Comparison())
+
+        def compared(now: Generations) -> Generations:
+            after = now.compared(building.generation, total)
+            if after.serving != now.serving:
+                self.check_known(after)
+            return after
+
+        self._log.write(generations.model, compared)
+        if not total.is_equal:
+            log.warning("the generation that is built differs", stage=stage, **total.record())
+
+    def _partitions(self, generations: Generations) -> range:
+        return range(self._any_hosted(generations.model).source.partitions)
+
+    def _any_hosted(self, model: str) -> HostedStage:
+        """Returns a generation of a read model. All have one source."""
+        return next(tasks.hosted for tasks in self._engine.models.values() if tasks.hosted.stage.owner == model)
+
+    def _is_sending(self, generations: Generations) -> bool:
+        """Whether the serving generation sends the outputs of all partitions.
+
+        What an owner published before it knew of the last switch says nothing: it may be making the one before.
+        """
+        stage = self._versions.stage(generations.model, generations.serving).name
+        for partition in self._partitions(generations):
+            claims = self._servers.claims(stage, partition)
+            if not claims or claims[0][1].state != TaskState.RUNNING.value:
+                return False
+            if claims[0][1].sends_as_of < generations.number:
+                return False
+        return True
+
+    def _comparison(self, stage: str, partition: int) -> Comparison | None:
+        claims = self._servers.claims(stage, partition)
+        return claims[0][1].comparison if claims else None
+
+    def _has_standbys(self, stage: str, partitions: Iterable[int]) -> bool:
+        """Whether each partition has as many standbys as the instances allow."""
+        hosting = [server for server in self._servers.servers() if server.hosts(stage)]
+        wanted = min(self._engine.settings.num_standby_replicas, max(0, len(hosting) - 1))
+        states = frozenset({TaskState.TAILING.value})
+        return all(len(self._servers.standbys(stage, partition, states)) >= wanted for partition in partitions)
+
+    def _delete_dropped(self, generations: Generations) -> None:
+        """Deletes the changelogs of dropped generations that no instance uses any more, and their subjects.
+
+        The brokers forget transactional ids by themselves.
+        """
+        topics, live = self._engine.topics, set(generations.live)
+        published = {task.stage for server in self._servers.servers() for task in server.tasks}
+        # The task of an instance that is late creates the changelog again.
+        self._deleted -= published
+        for number in range(1, generations.newest + 1):
+            stage = self._versions.stage(generations.model, number)
+            if number not in live and stage.name not in published and stage.name not in self._deleted:
+                # In this order: once the topic is gone, none looks for its subjects.
+                if topics.find(stage.changelog) is not None:
+                    self._engine.registry.forget(stage.changelog)
+                    topics.delete(stage.changelog)
+                reach("changelog-deleted")
+                self._deleted.add(stage.name)
+
+    @staticmethod
+    def _owned(tasks: Tasks) -> dict[int, Task]:
+        return {
+            partition: task
+            for partition, task in tasks.answering().items()
+            if task.role is Role.ACTIVE and task.state is TaskState.RUNNING
+        }
+
+
+def _failure_of(step: Callable[[], None]) -> BalanceServiceError | None:
+    """Returns the error of a step without its frames.
+
+    The caller's list of errors and the frame that raises one refer to each other. The views of a comparison would stay
+    until a garbage collection, and no task can open a store again before its views have ended.
+    """
+    try:
+        step()
+    except BalanceServiceError as error:
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
+    return None

@@ -1,0 +1,145 @@
+// Requests to the API of the instance that served the page. The token is kept in memory only.
+
+let token = "";
+const needing = new Set();
+
+export const hasToken = () => token !== "";
+
+// Sets the token of all further requests; an empty text removes it.
+export function setToken(value) {
+  token = value;
+}
+
+// Calls back when the API has refused a request for want of a valid token.
+export function onTokenNeeded(callback) {
+  needing.add(callback);
+}
+
+// The API's answer with an error status. `message` is its `detail`.
+export class Refusal extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+}
+
+// A number of the API with its digits as sent: JavaScript's own numbers would lose digits of money.
+export class Digits {
+  constructor(text) {
+    this.text = text;
+  }
+}
+
+const NUMBERS_AND_TEXTS = /"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/g;
+const MARK = "\u0000digits";
+
+// Parses JSON. Numbers become `Digits`.
+export function exactJson(text) {
+  const marked = text.replace(NUMBERS_AND_TEXTS, (found) =>
+    found[0] === '"' ? found : `{${JSON.stringify(MARK)}:"${found}"}`,
+  );
+  return JSON.parse(marked, (_, value) => (value && typeof value === "object" && MARK in value ? new Digits(value[MARK]) : value));
+}
+
+// A value of the API as a text.
+export function text(value) {
+  if (value instanceof Digits) return value.text;
+  if (value === null || value === undefined) return "null";
+  if (typeof value === "string") return value;
+  if (typeof value !== "object") return String(value);
+  return exactText(value);
+}
+
+function exactText(value) {
+  if (value instanceof Digits) return value.text;
+  if (Array.isArray(value)) return `[${value.map(exactText).join(", ")}]`;
+  if (value === null || typeof value !== "object") return JSON.stringify(value);
+  return `{${Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${exactText(one)}`).join(", ")}}`;
+}
+
+// The address of a path of the API, relative to the page: a proxy may serve it below another path.
+export function addressOf(path, parameters = {}) {
+  const address = new URL(path, document.baseURI);
+  for (const [name, value] of Object.entries(parameters)) if (value !== "") address.searchParams.set(name, value);
+  return address;
+}
+
+async function send(path, { parameters, headers, body, signal } = {}) {
+  const given = { ...headers };
+  if (token) given.Authorization = `Bearer ${token}`;
+  if (body !== undefined) given["Content-Type"] = "application/json";
+  const response = await fetch(addressOf(path, parameters), {
+    method: body === undefined ? "GET" : "POST",
+    headers: given,
+    body: body === undefined ? undefined : JSON.stringify(body),
+    cache: "no-store",
+    credentials: "omit",
+    signal,
+  });
+  if (response.ok) return response;
+  const refusal = new Refusal(response.status, await detailOf(response));
+  if (response.status === 401) for (const callback of needing) callback(refusal.message);
+  throw refusal;
+}
+
+async function detailOf(response) {
+  try {
+    return (await response.json()).detail ?? response.statusText;
+  } catch {
+    return response.statusText || `status ${response.status}`;
+  }
+}
+
+// Sends a request; returns the body as text and the headers. Raises `Refusal`, or TypeError if there is no answer.
+export async function ask(path, options) {
+  const response = await send(path, options);
+  return { text: await response.text(), headers: response.headers };
+}
+
+export const askJson = async (path, options) => JSON.parse((await ask(path, options)).text);
+
+// Yields the events of a stream as `{ event, id, data, comment }` until it ends. Raises as `ask`.
+// `EventSource` cannot send a token, so the stream is read by `fetch`.
+export async function* events(path, options) {
+  const headers = { ...options?.headers, Accept: "text/event-stream" };
+  const response = await send(path, { ...options, headers });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    yield* parsed(reader);
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+async function* parsed(reader) {
+  let rest = "";
+  let event = {};
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line === "") {
+        if (event.data !== undefined) yield event;
+        event = {};
+      } else if (line.startsWith(":")) yield { comment: line.slice(1).trim() };
+      else {
+        const [, name, content] = /^([^:]*):? ?(.*)$/.exec(line);
+        event[name] = name === "data" && event.data !== undefined ? `${event.data}\n${content}` : content;
+      }
+    }
+  }
+}
+
+// A sentence about a failed request, for the panel that made it.
+export function sentence(error) {
+  if (error instanceof Refusal) {
+    if (error.status === 403) return `Not permitted: ${error.message}.`;
+    if (error.status === 401) return "A token is needed: see the top of the page.";
+    return `${error.message[0].toUpperCase()}${error.message.slice(1)}.`;
+  }
+  return "This instance does not answer.";
+}
+
+export const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));

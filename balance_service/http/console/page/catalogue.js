@@ -1,0 +1,41 @@
+// The read models as the API lists them, with their keys and fields. They are asked for once.
+
+import { askJson, pause, Refusal, sentence } from "./api.js";
+import { live } from "./live.js";
+
+const RETRY_MS = 2000;
+const REFUSED_MS = 60_000;
+
+// `problem` says why they are not known.
+export const catalogue = { models: [], problem: "" };
+
+const changed = new Set();
+let isAsking = false;
+
+// Calls back when the read models become known.
+export function onCatalogue(callback) {
+  changed.add(callback);
+}
+
+// Starts over with another token.
+export function forget() {
+  Object.assign(catalogue, { models: [], problem: "" });
+  isAsking = false;
+}
+
+// Asks for them once the instance can answer.
+export async function readCatalogue() {
+  if (catalogue.models.length || isAsking || !live.status || live.status.partitions === null || live.state !== "live") return;
+  isAsking = true;
+  try {
+    const { models } = await askJson("api/models");
+    Object.assign(catalogue, { models: models.filter((model) => model.key !== "" || model.source === ""), problem: "" });
+    for (const callback of changed) callback();
+  } catch (error) {
+    catalogue.problem = sentence(error);
+    // Without the scope, only another token changes the answer.
+    await pause(error instanceof Refusal && error.status < 500 ? REFUSED_MS : RETRY_MS);
+  } finally {
+    isAsking = false;
+  }
+}

@@ -1,0 +1,285 @@
+// Looks up keys: one with its position and owner, live; or many by range, prefix or greatest value.
+
+import { addressOf, ask, events, exactJson, hasToken, pause, Refusal, sentence, text } from "./api.js";
+import { catalogue, onCatalogue } from "./catalogue.js";
+import { byId, command, h, show, showOptions, table } from "./dom.js";
+import { count, mark, moment, UNKNOWN } from "./format.js";
+import { owners, stageName } from "./judge.js";
+import { live } from "./live.js";
+import { quoted, tokenOption } from "./shell.js";
+import { troubleOf } from "./summary.js";
+import { choose, chosen, onChosen } from "./url.js";
+
+const RETRY_MS = 2000;
+const NUMBERS = /^(decimal|double|float|int|long)/;
+
+// The key that is followed: what aborts it, and the choices that it was asked for.
+let asked = { controller: new AbortController(), choices: "" };
+let isStopped = false;
+let keyShown = null;
+let page = null;
+
+export function start() {
+  byId("key-form").onsubmit = (event) => {
+    event.preventDefault();
+    choose({ keyModel: byId("keys-model").value, key: byId("key").value });
+    lookUp();
+  };
+  byId("keys-model").onchange = (event) => {
+    choose({ keyModel: event.target.value, by: "", key: "" });
+    clear();
+    showFields();
+  };
+  byId("range-form").onsubmit = (event) => {
+    event.preventDefault();
+    const { from, to, prefix, limit } = event.target.elements;
+    choose({ from: from.value, to: to.value, prefix: prefix.value, limit: limit.value, list: "entries" });
+    list();
+  };
+  byId("top-form").onsubmit = (event) => {
+    event.preventDefault();
+    choose({ by: byId("top-by").value, list: "top" });
+    list();
+  };
+  onCatalogue(restore);
+  onChosen(() => {
+    if (choices() !== asked.choices) restore();
+  });
+  fillForms();
+}
+
+export function showKeys() {
+  stopWhilePaused();
+  show(byId("keys-problem"), catalogue.problem);
+  // Its owner may have changed.
+  if (keyShown) showKey(keyShown);
+}
+
+// The page as a whole can be paused.
+function stopWhilePaused() {
+  const isPaused = live.state === "paused";
+  if (isPaused === isStopped) return;
+  isStopped = isPaused;
+  if (isPaused) asked.controller.abort();
+  else if (chosen("key") && catalogue.models.length) lookUp();
+}
+
+// Starts over with another token, when the read models are known again.
+export function forget() {
+  restore();
+  clear();
+}
+
+// What the address of the page says about this panel.
+const choices = () => JSON.stringify(["keyModel", "key", "from", "to", "prefix", "limit", "by", "list"].map(chosen));
+
+function clear() {
+  asked.controller.abort();
+  keyShown = null;
+  show(byId("key-result"));
+  show(byId("entries"));
+}
+
+function fillForms() {
+  byId("key").value = chosen("key");
+  for (const name of ["from", "to", "prefix", "limit"]) byId("range-form").elements[name].value = chosen(name);
+}
+
+function restore() {
+  byId("keys-forms").disabled = !catalogue.models.length;
+  if (!catalogue.models.length) return;
+  fillForms();
+  const first = live.status.models[0]?.model ?? "";
+  showOptions(byId("keys-model"), catalogue.models.map(({ name }) => [name, name]), chosen("keyModel") || first);
+  showFields();
+  asked.choices = choices();
+  if (chosen("key")) lookUp();
+  if (chosen("list")) list();
+}
+
+const model = () => catalogue.models.find(({ name }) => name === byId("keys-model").value);
+
+function showFields() {
+  const { key, fields } = model();
+  byId("key-label").textContent = key || "Key";
+  const numbers = Object.keys(fields).filter((name) => NUMBERS.test(fields[name]));
+  showOptions(byId("top-by"), numbers.map((name) => [name, name]), chosen("by"));
+  byId("top-form").hidden = !numbers.length;
+}
+
+// One key: a query tells its position, epoch and lag; then a stream tells each change.
+export async function lookUp() {
+  asked.controller.abort();
+  asked = { controller: new AbortController(), choices: choices() };
+  const { signal } = asked.controller;
+  const { name } = model();
+  const key = byId("key").value;
+  const path = `api/models/${encodeURIComponent(name)}/keys/${encodeURIComponent(key)}`;
+  const shown = { model: name, key, path, at: null, value: undefined, problem: "", isLive: false, about: {} };
+  try {
+    await follow(shown, signal);
+  } catch (error) {
+    shown.isLive = false;
+    if (signal.aborted && asked.controller.signal !== signal) return;
+    shown.problem = signal.aborted ? "" : sentence(error);
+    showKey(shown);
+  }
+}
+
+async function query(shown, signal) {
+  let answer;
+  try {
+    answer = await ask(shown.path, { signal });
+    shown.value = exactJson(answer.text).value;
+  } catch (error) {
+    if (!(error instanceof Refusal) || error.status !== 404) throw error;
+    shown.value = null;
+  }
+  const of = (header) => answer?.headers.get(`Balance-${header}`) ?? "";
+  shown.about = { position: of("Position"), epoch: of("Epoch"), role: of("Role"), server: of("Application-Server"), generation: of("Generation"), lag: of("Lag") };
+  shown.at = new Date();
+  showKey(shown);
+}
+
+async function follow(shown, signal) {
+  for (;;) {
+    try {
+      // Another generation may answer than before.
+      await query(shown, signal);
+      for await (const { event, id, data, comment } of events(shown.path, { signal })) {
+        if (comment !== undefined) takeSource(shown, comment);
+        else if (event === "state") {
+          shown.value = exactJson(data).value;
+          [shown.about.generation, shown.about.position] = id.split("/");
+          shown.at = new Date();
+        }
+        shown.isLive = true;
+        shown.problem = "";
+        showKey(shown);
+      }
+      shown.problem = "The stream ended. It is asked again.";
+    } catch (error) {
+      if (signal.aborted || (error instanceof Refusal && error.status < 500)) throw error;
+      shown.problem = `${sentence(error)} It is asked again.`;
+    }
+    shown.isLive = false;
+    showKey(shown);
+    await pause(RETRY_MS);
+  }
+}
+
+function takeSource(shown, comment) {
+  const [, epoch, server] = /^partition \d+ epoch (\d+) at (.+)$/.exec(comment) ?? [];
+  if (server) Object.assign(shown.about, { epoch, server, role: "active" });
+}
+
+// A stream does not tell the lag of its owner; the status does.
+function lagOf({ model, about }) {
+  const task = `${stageName(model, Number(about.generation || 1))}_${about.position.split(":")[0]}`;
+  const owner = owners(live.status).find((one) => one.task === task);
+  return owner ? count(owner.lag) : "";
+}
+
+function showKey(shown) {
+  keyShown = shown;
+  const { value, about, at, problem } = shown;
+  // While nobody answers for its partition, the stream stays open and silent.
+  const trouble = live.status ? troubleOf(live.status, shown.model, about.position ?? "") : "";
+  const isLive = shown.isLive && !trouble;
+  const rows = [
+    ["Position", about.position],
+    ["Epoch", about.epoch],
+    ["Role", about.role],
+    ["Answered by", about.server],
+    ["Generation", about.generation],
+    ["Lag", isLive ? lagOf(shown) : about.lag],
+  ];
+  show(
+    byId("key-result"),
+    h("p", { class: "live" }, isLive ? mark("ok", "live") : mark("unknown", "not live"), at ? [" received ", moment(at)] : ""),
+    problem || trouble ? h("p", { class: "problem", role: "alert" }, problem || `Not as of now: ${trouble}`) : "",
+    value === undefined ? "" : value === null ? h("p", {}, `${shown.key} has no state.`) : valueTable(value),
+    h("dl", { class: "facts" }, rows.map(([name, said]) => h("div", {}, h("dt", {}, name), h("dd", {}, said || UNKNOWN)))),
+    h("h4", {}, "The same by command"),
+    command(`curl -i ${quoted(addressOf(shown.path).href)}${tokenOption(hasToken())}`),
+    shown.model === "balance" ? command(`balance-service get-balance ${quoted(shown.key)} --url ${location.origin}`) : "",
+  );
+}
+
+function valueTable(value) {
+  if (value === null || typeof value !== "object" || Array.isArray(value) || "text" in value) {
+    return h("p", { class: "value" }, text(value));
+  }
+  return h(
+    "table",
+    { class: "value", "aria-label": "Value" },
+    h("tbody", {}, Object.entries(value).map(([name, one]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "number" }, text(one))))),
+  );
+}
+
+async function list() {
+  asked.choices = choices();
+  const { name, fields } = model();
+  const kind = chosen("list");
+  const given =
+    kind === "top"
+      ? { by: byId("top-by").value, limit: chosen("limit") }
+      : { from: chosen("from"), to: chosen("to"), prefix: chosen("prefix"), limit: chosen("limit") };
+  page = { path: `api/models/${encodeURIComponent(name)}/${kind}`, given, name, fields, entries: [], next: null, keys: null };
+  show(byId("entries"), h("p", {}, "Asking all instances …"));
+  await more(page);
+  try {
+    page.keys = exactJson((await ask(`api/models/${encodeURIComponent(name)}/count`)).text).count.text;
+    showEntries(page);
+  } catch {
+    // The entries are shown without the number of all keys.
+  }
+}
+
+async function more(shown) {
+  try {
+    const after = shown.next ?? "";
+    const answer = exactJson((await ask(shown.path, { parameters: { ...shown.given, after } })).text);
+    shown.entries.push(...answer.entries);
+    shown.next = answer.next ?? null;
+    shown.problem = "";
+  } catch (error) {
+    shown.problem = sentence(error);
+  }
+  if (shown === page) showEntries(shown);
+}
+
+function showEntries(shown) {
+  const columns = shown.entries[0]?.value && typeof shown.entries[0].value === "object" ? Object.keys(shown.entries[0].value) : [];
+  const keys = shown.keys === null ? "" : ` of ${count(Number(shown.keys))} in all`;
+  const cellsOf = (value) => (columns.length ? columns.map((name) => text(value[name])) : [text(value)]);
+  show(
+    byId("entries"),
+    shown.problem ? h("p", { class: "problem", role: "alert" }, shown.problem) : "",
+    h("p", {}, `${count(shown.entries.length)} keys${keys}`),
+    shown.entries.length
+      ? h(
+          "div",
+          { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Keys" },
+          table(
+            "Keys and values",
+            [["Key", "key"], ...(columns.length ? columns : ["Value"]).map((name) => [name, "number"])],
+            shown.entries.map(({ key, value }) => ({ key: `k${key}`, cells: [keyButton(key), ...cellsOf(value)] })),
+          ),
+        )
+      : "",
+    shown.next === null ? "" : h("button", { type: "button", onclick: () => more(shown) }, "More"),
+    h("h4", {}, "The same by command"),
+    command(`curl -i ${quoted(addressOf(shown.path, shown.given).href)}${tokenOption(hasToken())}`),
+  );
+}
+
+function keyButton(key) {
+  const onclick = () => {
+    byId("key").value = key;
+    choose({ keyModel: byId("keys-model").value, key });
+    lookUp();
+    byId("key").focus();
+  };
+  return h("button", { type: "button", class: "quiet", onclick }, key);
+}

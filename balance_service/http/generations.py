@@ -1,0 +1,346 @@
+"""The generations of the read models over HTTP: shows them, and takes operators' requests to rebuild, switch and drop.
+
+Any instance takes a request: it writes the topic of generations, which all instances follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from balance_service import api
+from balance_service.errors import BalanceServiceError, InvalidInputError
+from balance_service.http.access.authorization import CLIENT
+from balance_service.http.access.clients import Scope
+from balance_service.http.answer import Problem, exact_json_response, unavailable
+from balance_service.http.dead_letters import Reason  # noqa: TC001  # pydantic reads the annotations
+from balance_service.http.model_queries import ModelName
+from balance_service.http.requests import JsonBody, JsonNumber, Parameters, whole_number
+from balance_service.http.route import Count, RequestBody, Response, Route, Tag, closed, ok, problem, retry_later
+from balance_service.model.generations import Switch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from aiohttp import web
+
+    from balance_service.model.generations import Declaration, Generations
+
+_MOST_SECONDS = 10 * 365 * 86_400
+Number = Annotated[int, whole_number(1, 10**9)]
+
+
+def _refuse_number(given: object) -> object:
+    if isinstance(given, JsonNumber):
+        raise PydanticCustomError("form", "must be the name of a read model")
+    return given
+
+
+BodyModel = Annotated[ModelName, BeforeValidator(_refuse_number)]
+
+
+class RebuildBody(JsonBody):
+    example: ClassVar[str] = '{"model": "balance", "reason": "states were lost"}'
+    model_config = ConfigDict(extra="forbid")
+
+    model: BodyModel
+    switch: Annotated[
+        Literal["when_equal", "always", "never"] | None,
+        Field(
+            description="When the new generation begins to serve once it has caught up: if all states are equal, "
+            "in any case, or when an operator says so. By default `when_equal`, or, if the new generation has another "
+            "version, `never`."
+        ),
+    ] = None
+    keepOld: Annotated[  # noqa: N815  # the name in JSON
+        int, whole_number(0, _MOST_SECONDS), Field(description="Seconds to keep the old generation after a switch.")
+    ] = api.KEEP_OLD_SECONDS
+    maxRate: Annotated[  # noqa: N815  # the name in JSON
+        Number | None, Field(description="Events per second that each instance replays at most.")
+    ] = None
+    reason: Reason = "rebuild"
+
+
+class SwitchBody(JsonBody):
+    example: ClassVar[str] = '{"model": "balance", "reason": "the corrected fold is right"}'
+    model_config = ConfigDict(extra="forbid")
+
+    model: BodyModel
+    to: Annotated[Number | None, Field(description="The generation; by default the only other one.")] = None
+    reason: Reason
+
+
+class DropBody(JsonBody):
+    example: ClassVar[str] = '{"model": "balance", "generation": 2, "reason": "its fold is wrong"}'
+    model_config = ConfigDict(extra="forbid")
+
+    model: BodyModel
+    generation: Number
+    reason: Reason
+
+
+class ModelParameter(Parameters):
+    model: ModelName
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequests:
+    """Handles the requests.
+
+    `status` returns the generations of a read model as JSON, None if the model is not known here; `declaration` what
+    its newest version here is declared to be; `check_known` raises InvalidInputError if an instance cannot fold the
+    generation that serves; `write` applies a transition, see `GenerationLog.write`; `differences` returns the first
+    differences found here.
+    """
+
+    status: Callable[[str], Mapping[str, Any] | None]
+    declaration: Callable[[str], Declaration]
+    check_known: Callable[[Generations], None]
+    write: Callable[[str, Callable[[Generations], Generations]], Generations]
+    differences: Callable[[str], Sequence[Mapping[str, Any]] | None]
+
+    async def show(self, request: web.Request) -> web.Response:
+        return exact_json_response(self._status_of(ModelParameter.of(request).model))
+
+    async def differ(self, request: web.Request) -> web.Response:
+        """Shows the first differences between the two generations, as this instance found them."""
+        found = self.differences(ModelParameter.of(request).model)
+        if found is None:
+            raise _unknown(ModelParameter.of(request).model)
+        return exact_json_response({"differences": found})
+
+    async def rebuild(self, request: web.Request) -> web.Response:
+        given, by = RebuildBody.of_json(await request.read()), _by(request)
+        switch = None if given.switch is None else Switch(given.switch)
+
+        def change(now: Generations) -> Generations:
+            declaration = self.declaration(given.model)
+            return now.rebuilt(declaration, switch, given.keepOld, given.maxRate, by, given.reason)
+
+        return await self._changed(given.model, change)
+
+    async def switch(self, request: web.Request) -> web.Response:
+        given, by = SwitchBody.of_json(await request.read()), _by(request)
+
+        def change(now: Generations) -> Generations:
+            after = now.switched(given.to, by, given.reason)
+            self.check_known(after)
+            return after
+
+        return await self._changed(given.model, change)
+
+    async def drop(self, request: web.Request) -> web.Response:
+        given, by = DropBody.of_json(await request.read()), _by(request)
+        return await self._changed(given.model, lambda now: now.dropped(given.generation, by, given.reason))
+
+    async def _changed(self, model: str, change: Callable[[Generations], Generations]) -> web.Response:
+        self._status_of(model)
+        try:
+            await asyncio.to_thread(self.write, model, change)
+        except InvalidInputError as error:
+            raise Problem(409, str(error)) from error
+        except BalanceServiceError as error:
+            raise unavailable(str(error)) from error
+        return exact_json_response(self._status_of(model), status=202)
+
+    def _status_of(self, model: str) -> Mapping[str, Any]:
+        status = self.status(model)
+        if status is None:
+            raise _unknown(model)
+        return status
+
+
+def _unknown(model: str) -> Problem:
+    return Problem(404, f"this instance does not host a read model '{model[:100]}' that keeps states")
+
+
+def _by(request: web.Request) -> str:
+    return request.get(CLIENT) or str(request.remote)
+
+
+@closed
+class Comparison(TypedDict):
+    equal: Count
+    """Keys with equal states in both generations, at the same positions."""
+    different: Count
+    onlyServing: Count
+    """Keys that only the serving generation has."""
+    onlyBuilding: Count
+
+
+@closed
+class Generation(TypedDict):
+    generation: Annotated[int, Field(ge=1)]
+    version: Annotated[int, Field(ge=1)]
+    """The version of the class that folds it."""
+    declarationChanged: bool
+    """Whether this instance has that version with another declaration than the generation was begun with."""
+    status: Literal["serving", "building", "ready", "kept"]
+    """`serving` answers queries and sends outputs. `building` replays the topic; `ready` has caught up and was
+    compared. `kept` served before, and may serve again."""
+    partitions: Count
+    """Partitions of the source."""
+    running: Count
+    """Partitions whose owner folds this generation now."""
+    position: Count
+    """Offsets applied, over all partitions."""
+    lag: Count | None
+    """Records that are not applied yet; null while that is not known."""
+
+
+@closed
+class ModelGenerations(TypedDict):
+    model: str
+    generations: list[Generation]
+    comparison: Comparison | None
+    """Of the generation that is built with the serving one."""
+    switch: Literal["when_equal", "always", "never"] | None
+    """When the generation that is built begins to serve."""
+    keptUntil: Annotated[str | None, Field(json_schema_extra={"format": "date-time"})]
+    """When the kept generation is dropped."""
+    action: str
+    """What led to this: `begin`, `rebuild`, `rebuild offline`, `compare`, `switch`, `settle` or `drop`."""
+    by: str
+    """Who asked for it; empty for the service itself."""
+    reason: str
+    problem: str
+    """Why a step cannot be taken now, as far as this instance knows; else empty."""
+
+
+@closed
+class Difference(TypedDict):
+    key: str
+    serving: Any
+    """The answer of the serving generation; null if it has no state."""
+    building: Any
+
+
+@closed
+class Differences(TypedDict):
+    differences: list[Difference]
+    """The first ones of each partition that this instance owns, at most 20."""
+
+
+_TAG = Tag("generations", "Rebuilds of read models while they answer: for operators.")
+_SCOPES = frozenset({Scope.OPERATE})
+_EXAMPLE: ModelGenerations = {
+    "model": "balance",
+    "generations": [
+        {
+            "generation": 1,
+            "version": 1,
+            "declarationChanged": False,
+            "status": "serving",
+            "partitions": 4,
+            "running": 4,
+            "position": 1200,
+            "lag": 0,
+        },
+        {
+            "generation": 2,
+            "version": 1,
+            "declarationChanged": False,
+            "status": "building",
+            "partitions": 4,
+            "running": 4,
+            "position": 700,
+            "lag": 500,
+        },
+    ],
+    "comparison": None,
+    "switch": "when_equal",
+    "keptUntil": None,
+    "action": "rebuild",
+    "by": "alice",
+    "reason": "states were lost",
+    "problem": "",
+}
+_NONE = problem(404, "This instance does not host that read model, or it keeps no states.")
+
+
+def _request(
+    name: str, summary: str, description: str, body: type[JsonBody], example: Mapping[str, Any], refusal: str
+) -> Route:
+    return Route(
+        name=f"{name}Model",
+        method="POST",
+        path=f"{api.MODELS}.{name}",
+        handle=lambda handlers, request: getattr(handlers.generation_requests(), name)(request),
+        tag=_TAG,
+        scopes=_SCOPES,
+        summary=summary,
+        description=f"{description} The service keeps the request, who made it, when and why, permanently.",
+        body=RequestBody(description="At most 16 KiB of JSON.", type=body, examples={"one": ("One", example)}),
+        responses=(
+            Response(
+                status=202, description="Written; the instances carry it out.", type=ModelGenerations, example=_EXAMPLE
+            ),
+            problem(400, "The body is not such a JSON object."),
+            _NONE,
+            problem(409, "The generations do not allow it now.", final=("An example", refusal)),
+            problem(413, "The body has more than 16 KiB."),
+            retry_later("The broker does not respond. Look at the generations before you send it again."),
+        ),
+    )
+
+
+GENERATION_ROUTES = (
+    Route(
+        name="generationsOfModel",
+        path=f"{api.MODELS}/{{model}}/generations",
+        handle=lambda handlers, request: handlers.generation_requests().show(request),
+        tag=_TAG,
+        scopes=frozenset({Scope.READ}),
+        summary="The generations of a read model",
+        description="Of all instances, as this one knows them.",
+        parameters=ModelParameter,
+        responses=(ok("The generations.", ModelGenerations, _EXAMPLE), _NONE),
+    ),
+    Route(
+        name="differencesOfModel",
+        path=f"{api.MODELS}/{{model}}/differences",
+        handle=lambda handlers, request: handlers.generation_requests().differ(request),
+        tag=_TAG,
+        scopes=_SCOPES,
+        summary="The first differences between two generations",
+        description="Of the partitions that this instance owns.",
+        parameters=ModelParameter,
+        responses=(
+            ok(
+                "The differences.",
+                Differences,
+                {"differences": [{"key": "c1", "serving": {"amount": 1.5}, "building": {"amount": 2.5}}]},
+            ),
+            _NONE,
+        ),
+    ),
+    _request(
+        "rebuild",
+        "Rebuild a read model",
+        "Builds a new generation from the beginning of the topic while the serving one answers, and compares the two.",
+        RebuildBody,
+        {"model": "balance", "switch": "when_equal", "reason": "states were lost"},
+        "generation 2 of 'balance' is being built: wait for it, or drop it first",
+    ),
+    _request(
+        "switch",
+        "Have another generation serve",
+        "The one that was built and has caught up, or the one that is kept.",
+        SwitchBody,
+        {"model": "balance", "to": 2, "reason": "the corrected fold is right"},
+        "generation 2 of 'balance' has not caught up yet",
+    ),
+    _request(
+        "drop",
+        "Drop a generation",
+        "Deletes its changelog and its stores. Cancels a rebuild, if it is the one that is built.",
+        DropBody,
+        {"model": "balance", "generation": 2, "reason": "its fold is wrong"},
+        "generation 1 of 'balance' serves: switch to another one first",
+    ),
+)

@@ -1,0 +1,329 @@
+"""The generations of a read model: the builds of its states. One of them serves.
+
+A read model is rebuilt as a new generation while the serving one answers. Then another generation serves, and the
+former one is kept for a while, so that it may serve again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from balance_service.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+_NEVER = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Switch(Enum):
+    """When a generation that is built begins to serve."""
+
+    WHEN_EQUAL = "when_equal"
+    """Once it has caught up, if every key has the same state."""
+    ALWAYS = "always"
+    """Once it has caught up."""
+    NEVER = "never"
+    """When an operator says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Numbers of keys of the serving generation and the one that is built, at the same positions."""
+
+    equal: int = 0
+    different: int = 0
+    only_serving: int = 0
+    only_building: int = 0
+
+    def __add__(self, other: Comparison) -> Comparison:
+        return Comparison(
+            self.equal + other.equal,
+            self.different + other.different,
+            self.only_serving + other.only_serving,
+            self.only_building + other.only_building,
+        )
+
+    @property
+    def is_equal(self) -> bool:
+        return not (self.different or self.only_serving or self.only_building)
+
+    def record(self) -> dict[str, int]:
+        """Returns the comparison as the Avro record `Comparison`."""
+        return {
+            "equal": self.equal,
+            "different": self.different,
+            "onlyServing": self.only_serving,
+            "onlyBuilding": self.only_building,
+        }
+
+    @staticmethod
+    def of(record: Mapping[str, int]) -> Comparison:
+        return Comparison(record["equal"], record["different"], record["onlyServing"], record["onlyBuilding"])
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What a generation is folded by: see the topic's record."""
+
+    version: int
+    fingerprint: str
+    reads: str
+    state: str
+    own_view: bool
+
+    def record(self, generation: int) -> dict[str, Any]:
+        """Returns the Avro record `Declaration`."""
+        return {
+            "generation": generation,
+            "version": self.version,
+            "fingerprint": self.fingerprint,
+            "reads": self.reads,
+            "state": self.state,
+            "ownView": self.own_view,
+        }
+
+    @staticmethod
+    def of(record: Mapping[str, Any]) -> Declaration:
+        return Declaration(
+            record["version"], record["fingerprint"], record["reads"], record["state"], record["ownView"]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Building:
+    """A generation that is built. `keep_old_seconds` and `max_rate` are as in the topic's record."""
+
+    generation: int
+    switch: Switch
+    keep_old_seconds: int
+    max_rate: int | None = None
+    comparison: Comparison | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generations:
+    """The generations of one read model. A transition returns the next state, with the next number."""
+
+    model: str
+    number: int = 0
+    newest: int = 1
+    newest_version: int = 0
+    """The highest version that a generation was built of."""
+    declarations: Mapping[int, Declaration] = field(default_factory=dict)
+    """By live generation; empty until the model has a record."""
+    serving: int = 1
+    building: Building | None = None
+    kept: int | None = None
+    is_settled: bool = True
+    """Whether the serving generation sends the outputs of all partitions, so that no other one is needed for that."""
+    kept_until: datetime | None = None
+    action: str = ""
+    by: str = ""
+    reason: str = ""
+    at: datetime = _NEVER
+
+    @property
+    def live(self) -> list[int]:
+        """The generations that are folded, in order."""
+        others = (None if self.building is None else self.building.generation, self.kept)
+        return sorted({self.serving, *(number for number in others if number is not None)})
+
+    def status_of(self, number: int) -> str:
+        """Returns what a live generation is for: `serving`, `building`, `ready` (to serve) or `kept`."""
+        if number == self.serving:
+            return "serving"
+        if self.building is None or number != self.building.generation:
+            return "kept"
+        return "building" if self.building.comparison is None else "ready"
+
+    def begun(self, declaration: Declaration) -> Generations:
+        """The first generation is folded by a declaration; unchanged if the model has a record."""
+        if self.number:
+            return self
+        return self._next("begin", "", "", newest_version=declaration.version, declarations={self.serving: declaration})
+
+    def upgraded(self, declaration: Declaration, switch: Switch, keep_old_seconds: int) -> Generations:
+        """A generation of a higher version than any so far is built; unchanged if there is one, or another is live."""
+        if declaration.version <= self.newest_version or len(self.live) > 1:
+            return self
+        reason = f"version {declaration.version}"
+        return self.rebuilt(declaration, switch, keep_old_seconds, None, "", reason)
+
+    def replaced(self, declaration: Declaration) -> Generations:
+        """The serving generation was deleted, and is folded anew by a declaration."""
+        newest = max(self.newest_version, declaration.version)
+        return self._next("rebuild offline", "", "", newest_version=newest, declarations={self.serving: declaration})
+
+    def rebuilt(
+        self,
+        declaration: Declaration,
+        switch: Switch | None,
+        keep_old_seconds: int,
+        max_rate: int | None,
+        by: str,
+        reason: str,
+    ) -> Generations:
+        """Another generation is built.
+
+        Args:
+            switch: None for WHEN_EQUAL, or, if its version differs from the serving one's, NEVER.
+
+        Raises:
+            InvalidInputError: another generation is being built, or kept.
+        """
+        if self.building is not None:
+            raise InvalidInputError(
+                f"generation {self.building.generation} of '{self.model}' is being built: wait for it, or drop it first"
+            )
+        if self.kept is not None:
+            raise InvalidInputError(
+                f"generation {self.kept} of '{self.model}' is still kept after a switch: drop it first"
+            )
+        is_same = declaration.version == self.declarations[self.serving].version
+        switch = switch or (Switch.WHEN_EQUAL if is_same else Switch.NEVER)
+        number = self.newest + 1
+        return self._next(
+            "rebuild",
+            by,
+            reason,
+            newest=number,
+            newest_version=max(self.newest_version, declaration.version),
+            building=Building(number, switch, keep_old_seconds, max_rate),
+            declarations={**self.declarations, number: declaration},
+        )
+
+    def compared(self, generation: int, comparison: Comparison) -> Generations:
+        """The generation that is built has caught up, and serves if its `switch` says so.
+
+        Raises:
+            InvalidInputError: another one is built now, or none.
+        """
+        building = self.building
+        if building is None or building.generation != generation:
+            raise InvalidInputError(f"generation {generation} of '{self.model}' is not being built")
+        after = self._next("compare", "", "", building=replace(building, comparison=comparison))
+        if building.switch is Switch.ALWAYS or (building.switch is Switch.WHEN_EQUAL and comparison.is_equal):
+            return after._serve_built(building, "", "")
+        return after
+
+    def switched(self, to: int | None, by: str, reason: str) -> Generations:
+        """Another generation serves: the one that is built and has caught up, or the one that is kept.
+
+        Args:
+            to: None for the only one possible.
+
+        Raises:
+            InvalidInputError: it does not exist, or has not caught up.
+        """
+        building, kept = self.building, self.kept
+        to = to or (building.generation if building is not None else kept)
+        if to is None:
+            raise InvalidInputError(f"'{self.model}' has no other generation than {self.serving}")
+        if to == self.serving:
+            raise InvalidInputError(f"generation {to} of '{self.model}' serves already")
+        if building is not None and to == building.generation:
+            if building.comparison is None:
+                raise InvalidInputError(f"generation {to} of '{self.model}' has not caught up yet")
+            return self._serve_built(building, by, reason)
+        if to == kept:
+            return self._next("switch", by, reason, serving=kept, kept=self.serving, is_settled=False)
+        raise InvalidInputError(f"'{self.model}' has no generation {to} now")
+
+    def dropped(self, generation: int, by: str, reason: str) -> Generations:
+        """Raises InvalidInputError: the generation serves, or does not exist."""
+        if generation == self.serving:
+            raise InvalidInputError(f"generation {generation} of '{self.model}' serves: switch to another one first")
+        if self.building is not None and generation == self.building.generation:
+            return self._next("drop", by, reason, building=None)
+        if generation == self.kept:
+            if not self.is_settled:
+                raise InvalidInputError(
+                    f"generation {generation} of '{self.model}' still sends the outputs of a partition: try again, and "
+                    "look at `problem` of the generations if it stays so"
+                )
+            return self._next("drop", by, reason, kept=None, kept_until=None)
+        raise InvalidInputError(f"'{self.model}' has no generation {generation} now")
+
+    def settled(self) -> Generations:
+        """The serving generation sends the outputs of all partitions."""
+        return self._next("settle", "", "", is_settled=True)
+
+    def _serve_built(self, building: Building, by: str, reason: str) -> Generations:
+        until = datetime.now(UTC) + timedelta(seconds=building.keep_old_seconds)
+        return self._next(
+            "switch",
+            by,
+            reason,
+            serving=building.generation,
+            building=None,
+            kept=self.serving,
+            kept_until=until,
+            is_settled=False,
+        )
+
+    def _next(self, action: str, by: str, reason: str, **changes: Any) -> Generations:
+        after = replace(
+            self, number=self.number + 1, action=action, by=by, reason=reason, at=datetime.now(UTC), **changes
+        )
+        live = after.live
+        return replace(after, declarations={n: declared for n, declared in after.declarations.items() if n in live})
+
+    def record(self) -> dict[str, Any]:
+        """Returns the state as the Avro record `Generations`."""
+        building = self.building
+        return {
+            "number": self.number,
+            "newest": self.newest,
+            "newestVersion": self.newest_version,
+            "declarations": [declared.record(number) for number, declared in self.declarations.items()],
+            "serving": self.serving,
+            "building": None
+            if building is None
+            else {
+                "generation": building.generation,
+                "switch": building.switch.value,
+                "keepOldSeconds": building.keep_old_seconds,
+                "maxRate": building.max_rate,
+                "comparison": None if building.comparison is None else building.comparison.record(),
+            },
+            "kept": self.kept,
+            "settled": self.is_settled,
+            "keptUntil": self.kept_until,
+            "action": self.action,
+            "by": self.by,
+            "reason": self.reason,
+            "at": self.at,
+        }
+
+    @staticmethod
+    def of(model: str, record: Mapping[str, Any]) -> Generations:
+        building = record["building"]
+        return Generations(
+            model,
+            record["number"],
+            record["newest"],
+            record["newestVersion"],
+            {declared["generation"]: Declaration.of(declared) for declared in record["declarations"]},
+            record["serving"],
+            None
+            if building is None
+            else Building(
+                building["generation"],
+                Switch(building["switch"]),
+                building["keepOldSeconds"],
+                building["maxRate"],
+                None if building["comparison"] is None else Comparison.of(building["comparison"]),
+            ),
+            record["kept"],
+            record["settled"],
+            record["keptUntil"],
+            record["action"],
+            record["by"],
+            record["reason"],
+            record["at"],
+        )

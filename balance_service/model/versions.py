@@ -1,0 +1,208 @@
+"""The versions of read models: a class declares one, and each generation is folded by the class of its version.
+
+While a class is changed, the former one may stand next to it under the same name, with a lower `version`. An instance
+without the class of a generation keeps answering for it, as far as the generation serves, but does not fold it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from balance_service.avro.schemas import fields_of, type_name
+from balance_service.errors import ConfigurationError, RetriableError
+from balance_service.model.generations import Declaration
+from balance_service.model.placing import stages_of
+from balance_service.model.read_model import ReadModel
+from balance_service.model.states import inlined, unconverted
+from balance_service.model.stream import Global
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from balance_service.model.generations import Generations
+    from balance_service.model.stage import Stage
+    from balance_service.model.stream import Join
+    from balance_service.settings import Settings
+
+
+class Versions:
+    """The read models of an instance, in all of their versions that it has."""
+
+    def __init__(
+        self, models: Iterable[ReadModel], settings: Settings, generations_of: Callable[[str], Generations]
+    ) -> None:
+        """Raises ConfigurationError: two versions of a model cannot be generations of one."""
+        self._generations_of = generations_of
+        self._models: dict[str, dict[int, ReadModel]] = {}
+        for model in models:
+            self._models.setdefault(model.name, {})[model.version] = model
+        self._newest = {name: known[max(known)] for name, known in self._models.items()}
+        self._stages = {
+            (name, version): stages_of(model, settings)[-1]
+            for name, known in self._models.items()
+            for version, model in known.items()
+        }
+        self._declarations = {
+            (name, version): declaration_of(model)
+            for name, known in self._models.items()
+            for version, model in known.items()
+            if model.has_states()
+        }
+        for name in self.with_states:
+            for version in self._models[name]:
+                self._check_reads(name, self._declarations[name, version])
+
+    @property
+    def with_states(self) -> Sequence[str]:
+        """The names of the read models that keep states, and so have generations."""
+        return [name for name, model in self._newest.items() if model.has_states()]
+
+    def of(self, name: str) -> tuple[int, ...]:
+        """Returns the versions of a read model that are here; none for a stage of retries."""
+        return tuple(sorted(self._models[name])) if name in self._newest else ()
+
+    def declaration(self, name: str) -> Declaration:
+        """Returns the declaration of a read model's newest version here."""
+        return self._declarations[name, self._newest[name].version]
+
+    def stage(self, name: str, generation: int) -> Stage:
+        """Returns the last stage of a generation; without its class, with the declaration of the newest one."""
+        known = self._version(name, generation) if self.knows(name, generation) else self._newest[name].version
+        return self._stages[name, known].of_generation(generation)
+
+    def live(self, name: str) -> list[Stage]:
+        """Returns the last stages of the generations that this instance hosts.
+
+        It leaves one alone that is built by a class that it lacks. One that serves or served must be here: it answers,
+        or its outputs are taken over.
+        """
+        now = self._generations_of(name)
+        building = None if now.building is None else now.building.generation
+        return [self.stage(name, number) for number in now.live if number != building or self.knows(name, number)]
+
+    def knows(self, name: str, generation: int) -> bool:
+        """Whether this instance has the class that folds a generation."""
+        return self._version(name, generation) in self._models[name]
+
+    def has_changed(self, name: str, generation: int) -> bool:
+        """Whether the class that folds a generation here is declared in another way than when it was begun."""
+        if name not in self.with_states:
+            return False
+        declared = self._generations_of(name).declarations.get(generation)
+        here = self._declarations.get((name, self._version(name, generation)))
+        return declared is not None and here is not None and declared.fingerprint != here.fingerprint
+
+    def read_model(self, stage: Stage) -> ReadModel | None:
+        """Returns what folds a stage; without its class, a model that only answers. None for a stage of retries."""
+        name, generation = stage.owner, stage.generation
+        if name not in self._newest:
+            return None
+        if stage.passes_on:
+            return self._newest[name]
+        if self.knows(name, generation):
+            return self._models[name][self._version(name, generation)]
+        return _without_class(self._newest[name], self._generations_of(name).declarations[generation])
+
+    def why_still(self, stage: Stage) -> str:
+        """Returns why a stage is not folded here; empty if it is."""
+        name, generation = stage.owner, stage.generation
+        if name not in self._newest or stage.passes_on or self.knows(name, generation):
+            return ""
+        known = " and ".join(map(str, sorted(self._models[name])))
+        return (
+            f"generation {generation} of '{name}' has version {self._version(name, generation)}, and BALANCE_MODELS "
+            f"has only {known} here, so its answers stand still: switch to a generation of another version, or name "
+            "the class of that version too"
+        )
+
+    def check_serving(self) -> None:
+        """Checks that the classes here can follow the generations that serve. Raises ConfigurationError."""
+        for name in self.with_states:
+            now = self._generations_of(name)
+            if (declared := now.declarations.get(now.serving)) is not None:
+                self._check_reads(name, declared)
+
+    def _version(self, name: str, generation: int) -> int:
+        declared = self._generations_of(name).declarations.get(generation)
+        return self._newest[name].version if declared is None else declared.version
+
+    def _check_reads(self, name: str, declared: Declaration) -> None:
+        ours = self.declaration(name)
+        if declared.reads != ours.reads:
+            raise ConfigurationError(
+                f"the read model '{name}', version {ours.version}, reads another topic, re-keys differently, or has "
+                f"another key than version {declared.version}, which has states, so neither can be built next to the "
+                "other: give the new one a name of its own; or stop all instances and run `balance-service rebuild "
+                "--offline`, which deletes the states first"
+            )
+
+
+def declaration_of(model: ReadModel) -> Declaration:
+    """Returns what identifies the declaration of a read model that keeps states."""
+    *earlier, last = model.stages
+    reads = {
+        "earlier": [_described(stage) for stage in earlier],
+        "topic": last.source,
+        "key": [model.key, model.key_type.is_number],
+    }
+    folded = {
+        "reads": reads,
+        "last": _described(last),
+        "partitioner": last.partitioner,
+        "events": last.wanted_schemas,
+        "folds": {name: repr(fold) for name, fold in model.standard_folds.items()},
+        "outputs": [[emit.topic, emit.record, emit.each.value, str(emit.where)] for emit in model.outputs],
+        "made": model.made_schemas,
+        "state": model.state_schema,
+        "keepsOrder": model.keeps_order,
+    }
+    own_view = type(model).view is not ReadModel.view
+    return Declaration(model.version, _digest(folded), _digest(reads), json.dumps(model.state_schema), own_view)
+
+
+def _described(stage: Stage) -> Mapping[str, Any]:
+    return {
+        "source": stage.source,
+        "records": stage.records,
+        "conditions": [*map(str, stage.conditions)],
+        "joins": [*map(_joined, stage.joins)],
+        "by": stage.by,
+        "makes": stage.makes,
+    }
+
+
+def _joined(join: Join) -> Sequence[Any]:
+    table = join.table
+    return [table.topic, table.record, isinstance(table, Global), str(table.history), join.on, join.take, join.missing]
+
+
+def _digest(described: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=dict).encode()).hexdigest()[:32]
+
+
+def _without_class(newest: ReadModel, declared: Declaration) -> ReadModel:
+    """Returns a read model with known states, which are its answers; it folds nothing."""
+    state_schema = json.loads(declared.state)
+
+    def view(self: ReadModel, _state: Any) -> NoReturn:
+        raise RetriableError(
+            f"version {self.version} of '{self.name}' computes its answers, and its class is not here: name it in "
+            "BALANCE_MODELS too, or switch to a generation of another version"
+        )
+
+    def init(self: ReadModel) -> None:
+        self.key, self.key_type, self.state_schema = newest.key, newest.key_type, state_schema
+        self._states = unconverted(state_schema)
+        self.state_fields = fields_of(inlined(state_schema))
+        self.field_types = {name: type_name(kind) for name, kind in self.state_fields.items() if name != self.key}
+        self.stages, self.outputs, self.made_schemas, self.standard_folds = newest.stages, (), {}, {}
+        self.needs_events, self.combine, self.keeps_order = False, None, newest.keeps_order
+
+    members: dict[str, Any] = {"name": newest.name, "source": newest.source, "state": state_schema["name"]}
+    members |= {"version": declared.version, "__init__": init}
+    if declared.own_view:
+        members |= {"view": view, "fields": {}}
+    found: ReadModel = type("WithoutClass", (ReadModel,), members)()
+    return found

@@ -1,0 +1,141 @@
+"""The topic of generations, with two instances that write it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from balance_service.avro.registry import SchemaRegistry
+from balance_service.cluster.generations import GenerationLog
+from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError
+from balance_service.hosting.rebuild import rebuild
+from balance_service.kafka.topic_specs import prepare_topics
+from balance_service.kafka.topics import Topics
+from balance_service.model.generations import Comparison, Generations, Switch
+from balance_service.read_models.balance import Balance
+from balance_service.settings import load_settings
+from tests.integration.engines import balance_stage, settings_for
+from tests.support.fakes import DECLARED
+from tests.support.kafka import Writer, read_topic
+from tests.support.service import application
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from balance_service.devtools.local.stack import LocalStack
+
+_WRITERS = 4
+
+
+@pytest.fixture
+def log(stack: LocalStack) -> Iterator[Callable[[], GenerationLog]]:
+    """Makes logs of one application, as its instances do."""
+    given = application()
+    settings = load_settings(
+        bootstrap_servers=stack.bootstrap_servers,
+        schema_registry_url=stack.schema_registry_url,
+        application_id=given["BALANCE_APPLICATION_ID"],
+        topic=given["BALANCE_TOPIC"],
+    )
+    registry = SchemaRegistry.from_settings(settings)
+
+    def make() -> GenerationLog:
+        log = GenerationLog(settings, Topics(settings), registry)
+        log.begin({"balance": DECLARED})
+        return log
+
+    yield make
+    registry.close()
+
+
+def rebuilt(now: Generations) -> Generations:
+    return now.rebuilt(DECLARED, Switch.NEVER, 0, None, "alice", "a test")
+
+
+def test_a_transition_applies_to_the_newest_state_whoever_wrote_it(log: Callable[[], GenerationLog]) -> None:
+    one, other = log(), log()
+    one.write("balance", rebuilt)
+
+    # The other instance follows the topic later than it writes.
+    with pytest.raises(InvalidInputError, match="generation 2 of 'balance' is being built"):
+        other.write("balance", rebuilt)
+    other.write("balance", lambda now: now.dropped(2, "bob", "over"))
+
+    # Numbers of dropped generations are not used again.
+    assert one.write("balance", rebuilt).live == [1, 3]
+
+
+def test_instances_that_start_together_write_one_first_record(
+    stack: LocalStack, log: Callable[[], GenerationLog]
+) -> None:
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        logs = [*pool.map(lambda _: log(), range(_WRITERS))]
+
+    assert [known.of("balance").declarations for known in logs] == [{1: DECLARED}] * _WRITERS
+    assert len(read_topic(stack, logs[0]._topic)) == 1
+
+
+def test_concurrent_writers_lose_no_transition(stack: LocalStack, log: Callable[[], GenerationLog]) -> None:
+    logs = [log() for _ in range(_WRITERS)]
+    done: list[int] = []
+
+    def begin_and_drop(of: GenerationLog) -> None:
+        for _ in range(3):
+            try:
+                number = of.write("balance", rebuilt).newest
+                of.write("balance", lambda now, number=number: now.dropped(number, "", "over"))  # type: ignore[misc]
+            except BalanceServiceError:
+                # Another writer fenced this one, or builds a generation.
+                continue
+            done.append(number)
+
+    threads = [threading.Thread(target=begin_and_drop, args=(of,)) for of in logs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    last = log().of("balance")
+    records = read_topic(stack, logs[0]._topic)
+    assert last.number == len(records)
+    assert len(set(done)) == len(done)
+
+
+def test_all_instances_follow_what_one_writes(log: Callable[[], GenerationLog]) -> None:
+    writer, follower = log(), log()
+    follower.start()
+    try:
+        written = writer.write("balance", rebuilt)
+        eventually(lambda: follower.of("balance").number == written.number, "the record is read", 20)
+        assert follower.of("balance").live == [1, 2]
+        assert log().of("balance") == written
+    finally:
+        follower.stop(5)
+
+
+@pytest.mark.shows("rebuild")
+def test_an_offline_rebuild_is_of_the_only_generation(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    topics = Topics(settings)
+    prepare_topics(topics, settings, [balance_stage(settings).of_generation(2)])
+    with Writer(stack, settings.topic) as writer:
+        writer.add("alice", "1.00", "2.00")
+    with closing(SchemaRegistry.from_settings(settings)) as registry:
+        written = GenerationLog(settings, topics, registry)
+        written.begin({"balance": DECLARED})
+        written.write("balance", rebuilt)
+        written.write("balance", lambda now: now.compared(2, Comparison()).switched(2, "alice", "it is equal"))
+        with pytest.raises(ConfigurationError, match=r"has another generation, 1: .* drop balance --generation 1"):
+            rebuild(settings, Balance(), lambda _at, _of: None)
+
+        written.write("balance", lambda now: now.settled().dropped(1, "alice", "over"))
+    assert rebuild(settings, Balance(), lambda _at, _of: None).done.applied == 2
+
+    changelogs = [f"{settings.application_id}-balance{number}-changelog" for number in ("", ".g2")]
+    assert [topics.find(name) is not None for name in changelogs] == [False, True]

@@ -1,0 +1,383 @@
+"""One transaction has another generation send a partition's outputs, from the position of the former one on."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from balance_service.engine import task as module
+from balance_service.engine.commit import write_position
+from balance_service.engine.dead_letter import Status
+from balance_service.engine.decisions import Decision, Verdict
+from balance_service.engine.records import POSITION_KEY, SILENT, KeyedUpdate, Output, Position, TaskBatch, TaskId
+from balance_service.engine.siblings import Siblings
+from balance_service.engine.store import StateStore
+from balance_service.engine.task import Task, TaskState
+from balance_service.errors import PoisonRecordError, RetriableError, TaskMigratedError
+from balance_service.model.generations import Generations
+from balance_service.testing import Driver, event
+from tests.support.models import SCORED, Noted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from balance_service.engine.commit import Committed
+    from balance_service.engine.dead_letter import Letter
+    from balance_service.engine.tasks import Tasks
+    from balance_service.errors import BalanceServiceError
+    from balance_service.model.events import Event, State
+    from balance_service.testing import InputEvent
+
+LATE = "schema-id-unknown"
+
+
+def paid(amount: str, *refused_by: str, key: str = "g") -> InputEvent:
+    return event(SCORED, {"id": key, "paid": Decimal(amount), "tags": [*refused_by]})
+
+
+def late(amount: str) -> InputEvent:
+    """An event that becomes readable later."""
+    return replace(paid(amount), unreadable=LATE)
+
+
+class Old(Noted):
+    """Refuses what is tagged for it."""
+
+    refuses: str = "old"
+
+    def emit(self, state: State, event: Event) -> Event | State:
+        if self.refuses in event["tags"]:
+            raise PoisonRecordError("refused", "a test")
+        return super().emit(state, event)
+
+
+class New(Old):
+    refuses = "new"
+
+
+class Generation:
+    """The running task of a generation, with a store on disk and a changelog in memory."""
+
+    the_task: Task
+
+    def __init__(self, number: int, siblings: Siblings, model: Old) -> None:
+        self.model = model
+        self.driver = Driver(model)
+        self.driven = self.driver._last
+        self.driven.deliver = self.deliver  # type: ignore[method-assign]
+        stage = model.stages[-1].of_generation(number)
+        decisions = SimpleNamespace(output=lambda *_: Output(0, "decisions", 0, None, None, 0, []))
+        self.hosted: Any = SimpleNamespace(
+            processor=self.driven._processor, stage=stage, siblings=siblings, decisions=decisions, stands_still=""
+        )
+        siblings.add(cast("Tasks", self))
+        self.opened(0 if number == 1 else SILENT)
+
+    def opened(self, sends_from: int) -> None:
+        """The task is opened, again if there was one."""
+        if self.driven.store.view is None:
+            self.the_task._shown = None
+            self.driven.store = StateStore(self.driven.store.path, self.driven._processor.position_codec)
+        self.the_task = Task(TaskId(self.hosted.stage.name, 0), self.hosted)
+        self.the_task.replica.store = self.driven.store
+        self.driven.writer.is_closed = False
+        self.the_task._writer = self.driven.writer
+        self.the_task._state = TaskState.RUNNING
+        self.sends_from(sends_from)
+
+    def close(self) -> None:
+        # Its view keeps the store open.
+        self.the_task._shown = None
+        self.driver.close()
+
+    def task(self, _partition: int) -> Task:
+        return self.the_task
+
+    def failed(self, _task: Task, _error: BalanceServiceError) -> None:
+        """Only a task that gave its outputs away cannot follow: it is closed."""
+        assert self.the_task.view is None
+
+    def deliver(self, batch: TaskBatch) -> Committed:
+        done = self.the_task.process(batch)
+        if done.healed:
+            self.followed(batch.retried)
+        return done
+
+    def followed(self, offsets: Iterable[int]) -> None:
+        closed = {at: letter for at, letter in self.the_task.letters_at(offsets).items() if not letter.status.is_open}
+        self.hosted.siblings.follow(self.hosted.stage, 0, closed)
+
+    @property
+    def position(self) -> Position:
+        position = self.driven.store.position
+        assert position is not None
+        return position
+
+    def sends_from(self, offset: int) -> None:
+        moved = replace(self.position, emitted_up_to=offset)
+        write_position(moved, self.driven._processor.position_codec, self.driven.store, self.driven.writer)
+        self.the_task._shown = self.driven.store.view
+
+    def given(self, *events: InputEvent) -> None:
+        self.driver.given(*events)
+
+    @property
+    def sent(self) -> list[int]:
+        """The offsets of the events whose outputs were sent."""
+        return [output.offset for output in self.driven.writer.sent if output.topic == "notes"]
+
+    @property
+    def written(self) -> list[int]:
+        """The offsets of the records in the topic of dead letters."""
+        return [letter.offset for _, letters, _ in self.driven.writer.commits for letter in letters]
+
+    @property
+    def letters(self) -> dict[int, Letter]:
+        return {letter.offset: letter for letter in self.driver.letters()}
+
+
+@dataclass
+class Pair:
+    old: Generation
+    new: Generation
+
+    def given(self, *events: InputEvent) -> None:
+        for generation in (self.old, self.new):
+            generation.given(*events)
+
+    def written(self) -> int:
+        return len(self.old.driven.writer.commits) + len(self.new.driven.writer.commits)
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    monkeypatch.setattr(module, "_BEHIND_SECONDS", 0.01)
+    with ExitStack() as stack:
+        siblings = Siblings(lambda: Generations("test-noted"))
+        both = Pair(Generation(1, siblings, Old()), Generation(2, siblings, New()))
+        for generation in (both.old, both.new):
+            stack.callback(generation.close)
+        yield both
+
+
+def refused(pair: Pair, error: type[BalanceServiceError], why: str) -> None:
+    """Checks that a switch is refused, and that the old generation goes on as before."""
+    written, before = pair.written(), (pair.old.position, pair.new.position)
+
+    with pytest.raises(error, match=why):
+        pair.new.the_task.take_over(pair.old.the_task)
+
+    assert pair.written() == written
+    assert (pair.old.position, pair.new.position) == before
+    # It may commit on.
+    assert pair.old.the_task._running()
+
+
+@pytest.mark.parametrize("ahead", [0, 2], ids=["at one position", "the old one is ahead"])
+def test_one_transaction_makes_the_new_task_send_and_the_old_one_silent(pair: Pair, ahead: int) -> None:
+    pair.given(paid("1.00"), paid("2.00"))
+    pair.old.given(*[paid("3.00")] * ahead)
+    before, commits = pair.old.position, len(pair.new.driven.writer.commits)
+
+    assert pair.new.the_task.take_over(pair.old.the_task) is True
+
+    assert len(pair.new.driven.writer.commits) == commits + 1
+    assert (pair.new.position.offset, pair.new.position.emitted_up_to) == (2, 2 + ahead)
+    (record,) = [output for output in pair.new.driven.writer.sent if output.topic != "notes"]
+    assert (record.topic, record.partition, record.key) == (pair.old.the_task._hosted.stage.changelog, 0, POSITION_KEY)
+    assert record.value is not None
+    silent = Position.of(pair.old.driven._processor.position_codec.decode(record.value))
+    assert silent == replace(before, emitted_up_to=SILENT)
+
+
+def test_what_the_old_task_sent_is_not_sent_again_and_the_rest_is_sent_once(pair: Pair) -> None:
+    pair.given(paid("1.00"), paid("2.00"))
+    pair.old.given(paid("3.00"), paid("4.00"))
+
+    pair.new.the_task.take_over(pair.old.the_task)
+    pair.new.given(paid("3.00"), paid("4.00"), paid("5.00"))
+
+    assert (pair.old.sent, pair.new.sent) == ([0, 1, 2, 3], [4])
+
+
+def test_what_was_sent_before_the_old_task_was_replayed_is_not_sent_again(pair: Pair) -> None:
+    pair.old.sends_from(3)
+    pair.given(paid("1.00"), paid("2.00"))
+
+    pair.new.the_task.take_over(pair.old.the_task)
+    pair.new.given(paid("3.00"), paid("4.00"))
+
+    assert (pair.old.sent, pair.new.sent) == ([], [3])
+
+
+def test_the_old_task_commits_nothing_after_the_switch(pair: Pair) -> None:
+    pair.new.the_task.take_over(pair.old.the_task)
+
+    with pytest.raises(TaskMigratedError):
+        pair.old.the_task._running()
+    assert pair.old.the_task.view is None
+
+
+def test_a_task_that_sends_already_takes_nothing_over(pair: Pair) -> None:
+    pair.new.sends_from(0)
+    written = pair.written()
+
+    assert pair.new.the_task.take_over(pair.old.the_task) is False
+    assert pair.written() == written
+
+
+def test_nothing_is_taken_over_from_a_task_that_is_behind(pair: Pair) -> None:
+    # As a generation is that sent until a moment ago.
+    pair.new.sends_from(0)
+    pair.new.given(paid("1.00"))
+    pair.new.sends_from(SILENT)
+
+    refused(pair, RetriableError, "test-noted_0 is behind test-noted.g2_0")
+
+
+def test_nothing_is_taken_over_from_a_task_that_does_not_send(pair: Pair) -> None:
+    pair.old.sends_from(SILENT)
+
+    refused(pair, RetriableError, "test-noted_0 does not send")
+
+
+def test_a_dead_letter_that_is_open_in_both_is_sent_once_by_the_new_task(pair: Pair) -> None:
+    pair.given(paid("1.00"), late("2.00"))
+
+    pair.new.the_task.take_over(pair.old.the_task)
+    pair.new.driver.mend(LATE).redrive(1).redrive(1)
+
+    assert (pair.old.sent, pair.new.sent) == ([0], [1])
+
+
+def test_a_dead_letter_whose_outputs_were_sent_before_it_failed_is_not_sent_again(pair: Pair) -> None:
+    # The old generation was replayed after both records had been sent, and one of them cannot be read any more.
+    pair.old.sends_from(2)
+    pair.given(paid("1.00"), late("2.00"))
+    assert pair.old.sent == []
+
+    pair.new.the_task.take_over(pair.old.the_task)
+    pair.new.driver.mend(LATE).redrive(1)
+
+    assert pair.new.sent == []
+
+
+def test_a_silent_task_does_not_go_beyond_the_one_that_sends(pair: Pair) -> None:
+    pair.old.given(paid("1.00"))
+    assert (pair.old.the_task.limit, pair.new.the_task.limit) == (None, 1)
+    pair.new.given(paid("1.00"))
+
+    with pytest.raises(RetriableError, match="no other generation has applied the records below 2"):
+        pair.new.given(paid("2.00"))
+
+    pair.old.the_task.give_up()
+    assert pair.new.the_task.limit == 0
+
+
+def test_a_record_that_the_old_task_could_not_apply_is_sent_once_by_the_task_that_applies_it(pair: Pair) -> None:
+    # Its schema is known by the time when the new generation reads it.
+    pair.old.given(late("1.00"), paid("2.00", "old"), late("3.00"))
+    pair.new.given(paid("1.00"), paid("2.00", "old"), paid("3.00"))
+    assert [letter.status.is_open for letter in pair.new.letters.values()] == [True, True, True]
+
+    pair.old.driver.mend(LATE).redrive(0)
+    # The new one has followed.
+    pair.new.driver.advance(minutes=0)
+    assert pair.new.letters[0].status is Status.APPLIED
+    pair.new.the_task.take_over(pair.old.the_task)
+    pair.new.driver.advance(minutes=0)
+
+    assert pair.new.driver.view("g") == {"paid": Decimal("6.00")} | pair.new.driver.view("g")
+    assert (pair.old.sent, pair.new.sent) == ([0], [1, 2])
+    assert (pair.old.written, pair.new.written) == ([0, 1, 2], [])
+
+
+def test_events_that_are_read_again_lack_those_that_the_old_task_could_not_apply(pair: Pair) -> None:
+    pair.old.given(late("1.00"), paid("2.00"), paid("4.00", "old"))
+    # Without their records, the events of a key are read again once one of them cannot be applied.
+    single = [KeyedUpdate(b"g", {}, offset=offset) for offset in range(3)]
+    left = TaskBatch(0, 3, events=single, applied=3, singles=lambda _: single).without(pair.old.letters)
+
+    assert [event.offset for event in left.events] == [event.offset for event in left.singles([b"g"])] == [1]
+    assert (left.applied, [letter.offset for letter in left.dead_letters]) == (1, [0, 2])
+
+
+def test_a_dead_letter_of_the_new_generation_alone_is_written_to_the_topic_once_it_sends(pair: Pair) -> None:
+    pair.given(paid("1.00", "new"), paid("2.00"))
+    assert pair.new.written == []
+
+    pair.new.the_task.take_over(pair.old.the_task)
+    pair.new.driver.advance(minutes=0).advance(minutes=60)
+
+    assert (pair.old.written, pair.new.written) == ([], [0])
+    assert (pair.old.sent, pair.new.sent) == ([0, 1], [])
+    # The old generation has sent it.
+    pair.new.model.refuses = ""
+    pair.new.driver.redrive(0)
+    assert pair.new.letters[0].status is Status.APPLIED
+    assert pair.new.sent == []
+
+
+def test_a_dead_letter_that_the_old_task_closed_is_not_sent_again(pair: Pair) -> None:
+    pair.given(late("1.00"))
+    pair.old.driver.mend(LATE).redrive(0)
+
+    pair.new.the_task.take_over(pair.old.the_task)
+    pair.new.driver.mend(LATE).advance(minutes=0)
+
+    assert (pair.old.sent, pair.new.sent) == ([0], [])
+    assert pair.new.letters[0].status is Status.APPLIED
+
+
+def test_a_dead_letter_that_the_old_task_discarded_is_discarded(pair: Pair) -> None:
+    pair.given(late("1.00"))
+    pair.old.the_task.decide([0], Verdict(Decision.DISCARD, "", ""))
+    assert pair.new.letters[0].status.is_open
+
+    pair.new.the_task.take_over(pair.old.the_task)
+    pair.new.driver.mend(LATE).advance(minutes=0)
+
+    assert pair.new.letters[0].status is Status.DISCARDED
+    assert pair.new.sent == []
+
+
+def test_dead_letters_of_records_that_the_new_task_has_not_read_are_taken_over(pair: Pair) -> None:
+    pair.old.given(late("1.00"), late("2.00"), paid("4.00"))
+    pair.old.the_task.decide([1], Verdict(Decision.DISCARD, "", ""))
+
+    pair.new.the_task.take_over(pair.old.the_task)
+
+    assert [letter.status for letter in pair.new.letters.values()] == [Status.SCHEDULED, Status.DISCARDED]
+    assert pair.new.the_task.left_out() == [0, 1]
+    # A batch that was gathered before would count them now, and again later.
+    with pytest.raises(RetriableError, match="before it was read"):
+        pair.new.given(paid("1.00"), paid("2.00"), paid("4.00"))
+
+
+def test_a_task_retries_nothing_while_it_is_ahead_of_the_one_that_sends(pair: Pair) -> None:
+    pair.given(late("1.00"))
+    pair.old.given(paid("2.00"))
+    pair.new.the_task.take_over(pair.old.the_task)
+    pair.old.opened(SILENT)
+    pair.old.driven.now_ms += 600_000
+
+    before = pair.old.the_task.due()
+    pair.new.given(paid("2.00"))
+
+    assert (len(before.again), len(pair.old.the_task.due().again)) == (0, 1)
+
+
+def test_a_record_that_is_discarded_before_it_is_read_is_not_applied_by_a_batch_that_was_gathered_before(
+    pair: Pair,
+) -> None:
+    pair.old.given(late("1.00"))
+    pair.old.the_task.decide([0], Verdict(Decision.DISCARD, "", ""))
+    pair.old.followed([0])
+
+    with pytest.raises(RetriableError, match="before it was read"):
+        pair.new.given(paid("1.00"))

@@ -1,0 +1,333 @@
+"""What an instance does for the generations of a read model, step by step."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from balance_service.cluster.directory import PublishedTask, ServerTable
+from balance_service.engine.comparison import Compared, Difference
+from balance_service.engine.records import SILENT, Position, Role, TaskId
+from balance_service.engine.task import ANSWERING, Task, TaskState
+from balance_service.errors import InvalidInputError, RetriableError, TaskHaltedError
+from balance_service.hosting.rebuilds import Rebuilds
+from balance_service.model.generations import Comparison, Generations, Switch
+from balance_service.model.keys import KeyType
+from balance_service.model.versions import Versions
+from balance_service.process.runtime import elapsed
+from balance_service.read_models.leaderboard import Leaderboard
+from balance_service.read_models.rewards import Rewards
+from balance_service.settings import load_settings
+from tests.support.fakes import DECLARED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from balance_service.engine.hosted_stage import HostedStage
+    from balance_service.errors import BalanceServiceError
+
+FIRST = Rewards().stages[-1]
+BUILT = Generations("rewards").begun(DECLARED).rebuilt(DECLARED, Switch.NEVER, 60, None, "", "")
+SWITCHED = BUILT.compared(2, Comparison()).switched(2, "", "")
+
+
+class Standing(Task):
+    """A task in a state, which sends or is silent."""
+
+    def __init__(self, generation: int, *, sends: bool, state: TaskState = TaskState.RUNNING) -> None:
+        super().__init__(TaskId(FIRST.of_generation(generation).name, 0), cast("HostedStage", None), Role.ACTIVE)
+        position = Position(5, 1, "id", emitted_up_to=0 if sends else SILENT)
+        self.replica.store = cast("Any", SimpleNamespace(position=position, sizes=None))
+        self._state = state
+        self._shown = cast("Any", object())
+        # So that a step compares nothing.
+        self.compared = Compared(5, Comparison(), ())
+        self.fails_with: BalanceServiceError | None = None
+        self.took_over: list[Task] = []
+
+    def take_over(self, other: Task) -> bool:
+        if self.fails_with is not None:
+            raise self.fails_with
+        self.took_over.append(other)
+        other.give_up()
+        self.replica.store = cast("Any", SimpleNamespace(position=Position(5, 1, "id"), sizes=None))
+        return True
+
+
+class Here:
+    """The tasks of a generation in this instance, by partition."""
+
+    def __init__(self, generation: int, *tasks: Task) -> None:
+        self.hosted = SimpleNamespace(stage=FIRST.of_generation(generation), source=SimpleNamespace(partitions=2))
+        self.the_tasks = tasks
+        self.failures: list[BalanceServiceError] = []
+
+    def task(self, partition: int) -> Task | None:
+        return self.the_tasks[partition] if partition < len(self.the_tasks) else None
+
+    @property
+    def the_task(self) -> Task:
+        return self.the_tasks[0]
+
+    def answering(self) -> dict[int, Task]:
+        return {number: task for number, task in enumerate(self.the_tasks) if task.state in ANSWERING}
+
+    def failed(self, _task: Task, error: BalanceServiceError) -> None:
+        self.failures.append(error)
+
+
+class Engine:
+    """Hosts generations, and notes which ones are added and removed."""
+
+    def __init__(self, now: Generations, *here: Here) -> None:
+        self.now = now
+        self.generations = SimpleNamespace(of=lambda _model: self.now, write=self.write)
+        self.versions = Versions([Rewards()], load_settings(), lambda _model: self.now)
+        self.settings = SimpleNamespace(num_standby_replicas=0)
+        self.models = {one.hosted.stage.name: one for one in here}
+        # Another instance does what is done once.
+        self.membership = SimpleNamespace(lease=SimpleNamespace(holds=False))
+        self.changes: list[str] = []
+        self.topics: Any = None
+        self.registry: Any = None
+
+    def add_stage(self, stage: Any) -> None:
+        self.changes.append(f"+{stage.name}")
+        self.models[stage.name] = Here(stage.generation, Standing(stage.generation, sends=False))
+
+    def remove_stage(self, name: str) -> bool:
+        self.changes.append(f"-{name}")
+        del self.models[name]
+        return True
+
+    def on_change(self) -> None:
+        """Publishes nothing."""
+
+    def write(self, _model: str, change: Callable[[Generations], Generations]) -> Generations:
+        self.now = change(self.now)
+        return self.now
+
+
+def step(engine: Engine, now: Generations) -> None:
+    engine.now = now
+    Rebuilds(cast("Any", engine), ServerTable(elapsed), Switch.NEVER)._step(now)
+
+
+def test_a_generation_is_hosted_from_its_rebuild_to_its_drop() -> None:
+    engine = Engine(BUILT, Here(1, Standing(1, sends=True)))
+
+    step(engine, BUILT)
+    step(engine, BUILT)
+    step(engine, BUILT.dropped(2, "", ""))
+
+    assert engine.changes == ["+rewards.g2", "-rewards.g2"]
+
+
+def test_the_serving_generation_takes_the_outputs_over_and_the_former_one_is_opened_again() -> None:
+    old, new = Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False))
+
+    step(Engine(SWITCHED, old, new), SWITCHED)
+    step(Engine(SWITCHED, old, new), SWITCHED)
+
+    assert cast("Standing", new.the_task).took_over == [old.the_task]
+    assert [str(error) for error in old.failures] == ["another generation sends the outputs"]
+
+
+def test_nothing_is_taken_over_before_a_switch() -> None:
+    old, new = Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False))
+
+    step(Engine(BUILT, old, new), BUILT)
+
+    assert (cast("Standing", new.the_task).took_over, old.failures) == ([], [])
+
+
+@pytest.mark.parametrize("state", [TaskState.RESTORING, TaskState.WAITING, TaskState.HALTED])
+def test_outputs_are_taken_over_only_between_running_tasks(state: TaskState) -> None:
+    # A task that waits may have its outputs sent by another one.
+    former = [] if state is TaskState.WAITING else [(state, TaskState.RUNNING)]
+    for states in (*former, (TaskState.RUNNING, state)):
+        old = Here(1, Standing(1, sends=True, state=states[0]))
+        new = Here(2, Standing(2, sends=False, state=states[1]))
+
+        step(Engine(SWITCHED, old, new), SWITCHED)
+
+        assert (cast("Standing", new.the_task).took_over, old.failures) == ([], [])
+
+
+@pytest.mark.parametrize("why", [TaskHaltedError("their open dead letters differ"), RetriableError("it is behind")])
+def test_a_task_that_still_sends_is_left_alone_if_a_switch_is_refused(why: BalanceServiceError) -> None:
+    old, new = Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False))
+    cast("Standing", new.the_task).fails_with = why
+
+    with pytest.raises(type(why)):
+        step(Engine(SWITCHED, old, new), SWITCHED)
+
+    assert old.failures == []
+
+
+def test_a_step_that_fails_keeps_no_store_open() -> None:
+    class View:
+        """Keeps its store open."""
+
+    views: list[weakref.ref[View]] = []
+
+    class Refused(Standing):
+        def take_over(self, other: Task) -> bool:
+            view = View()
+            views.append(weakref.ref(view))
+            raise RetriableError(f"{other.task_id} is behind")
+
+    old, new = Here(1, Standing(1, sends=True)), Here(2, Refused(2, sends=False))
+    gc.disable()
+    try:
+        with suppress(RetriableError):
+            step(Engine(SWITCHED, old, new), SWITCHED)
+
+        assert [view() for view in views] == [None]
+    finally:
+        gc.enable()
+
+
+def test_a_partition_that_cannot_switch_does_not_keep_the_others_from_it() -> None:
+    old = Here(1, Standing(1, sends=True), Standing(1, sends=True))
+    new = Here(2, Standing(2, sends=False), Standing(2, sends=False))
+    cast("Standing", new.the_tasks[0]).fails_with = RetriableError("it is behind")
+
+    with pytest.raises(RetriableError, match="it is behind"):
+        step(Engine(SWITCHED, old, new), SWITCHED)
+
+    assert cast("Standing", new.the_tasks[1]).took_over == [old.the_tasks[1]]
+
+
+@pytest.mark.parametrize(
+    ("sends_as_of", "state", "is_settled"),
+    [((4, 4), "RUNNING", True), ((4, 0), "RUNNING", False), ((4, 3), "RUNNING", False), ((4, 4), "RESTORING", False)],
+)
+def test_a_switch_is_settled_once_the_owners_of_all_partitions_send_and_know_of_it(
+    sends_as_of: tuple[int, int], state: str, *, is_settled: bool
+) -> None:
+    assert SWITCHED.number == 4
+    engine = Engine(SWITCHED, Here(1, Standing(1, sends=False)), Here(2, Standing(2, sends=True)))
+    tasks = [
+        PublishedTask("rewards.g2", partition, "ACTIVE", state, 1, 5, sends_as_of=number)
+        for partition, number in enumerate(sends_as_of)
+    ]
+
+    responsible(engine, table_of(tasks))._step(SWITCHED)
+
+    assert engine.now.is_settled is is_settled
+
+
+@pytest.mark.parametrize(("sends", "number"), [(True, SWITCHED.number), (False, 0)])
+def test_an_owner_publishes_under_which_state_its_task_sends(*, sends: bool, number: int) -> None:
+    new = Here(2, Standing(2, sends=sends))
+
+    step(Engine(SWITCHED, Here(1, Standing(1, sends=False)), new), SWITCHED)
+
+    assert new.the_task.sends_as_of == number
+
+
+def table_of(tasks: Sequence[PublishedTask]) -> ServerTable:
+    table = ServerTable(elapsed)
+    publish(table, tasks)
+    return table
+
+
+def publish(table: ServerTable, tasks: Sequence[PublishedTask]) -> None:
+    """Has the only instance publish its tasks."""
+    table.hear("a:1", {"incarnation": "i", "models": [], "tasks": [task.record() for task in tasks]}, live=True)
+
+
+def published(*found: Comparison | None) -> ServerTable:
+    """A directory with the comparison of each partition of the second generation."""
+    tasks = [
+        PublishedTask("rewards.g2", partition, "ACTIVE", "RUNNING", 1, 5, comparison=comparison)
+        for partition, comparison in enumerate(found)
+    ]
+    return table_of(tasks)
+
+
+def responsible(engine: Engine, table: ServerTable) -> Rebuilds:
+    """The rebuilds of the instance that does what is done once."""
+    engine.membership.lease.holds = True
+    return Rebuilds(cast("Any", engine), table, Switch.NEVER)
+
+
+DROPPED = BUILT.dropped(2, "", "")
+
+
+def test_a_dropped_changelog_is_deleted_once_no_instance_has_a_task_of_it_and_again_after_a_late_one() -> None:
+    engine = Engine(DROPPED, Here(1, Standing(1, sends=True)))
+    table, deleted, forgotten = ServerTable(elapsed), list[str](), list[str]()
+    engine.topics = SimpleNamespace(find=lambda name: name, delete=deleted.append)
+    engine.registry = SimpleNamespace(forget=forgotten.append)
+    rebuilds = responsible(engine, table)
+
+    found = []
+    for stages in (["rewards.g2"], [], [], ["rewards", "rewards.g2"], ["rewards"]):
+        publish(table, [PublishedTask(stage, 0, "ACTIVE", "RUNNING", 1, 5) for stage in stages])
+        rebuilds._step(DROPPED)
+        found.append(len(deleted))
+
+    assert found == [0, 1, 1, 1, 2]
+    assert {*deleted} == {"balance-service-rewards.g2-changelog"}
+    assert forgotten == deleted
+
+
+def hosting(now: Generations) -> Engine:
+    return Engine(now, Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False)))
+
+
+@pytest.mark.parametrize("found", [(None, None), (Comparison(2), None), (Comparison(2),)])
+def test_a_comparison_counts_once_each_partition_has_one(found: tuple[Comparison | None, ...]) -> None:
+    engine = hosting(BUILT)
+
+    responsible(engine, published(*found))._step(BUILT)
+
+    assert engine.now is BUILT
+
+
+def test_the_comparisons_of_all_partitions_are_added_up() -> None:
+    engine = hosting(BUILT)
+
+    responsible(engine, published(Comparison(2, 1), Comparison(3, 0, 1)))._step(BUILT)
+
+    assert engine.now.building is not None
+    assert engine.now.building.comparison == Comparison(5, 1, 1)
+
+
+def test_differences_name_their_keys_as_queries_do() -> None:
+    board, key = Leaderboard(), KeyType("product_id", is_number=True)
+    now = Generations("leaderboard").begun(DECLARED).rebuilt(DECLARED, Switch.NEVER, 60, None, "", "")
+    engine = Engine(now)
+    engine.versions = Versions([board], load_settings(), lambda _model: now)
+    compared = Compared(5, Comparison(different=1), (Difference(key.encode(7), {"a": 1}, None),))
+    built = SimpleNamespace(hosted=SimpleNamespace(folds=board), all=lambda: [SimpleNamespace(compared=compared)])
+    engine.models = {"leaderboard.g2": cast("Any", built)}
+
+    found = Rebuilds(cast("Any", engine), ServerTable(elapsed), Switch.NEVER).differences("leaderboard")
+
+    assert found == [{"key": "7", "serving": {"a": 1}, "building": None}]
+
+
+def test_a_comparison_says_nothing_about_a_generation_that_was_begun_since() -> None:
+    engine = hosting(BUILT)
+    engine.now = BUILT.dropped(2, "", "").rebuilt(DECLARED, Switch.ALWAYS, 60, None, "", "")
+
+    with suppress(InvalidInputError):
+        responsible(engine, published(Comparison(2), Comparison(3)))._step(BUILT)
+
+    assert (engine.now.serving, engine.now.building and engine.now.building.comparison) == (1, None)
+
+
+def test_another_instance_than_the_owner_of_partition_0_adds_nothing_up() -> None:
+    engine = hosting(BUILT)
+
+    Rebuilds(cast("Any", engine), published(Comparison(2), Comparison(3)), Switch.NEVER)._step(BUILT)
+
+    assert engine.now is BUILT

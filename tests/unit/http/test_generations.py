@@ -1,0 +1,347 @@
+"""Requests for the generations of read models, through the application: bodies, transitions and their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from aiohttp import ClientSession
+from aiohttp.test_utils import TestServer
+from pydantic import TypeAdapter
+
+from balance_service.cluster.directory import ServerTable
+from balance_service.engine.decisions import MAX_REASON_CHARACTERS
+from balance_service.errors import InvalidInputError, RetriableError
+from balance_service.hosting.rebuilds import Rebuilds
+from balance_service.http.app import make_app
+from balance_service.http.generations import (
+    GENERATION_ROUTES,
+    DropBody,
+    GenerationRequests,
+    ModelGenerations,
+    RebuildBody,
+    SwitchBody,
+)
+from balance_service.http.handlers import Handlers
+from balance_service.http.operations import Operations
+from balance_service.http.streams.event_stream import Streams
+from balance_service.model.generations import Building, Comparison, Generations, Switch
+from balance_service.model.versions import Versions
+from balance_service.process.runtime import elapsed
+from balance_service.read_models.balance import Balance
+from balance_service.settings import load_settings
+from tests.support.fakes import DECLARED, IdleInstance
+from tests.support.shipped import ROUTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from balance_service.http.requests import JsonBody
+
+BODIES: dict[str, type[JsonBody]] = {"rebuild": RebuildBody, "switch": SwitchBody, "drop": DropBody}
+LEAST: dict[str, dict[str, Any]] = {
+    "rebuild": {"model": "balance"},
+    "switch": {"model": "balance", "reason": "r"},
+    "drop": {"model": "balance", "generation": 2, "reason": "r"},
+}
+TEN_YEARS = 10 * 365 * 86_400
+
+
+class Log:
+    """The generations of `balance`, in memory."""
+
+    def __init__(self) -> None:
+        self.now = Generations("balance").begun(DECLARED)
+        self.fails_with: RetriableError | None = None
+
+    def of(self, _model: str) -> Generations:
+        return self.now
+
+    def write(self, _model: str, change: Callable[[Generations], Generations]) -> Generations:
+        if self.fails_with is not None:
+            raise self.fails_with
+        self.now = change(self.now)
+        return self.now
+
+
+def rebuilds(log: Log) -> Rebuilds:
+    """The rebuilds of an instance that has begun to host nothing yet."""
+    versions = Versions([Balance()], load_settings(), log.of)
+    hosted = SimpleNamespace(stage=versions.stage("balance", 1), source=SimpleNamespace(partitions=0))
+    engine: Any = SimpleNamespace(
+        generations=log, models={"balance": SimpleNamespace(hosted=hosted)}, versions=versions
+    )
+    return Rebuilds(engine, ServerTable(elapsed), Switch.NEVER)
+
+
+class Answer(NamedTuple):
+    status: int
+    json: Any
+
+    @property
+    def detail(self) -> str:
+        return str(self.json["detail"])
+
+
+def asked(log: Log | None, *requests: tuple[str, str, Any]) -> list[Answer]:
+    """The answers to requests (method, path after `/api/models`, body); without a log, of a starting instance."""
+
+    async def run() -> list[Answer]:
+        handlers, found = Handlers(Operations(IdleInstance()), Streams(10)), []
+        if log is not None:
+            here = rebuilds(log)
+            handlers.generations = GenerationRequests(
+                here.status, lambda _model: DECLARED, here.check_known, log.write, here.differences
+            )
+        async with TestServer(make_app(handlers, ROUTES)) as server, ClientSession() as client:
+            for method, path, body in requests:
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
+                sent: dict[str, Any] = {"data": data, "headers": {"Content-Type": "application/json"}}
+                url = server.make_url(f"/api/models{path}")
+                async with client.request(method, url, **(sent if method == "POST" else {})) as answer:
+                    found.append(Answer(answer.status, await answer.json(content_type=None)))
+        return found
+
+    return asyncio.run(run())
+
+
+def parsed(name: str, **fields: Any) -> Any:
+    """The body of a request with these fields instead of those of the least one; None removes a field."""
+    given = {field: value for field, value in {**LEAST[name], **fields}.items() if value is not None}
+    return BODIES[name].of_json(json.dumps(given).encode())
+
+
+def refusal(name: str, **fields: Any) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        parsed(name, **fields)
+    return str(caught.value)
+
+
+def test_a_rebuild_keeps_the_old_generation_for_a_day_unless_it_says_otherwise() -> None:
+    least, full = parsed("rebuild"), parsed("rebuild", switch="never", keepOld=0, maxRate=5, reason="x")
+
+    assert (least.switch, least.keepOld, least.maxRate, least.reason) == (None, 86_400, None, "rebuild")
+    assert (full.switch, full.keepOld, full.maxRate, full.reason) == ("never", 0, 5, "x")
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_example_in_an_error_is_a_valid_body(name: str) -> None:
+    BODIES[name].of_json(BODIES[name].example.encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("rebuild", "model"),
+        ("switch", "model"),
+        ("switch", "reason"),
+        ("drop", "model"),
+        ("drop", "reason"),
+        ("drop", "generation"),
+    ],
+)
+def test_a_body_names_what_is_missing(name: str, field: str) -> None:
+    assert refusal(name, **{field: None}) == f"{field} is missing"
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [("rebuild", "to"), ("rebuild", "keep_old"), ("switch", "generation"), ("drop", "to")]
+)
+def test_an_unknown_field_is_refused(name: str, field: str) -> None:
+    assert f"the body has '{field}', which is not known here; it may have model" in refusal(name, **{field: 1})
+
+
+@pytest.mark.parametrize("value", ["", "when-equal", "WHEN_EQUAL", True, 1, ["always"], {}])
+def test_a_rebuild_switches_only_in_a_known_way(value: Any) -> None:
+    assert "switch" in refusal("rebuild", switch=value)
+
+
+NUMBERS = [
+    ("rebuild", "keepOld", 0, TEN_YEARS),
+    ("rebuild", "maxRate", 1, 10**9),
+    ("switch", "to", 1, 10**9),
+    ("drop", "generation", 1, 10**9),
+]
+
+
+@pytest.mark.parametrize(("name", "field", "least", "most"), NUMBERS)
+def test_a_number_may_have_the_ends_of_its_range(name: str, field: str, least: int, most: int) -> None:
+    assert [getattr(parsed(name, **{field: value}), field) for value in (least, most)] == [least, most]
+
+
+@pytest.mark.parametrize(("name", "field", "least", "most"), NUMBERS)
+def test_a_number_out_of_its_range_or_of_another_type_is_refused(name: str, field: str, least: int, most: int) -> None:
+    values: list[Any] = [least - 1, most + 1, -1, 1.5, "1", "", True, False, [1], {}]
+    for value in values:
+        why = refusal(name, **{field: value})
+        assert why == f"{field} must be a whole number from {least} to {most}", value
+
+
+@pytest.mark.parametrize(("name", "field"), [(name, field) for name, field, *_ in NUMBERS])
+def test_a_number_of_any_length_is_refused(name: str, field: str) -> None:
+    fields = {key: value for key, value in LEAST[name].items() if key != field}
+    body = f'{json.dumps(fields)[:-1]}, "{field}": {"9" * 5_000}}}'.encode()
+
+    with pytest.raises(InvalidInputError, match=f"^{field} must be a whole number from"):
+        BODIES[name].of_json(body)
+
+
+@pytest.mark.parametrize(("name", "field"), [("rebuild", "maxRate"), ("switch", "to")])
+def test_a_number_that_may_be_left_out_may_be_null(name: str, field: str) -> None:
+    body = BODIES[name].of_json(json.dumps({**LEAST[name], field: None}).encode())
+
+    assert getattr(body, field) is None
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize(
+    "value",
+    [True, ["balance"], {}, 1.5],
+)
+def test_the_name_of_a_read_model_is_a_text(name: str, value: Any) -> None:
+    assert refusal(name, model=value).startswith("model ")
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("reason", ["", " ", " x", "x\n", "\0", "\ud800", 1, ["x"], "x" * (MAX_REASON_CHARACTERS + 1)])
+def test_a_reason_must_be_readable(name: str, reason: Any) -> None:
+    assert refusal(name, reason=reason).startswith("reason must be a text of 1 to 200 characters")
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("body", [b"", b"x", b"[]", b'"balance"', b"\xff", b'{"model": "a", "model": "b"}', b"null"])
+def test_a_body_that_is_no_json_object_is_answered_400_and_changes_nothing(name: str, body: bytes) -> None:
+    log = Log()
+
+    ((status, _),) = asked(log, ("POST", f".{name}", body))
+
+    assert (status, log.now.number) == (400, 1)
+
+
+def test_the_generations_are_shown_from_the_rebuild_to_the_drop() -> None:
+    log = Log()
+    shown = TypeAdapter(ModelGenerations)
+
+    first, begun = asked(
+        log,
+        ("GET", "/balance/generations", None),
+        ("POST", ".rebuild", {"model": "balance", "switch": "never", "keepOld": 60, "maxRate": 7, "reason": "lost"}),
+    )
+    building = log.now.building
+    log.now = log.now.compared(2, Comparison(3, 1))
+    ready, switched = asked(
+        log,
+        ("GET", "/balance/generations", None),
+        ("POST", ".switch", {"model": "balance", "to": 2, "reason": "it is right"}),
+    )
+    log.now = log.now.settled()
+    (dropped,) = asked(log, ("POST", ".drop", {"model": "balance", "generation": 1, "reason": "not needed"}))
+
+    answers = [first, begun, ready, switched, dropped]
+    assert [answer.status for answer in answers] == [200, 202, 200, 202, 202]
+    for answer in answers:
+        shown.validate_python(answer.json)
+    assert building == Building(2, Switch.NEVER, 60, 7, None)
+    assert [[(one["generation"], one["status"]) for one in answer.json["generations"]] for answer in answers] == [
+        [(1, "serving")],
+        [(1, "serving"), (2, "building")],
+        [(1, "serving"), (2, "ready")],
+        [(1, "kept"), (2, "serving")],
+        [(2, "serving")],
+    ]
+    assert [(answer.json["action"], answer.json["reason"]) for answer in answers] == [
+        ("begin", ""),
+        ("rebuild", "lost"),
+        ("compare", ""),
+        ("switch", "it is right"),
+        ("drop", "not needed"),
+    ]
+    assert [answer.json["switch"] for answer in answers] == [None, "never", "never", None, None]
+    assert ready.json["comparison"] == {"equal": 3, "different": 1, "onlyServing": 0, "onlyBuilding": 0}
+    assert [answer.json["keptUntil"] is None for answer in answers] == [True, True, True, False, True]
+    assert switched.json["keptUntil"].endswith("Z")
+    # Without tokens, the address that asked.
+    assert [answer.json["by"] for answer in answers] == ["", "127.0.0.1", "", "127.0.0.1", "127.0.0.1"]
+
+
+def test_a_transition_that_is_not_possible_is_answered_409_with_the_reason_and_changes_nothing() -> None:
+    log = Log()
+    (_,) = asked(log, ("POST", ".rebuild", LEAST["rebuild"]))
+    before = log.now
+
+    again, early, serving = asked(
+        log,
+        ("POST", ".rebuild", LEAST["rebuild"]),
+        ("POST", ".switch", LEAST["switch"]),
+        ("POST", ".drop", {**LEAST["drop"], "generation": 1}),
+    )
+
+    assert [answer.status for answer in (again, early, serving)] == [409, 409, 409]
+    assert again.detail == "generation 2 of 'balance' is being built: wait for it, or drop it first"
+    assert early.detail == "generation 2 of 'balance' has not caught up yet"
+    assert serving.detail == "generation 1 of 'balance' serves: switch to another one first"
+    assert log.now is before
+
+
+def test_a_read_model_that_keeps_no_states_here_is_answered_404() -> None:
+    log = Log()
+    requests = [
+        *(("POST", f".{name}", {**body, "model": "another"}) for name, body in LEAST.items()),
+        ("GET", "/another/generations", None),
+        ("GET", "/another/differences", None),
+    ]
+
+    answers = asked(log, *requests)
+
+    assert {(answer.status, answer.detail) for answer in answers} == {
+        (404, "this instance does not host a read model 'another' that keeps states")
+    }
+    assert log.now.number == 1
+
+
+def test_a_broker_that_does_not_respond_is_answered_503() -> None:
+    log = Log()
+    log.fails_with = RetriableError("the broker did not confirm in time")
+
+    answers = asked(log, *(("POST", f".{name}", body) for name, body in LEAST.items()))
+
+    assert {answer.status for answer in answers} == {503}
+    assert {answer.detail for answer in answers} == {"the broker did not confirm in time"}
+
+
+def test_a_starting_instance_answers_503() -> None:
+    requests = [("POST", f".{name}", body) for name, body in LEAST.items()]
+
+    answers = asked(None, *requests, ("GET", "/balance/generations", None), ("GET", "/balance/differences", None))
+
+    assert {(answer.status, answer.detail) for answer in answers} == {(503, "this instance is starting")}
+
+
+def test_without_a_rebuild_there_are_no_differences() -> None:
+    ((status, found),) = asked(Log(), ("GET", "/balance/differences", None))
+
+    assert (status, found) == (200, {"differences": []})
+
+
+@pytest.mark.shows("no-500")
+def test_an_instance_that_does_not_host_the_new_generation_yet_knows_no_differences() -> None:
+    log = Log()
+
+    _, answer = asked(log, ("POST", ".rebuild", LEAST["rebuild"]), ("GET", "/balance/differences", None))
+
+    assert (answer.status, answer.json) == (200, {"differences": []})
+
+
+def test_what_changes_generations_or_shows_states_needs_the_scope_of_operators() -> None:
+    scopes = {route.name: {scope.name for scope in route.scopes} for route in GENERATION_ROUTES}
+
+    assert scopes == {
+        "generationsOfModel": {"READ"},
+        "differencesOfModel": {"OPERATE"},
+        "rebuildModel": {"OPERATE"},
+        "switchModel": {"OPERATE"},
+        "dropModel": {"OPERATE"},
+    }

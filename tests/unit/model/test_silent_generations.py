@@ -1,0 +1,161 @@
+"""A generation that does not serve sends nothing; from the moment that it sends, nothing is sent twice or never."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balance_service.engine.commit import write_position
+from balance_service.engine.records import SILENT, TaskBatch
+from balance_service.model.events import LAST, Emit
+from balance_service.read_models.purchases import Purchases
+from balance_service.read_models.rewards import Rewards
+from balance_service.testing import Driver, event
+from tests.support.models import SCORED, Noted
+from tests.unit.model.test_events import LINE, Paid, Picky, Totals, sold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from balance_service.model.read_model import ReadModel
+    from balance_service.testing import InputEvent
+
+    Made = Callable[[str], InputEvent]
+
+LATE = "schema-id-unknown"
+
+
+def sends_from(driver: Driver, offset: int) -> None:
+    """Has the outputs sent from an offset on; `SILENT` for none."""
+    stage = driver._last
+    position = stage.store.position
+    assert position is not None
+    moved = replace(position, emitted_up_to=offset)
+    write_position(moved, stage._processor.position_codec, stage.store, stage.writer)
+
+
+def sent(driver: Driver) -> list[int]:
+    """The offsets of the events whose outputs were sent, in the order of sending."""
+    return [output.offset for output in driver._last.writer.sent]
+
+
+def late(made: InputEvent) -> InputEvent:
+    """An event that becomes readable later."""
+    return replace(made, unreadable=LATE)
+
+
+def bought(amount: str) -> InputEvent:
+    return sold(amount, deliveryType="TAKEAWAY", lines=[LINE])
+
+
+def paid(amount: str) -> InputEvent:
+    return event(SCORED, {"id": "g", "paid": Decimal(amount), "tags": []})
+
+
+class LastPaid(Paid):
+    """Emits the last state of each commit."""
+
+    name = "test-last-paid"
+    emits = Emit("paid", each=LAST)
+
+
+HEALING = [(Paid, paid), (LastPaid, paid), (Noted, paid), (Purchases, bought)]
+
+
+@given(st.integers(0, SILENT - 1))
+def test_no_offset_is_sent_by_a_silent_task_not_even_one_that_was_never_sent(offset: int) -> None:
+    assert TaskBatch(offset, offset + 1, unsent=frozenset([offset])).is_to_be_sent(offset, SILENT) is False
+    assert TaskBatch(offset, offset + 1).is_to_be_sent(offset, SILENT) is False
+
+
+@pytest.mark.parametrize("model", [Rewards, Totals, Picky, Purchases])
+def test_a_silent_task_sends_nothing_and_makes_the_same_states(model: type[ReadModel]) -> None:
+    events = [bought("1.00"), bought("5.00"), bought("9.00"), bought("2.00")]
+    with Driver(model()) as serving, Driver(model()) as building:
+        serving.given(*events)
+        sends_from(building, SILENT)
+        building.given(*events[:2]).given(*events[2:])
+
+        assert sent(serving) != []
+        assert sent(building) == []
+        assert building.states() == serving.states()
+        # The serving generation has written them.
+        assert building.dead_letters() == []
+
+
+@pytest.mark.parametrize(("model", "made"), HEALING)
+def test_a_dead_letter_that_a_silent_task_heals_sends_nothing(model: type[ReadModel], made: Made) -> None:
+    with Driver(model()) as driver:
+        sends_from(driver, SILENT)
+        driver.given(made("5.00"), late(made("6.00")), made("9.00"))
+        assert driver.dead_letters() == []
+
+        driver.mend(LATE).redrive(1)
+
+        assert [letter.status.value for letter in driver.letters()] == ["applied"]
+        assert sent(driver) == []
+
+
+@pytest.mark.parametrize(("model", "made"), HEALING)
+def test_a_silent_task_that_is_redriven_in_vain_sends_nothing(model: type[ReadModel], made: Made) -> None:
+    with Driver(model()) as driver:
+        sends_from(driver, SILENT)
+
+        driver.given(late(made("6.00"))).redrive(0)
+
+        assert [letter.status.value for letter in driver.letters()] == ["scheduled"]
+        assert sent(driver) == []
+
+
+@pytest.mark.parametrize(("model", "made"), HEALING)
+def test_a_task_that_begins_to_send_sends_the_dead_letters_that_heal_from_then_on_once(
+    model: type[ReadModel], made: Made
+) -> None:
+    with Driver(model()) as driver:
+        sends_from(driver, SILENT)
+        driver.given(made("5.00"), late(made("6.00")), made("9.00"))
+
+        sends_from(driver, 3)
+        driver.given(made("8.00"))
+        before = set(sent(driver))
+        driver.mend(LATE).redrive(1).redrive(1)
+        driver.given(made("7.00"))
+
+        assert (before, set(sent(driver))) == ({3}, {3, 1, 4})
+        times = [sent(driver).count(offset) for offset in (1, 3, 4)]
+        assert len(set(times)) == 1
+
+
+@pytest.mark.parametrize("model", [Rewards, Totals, Picky, Purchases])
+def test_two_generations_of_which_one_sends_at_a_time_send_what_one_would(model: type[ReadModel]) -> None:
+    events = [bought(f"{n}.00") for n in (5, 6, 8, 9, 11, 12)]
+    with Driver(model()) as alone, Driver(model()) as old, Driver(model()) as new:
+        for one in events:
+            alone.given(one)
+        sends_from(new, SILENT)
+        for one in events[:3]:
+            old.given(one)
+            new.given(one)
+        # The switch at offset 3, and the way back at offset 5.
+        sends_from(old, SILENT)
+        sends_from(new, 3)
+        for one in events[3:5]:
+            old.given(one)
+            new.given(one)
+        sends_from(new, SILENT)
+        sends_from(old, 5)
+        old.given(events[5])
+        new.given(events[5])
+
+        def told(*drivers: Driver) -> list[tuple[int, bytes | None, bytes | None]]:
+            outputs = [output for driver in drivers for output in driver._last.writer.sent]
+            return sorted((output.offset, output.key, output.value) for output in outputs)
+
+        assert told(old, new) == told(alone)
+        assert {offset for offset, *_ in told(new)} == {3, 4}
+        assert old.states() == new.states() == alone.states()
