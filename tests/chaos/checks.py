@@ -28,6 +28,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.chaos.cluster import INSTANCES, SESSION_TIMEOUT_SECONDS
+from tests.support.waiting import SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -211,9 +212,7 @@ def _with_best_before(
                 yield answer, best
 
 
-# CI shares its processors with other jobs.
-_SHARED = 2.0 if os.environ.get("CI") else 1.0
-SHARE = max(1.0, (INSTANCES + 1) / (os.cpu_count() or 1)) * _SHARED
+SHARE = max(1.0, (INSTANCES + 1) / (os.cpu_count() or 1)) * SHARED
 """Factor of the bounds on this machine."""
 PROGRESS_SECONDS = (SESSION_TIMEOUT_SECONDS + 10) * SHARE
 """Covers the session timeout, the opening of the task by another instance, and its restore."""

@@ -35,7 +35,7 @@ from tests.integration.engines import (
     tasks_of,
 )
 from tests.support.kafka import Writer, read_topic
-from tests.support.waiting import eventually
+from tests.support.waiting import SHARED, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sized
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 IN_0, IN_1 = customers_in(0), customers_in(1)
 LAG_WITHIN_SECONDS = 15
-PAUSE_SECONDS = 1.5
+PAUSE_SECONDS = 1.5 * SHARED
 HEAP_BYTES = 512 << 20
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATIENCE_SECONDS = 60.0
+SHARED = 2.0 if os.environ.get("CI") else 1.0
+"""Factor of bounds of time: CI shares its processors with other jobs."""
 
 
 def eventually(condition: Callable[[], bool], what: str | Callable[[], str], seconds: float = PATIENCE_SECONDS) -> None:
