@@ -222,8 +222,8 @@ _FLAGGED_SECONDS = 3 * SHARE
 _READY_SECONDS = 30 * SHARE
 STRIKE_SECONDS = 3 * (_READY_SECONDS + PROGRESS_SECONDS)
 """Covers start, assignment, and folding up to a fail point, on a machine with other work."""
-# Up to three faults in a row may strike the owner of a partition. After the third, no instance may be up until the first
-# of them has started again.
+# Up to three faults in a row may strike the owner of a partition. After the third, no instance may be up until the
+# first of them has started again.
 _STANDSTILL_SECONDS = 3 * PROGRESS_SECONDS + _READY_SECONDS
 # One partition of four may still be moving.
 _MOST_REFUSED = 0.1

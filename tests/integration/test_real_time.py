@@ -255,7 +255,9 @@ def test_a_partition_that_leaves_fails_no_other_and_its_query_is_replaced(
             with Progress(engine, 0) as stays:
                 for task in tasks_of(engine).dismiss([1]):
                     task.close(5)
-                eventually(lambda: queries(engine, 0, "replaced") > replaced, "a query without the partition replaces it")
+                eventually(
+                    lambda: queries(engine, 0, "replaced") > replaced, "a query without the partition replaces it"
+                )
                 eventually(lambda: len(engine.spark.streams.active) == 1, "the replaced query is stopped")
                 tasks_of(engine).assign([1])
                 eventually(lambda: is_running(engine), "the partition returns")
