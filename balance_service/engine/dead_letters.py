@@ -276,20 +276,24 @@ class Letters:
             return {}
         return {letter.offset: letter for letter in self.between(store, 0) if letter.status.is_open}
 
-    def on_take_over(self, store: StateStore, others: StateStore, position: int) -> LetterChanges:
+    def on_take_over(
+        self, store: StateStore, others: StateStore, position: int, *, is_same_code: bool
+    ) -> LetterChanges:
         """Returns the changes that make the dead letters here follow those of the generation that sent until now.
 
         That one has applied all records below its position, and sent their outputs, but those of its open and discarded
-        dead letters. Open ones are retried at once: the code of this generation may apply them.
+        dead letters. Open ones are retried at once: the code of this generation may apply them. The same code would
+        apply one that waits for a decision only because other events came since. It goes on waiting.
 
         Args:
             others: the store of the other generation, which has read further.
             position: of this generation.
+            is_same_code: whether both generations are folded by the same code.
         """
         now, changes = self.now_ms(), LetterChanges(_counts(store))
         ours = self.open_in(store)
-        theirs = self.at(others, ours)
         after = {letter.offset: letter for letter in self.between(others, position)}
+        theirs = self.at(others, ours) | after
         for offset, letter in ours.items():
             other = theirs.get(offset)
             if other is None:
@@ -301,7 +305,9 @@ class Letters:
         before = self.at(store, after)
         for offset, letter in after.items():
             is_hopeless = letter.is_in_topic and is_final(letter.cause)
-            is_retried = letter.status.is_open and not is_hopeless
+            other = theirs.get(offset)
+            waits = is_same_code and other is not None and other.status.needs_decision
+            is_retried = letter.status.is_open and not is_hopeless and not waits
             self._change(changes, offset, before.get(offset), letter.due_at_once(now) if is_retried else letter)
         self._schedule_unblocked(store, changes)
         store.look_for(_DUE, changes.records)

@@ -138,6 +138,11 @@ class Siblings:
                     return task.position
         return None
 
+    def have_same_code(self, one: Stage, other: Stage) -> bool:
+        """Whether two generations are folded by one version of the model with one declaration."""
+        declared = self._now().declarations
+        return declared.get(one.generation) == declared.get(other.generation)
+
     def max_rate(self, stage: Stage) -> int | None:
         """Returns how many events a second the tasks of a generation that is built apply together at most."""
         building = self._now().building

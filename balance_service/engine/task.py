@@ -372,7 +372,8 @@ class Task:
                 theirs = other._required_position()
                 if theirs.emitted_up_to == SILENT:
                     raise RetriableError(f"{other.task_id} does not send")
-                letters = processor.letters.on_take_over(store, others, mine.offset)
+                is_same_code = self._hosted.siblings.have_same_code(self._hosted.stage, other._hosted.stage)
+                letters = processor.letters.on_take_over(store, others, mine.offset, is_same_code=is_same_code)
                 silent = replace(theirs, emitted_up_to=SILENT).record()
                 record = Output(
                     0,

@@ -206,10 +206,9 @@ class Generations:
         building = self.building
         if building is None or building.generation != generation:
             raise InvalidInputError(f"generation {generation} of '{self.model}' is not being built")
-        after = self._next("compare", "", "", building=replace(building, comparison=comparison))
         if building.switch is Switch.ALWAYS or (building.switch is Switch.WHEN_EQUAL and comparison.is_equal):
-            return after._serve_built(building, "", "")
-        return after
+            return self._serve_built(building, "", "")
+        return self._next("compare", "", "", building=replace(building, comparison=comparison))
 
     def switched(self, to: int | None, by: str, reason: str) -> Generations:
         """Another generation serves: the one that is built and has caught up, or the one that is kept.

@@ -635,6 +635,14 @@ PINPOINT_MUTATIONS = (
         "test_a_record_that_the_old_task_could_not_apply_is_sent_once_by_the_task_that_applies_it",
     ),
     _pinpoint(
+        "a switch applies what the same code refused",
+        "engine/dead_letters.py",
+        "waits = is_same_code and other is not None",
+        "waits = False and other is not None",
+        "unit/engine/test_take_over",
+        "test_a_switch_retries_what_the_fold_refused_only_if_the_code_differs",
+    ),
+    _pinpoint(
         "a dead letter of the new generation alone is never in the topic",
         "engine/dead_letters.py",
         "after[offset] = replace(letter, is_sent=True, is_in_topic=False)",

@@ -19,7 +19,7 @@ from balance_service.engine.siblings import Siblings
 from balance_service.engine.store import StateStore
 from balance_service.engine.task import Task, TaskState
 from balance_service.errors import PoisonRecordError, RetriableError, TaskMigratedError
-from balance_service.model.generations import Generations
+from balance_service.model.generations import Declaration, Generations
 from balance_service.testing import Driver, event
 from tests.support.models import SCORED, Noted
 
@@ -154,11 +154,22 @@ class Pair:
         return len(self.old.driven.writer.commits) + len(self.new.driven.writer.commits)
 
 
+def declared(first: int, second: int) -> Generations:
+    """Two generations, of these versions."""
+    declarations = {1: Declaration(first, "", "", "", False), 2: Declaration(second, "", "", "", False)}
+    return Generations("test-noted", declarations=declarations)
+
+
 @pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+def versions() -> tuple[int, int]:
+    return 1, 2
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch, versions: tuple[int, int]) -> Iterator[Pair]:
     monkeypatch.setattr(module, "_BEHIND_SECONDS", 0.01)
     with ExitStack() as stack:
-        siblings = Siblings(lambda: Generations("test-noted"))
+        siblings = Siblings(lambda: declared(*versions))
         both = Pair(Generation(1, siblings, Old()), Generation(2, siblings, New()))
         for generation in (both.old, both.new):
             stack.callback(generation.close)
@@ -295,6 +306,25 @@ def test_a_record_that_the_old_task_could_not_apply_is_sent_once_by_the_task_tha
     assert pair.new.driver.view("g") == {"paid": Decimal("6.00")} | pair.new.driver.view("g")
     assert (pair.old.sent, pair.new.sent) == ([0], [1, 2])
     assert (pair.old.written, pair.new.written) == ([0, 1, 2], [])
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "not read yet"])
+@pytest.mark.parametrize(
+    ("versions", "retried"), [((1, 1), [1]), ((1, 2), [0, 1])], ids=["same code", "another version"]
+)
+def test_a_switch_retries_what_the_fold_refused_only_if_the_code_differs(
+    pair: Pair, retried: list[int], *, is_read: bool
+) -> None:
+    events = paid("1.00", "old"), late("2.00")
+    pair.old.given(*events)
+    if is_read:
+        pair.new.given(*events)
+
+    pair.new.the_task.take_over(pair.old.the_task)
+
+    now = pair.new.driven.now_ms
+    assert [at for at, letter in pair.new.letters.items() if letter.due_ms == now] == retried
+    assert all(letter.status.is_open for letter in pair.new.letters.values())
 
 
 def test_events_that_are_read_again_lack_those_that_the_old_task_could_not_apply(pair: Pair) -> None:

@@ -21,9 +21,8 @@ from balance_service.engine.records import SILENT
 from balance_service.engine.siblings import Siblings
 from balance_service.errors import RetriableError
 from balance_service.model.events import PER_KEY
-from balance_service.model.generations import Generations
 from balance_service.testing.rows import encoded
-from tests.unit.engine.test_take_over import LATE, Generation, New, Old, paid
+from tests.unit.engine.test_take_over import LATE, Generation, New, Old, declared, paid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,8 +61,11 @@ class NewInOrder(New):
 class History:
     """Two generations of one partition, and its events."""
 
-    def __init__(self, old: Old, new: Old) -> None:
-        siblings = Siblings(lambda: Generations(old.name))
+    def __init__(self, old: Old, new: Old, version: int) -> None:
+        """Args:
+        version: of the new one; the old one's is 1.
+        """
+        siblings = Siblings(lambda: replace(declared(1, version), model=old.name))
         self.sender, self.silent = Generation(1, siblings, old), Generation(2, siblings, new)
         self.both = self.sender, self.silent
         self.events: list[InputEvent] = []
@@ -181,11 +183,12 @@ class History:
 @pytest.mark.shows("outputs-once")
 @pytest.mark.parametrize("models", [(Old, New), (OldInOrder, NewInOrder)], ids=["any order", "in order"])
 @settings(max_examples=60)
-@given(steps=st.lists(_STEPS, max_size=25))
+@given(version=st.sampled_from((1, 2)), steps=st.lists(_STEPS, max_size=25))
 def test_every_event_counts_and_is_sent_once_in_any_order_of_switches(
-    models: tuple[type[Old], type[Old]], steps: list[Step]
+    models: tuple[type[Old], type[Old]], version: int, steps: list[Step]
 ) -> None:
-    history = History(*(model() for model in models))
+    old, new = (model() for model in models)
+    history = History(old, new, version)
     with ExitStack() as stack:
         for generation in history.both:
             stack.callback(generation.close)
