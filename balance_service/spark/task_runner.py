@@ -53,6 +53,8 @@ log = structlog.get_logger(__name__)
 _IDLE_SECONDS = 0.25
 # How long rows wait that must not be applied yet, before the task looks again.
 _AT_END_SECONDS = 0.005
+# The most that a task commits at once at a bounded rate, so that it never waits for long: a comparison binds it.
+_PACED_SECONDS = 0.25
 _LOOK_EVERY_SECONDS = 1.0
 _BACK_OFF_SECONDS = 1.0
 _WARM_UP_SECONDS = 10.0
@@ -198,7 +200,7 @@ class TaskRunner:
         left_out = task.left_out()
         part_of = partial(self._part, partition, pa.array(left_out, pa.int64()))
         with self._queries.rows(partition, lambda: task.position, interrupted.is_set) as rows:
-            start, bounded = task.position, _BoundedRows(rows.pull, task)
+            start, bounded = task.position, _BoundedRows(rows.pull, task, self._most_rows)
             self._metrics.query_started(task.task_id, reason, time.monotonic() - began)
             looked_at = time.monotonic()
             retry_at, reads_from = looked_at + _SETTLE_SECONDS, looked_at + _READS_SECONDS
@@ -229,6 +231,11 @@ class TaskRunner:
                     looked_at = time.monotonic()
                 if began > retry_at:
                     retry_at = time.monotonic() + self._try_again(task, interrupted)
+
+    def _most_rows(self) -> int | None:
+        """Returns how many events a commit may have; None unless the generation is built at a bounded rate."""
+        max_rate = self._siblings.max_rate(self._stage)
+        return None if max_rate is None else max(1, int(max_rate * _PACED_SECONDS))
 
     def _pace(self, events: int, interrupted: threading.Event) -> None:
         """Waits if the generation is built at a bounded rate."""
@@ -358,19 +365,28 @@ class TaskRunner:
 
 
 class _BoundedRows:
-    """The rows of a task up to its bound and its limit, if it has any; the rest waits here."""
+    """The rows of a task up to its bound and its limit, and as many as it may take at once; the rest waits here."""
 
-    def __init__(self, pull: Callable[[float], pa.RecordBatch | None], task: Task) -> None:
+    def __init__(
+        self,
+        pull: Callable[[float], pa.RecordBatch | None],
+        task: Task,
+        most: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """Args:
+        most: returns how many rows a pull returns; None if there is no such limit.
+        """
         self.rest: pa.RecordBatch | None = None
-        """Rows at or beyond the bound or the limit."""
+        """Rows that wait."""
         self._pull = pull
         self._task = task
+        self._most = most
         self._end = 0
 
     def pull(self, timeout_seconds: float) -> pa.RecordBatch | None:
         """Returns the rows that have arrived, as the query's own `pull`; None too if all are to wait."""
-        bound, limit = self._task.bound, self._task.limit
-        if bound is None and limit is None:
+        bound, limit, most = self._task.bound, self._task.limit, self._most()
+        if bound is None and limit is None and most is None:
             batch, self.rest = self.rest, None
             batch = batch if batch is not None else self._pull(timeout_seconds)
             self._end = self._end if batch is None else end_of(batch)
@@ -385,14 +401,15 @@ class _BoundedRows:
             return None
         offsets = self.rest["offset"]
         ends = (None if bound is None else bound.offset, limit)
-        first, end = offsets[0].as_py(), min(offset for offset in ends if offset is not None)
+        first = offsets[0].as_py()
+        end = min((offset for offset in ends if offset is not None), default=end_of(self.rest))
         # Most often, all are beyond it: the task waits there.
         if first >= end:
             if bound is not None and has_committed and first >= bound.offset:
                 bound.reached.set()
             time.sleep(_AT_END_SECONDS)
             return None
-        below = self.rest.slice(0, bisect_left(offsets.to_pylist(), end))
+        below = self.rest.slice(0, bisect_left(offsets.to_pylist(), end)).slice(0, most)
         self._end = end_of(below)
         self.rest = self.rest.slice(below.num_rows) if below.num_rows < self.rest.num_rows else None
         return below

@@ -99,11 +99,12 @@ def test_a_row_that_waited_is_applied_once_after_its_query_was_replaced(monkeypa
 
 
 class Arriving:
-    """Rows of a query, two a pull; the task is interrupted once there are no more."""
+    """Rows of a query, two a pull by default; the task is interrupted once there are no more."""
 
-    def __init__(self, end: int, interrupted: threading.Event) -> None:
+    def __init__(self, end: int, interrupted: threading.Event, rows: int = 2) -> None:
         self._end = end
         self._interrupted = interrupted
+        self._rows = rows
         self._next = 0
 
     def change_over(self, _start: int) -> bool:
@@ -113,8 +114,8 @@ class Arriving:
         if self._next == self._end:
             self._interrupted.set()
             return None
-        self._next += 2
-        return pa.record_batch({"offset": pa.array([self._next - 2, self._next - 1], pa.int64())})
+        self._next += self._rows
+        return pa.record_batch({"offset": pa.array(range(self._next - self._rows, self._next), pa.int64())})
 
 
 @pytest.mark.parametrize(
@@ -129,3 +130,12 @@ def test_at_a_bounded_rate_events_are_not_gathered_at_full_speed(
     run(runner(now=built, end=6), Arriving(6, interrupted), task, interrupted)
 
     assert found == commits
+
+
+def test_at_a_bounded_rate_no_commit_has_more_than_a_quarter_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, task, interrupted = note_commits(monkeypatch), Running(), threading.Event()
+    built = FIRST.begun(DECLARED).rebuilt(DECLARED, Switch.NEVER, 60, 40, "", "")
+
+    run(runner(now=built, end=30), Arriving(30, interrupted, rows=30), task, interrupted)
+
+    assert found == [[*range(10)], [*range(10, 20)], [*range(20, 30)]]
