@@ -201,21 +201,22 @@ def test_a_refusal_is_told_in_the_words_of_the_api(browser: Browser, pair: Pair)
         row(view, 1).get_by_role("button", name="Rebuild …").click()
         dialog = page.get_by_role("dialog", name="Rebuild balance")
         expect(dialog).to_be_visible()
-        other.rebuild("balance", switch="never", reason="another operator was faster")
+        begun = other.rebuild("balance", switch="never", reason="another operator was faster")
+        new = begun["generations"][-1]["generation"]
         decide(view, "Rebuild balance", "too late")
         expect(dialog.get_by_role("alert")).to_have_text(
-            "Generation 3 of 'balance' is being built: wait for it, or drop it first."
+            f"Generation {new} of 'balance' is being built: wait for it, or drop it first."
         )
         dialog.get_by_role("button", name="Close").click()
 
         # It waits for an operator: the first line says so.
-        view.wait_for_text("needs", "Generation 3 of balance is ready and needs you: switch to it, or drop it")
+        view.wait_for_text("needs", f"Generation {new} of balance is ready and needs you: switch to it, or drop it")
         counted = re.compile(rf"Keys equal\s+{_CUSTOMERS}\s+Different\s+0\s")
-        expect(row(view, 3)).to_contain_text(counted, use_inner_text=True)
-        row(view, 3).get_by_role("button", name="Drop …").click()
-        dialog = decide(view, "Drop generation 3 of balance", "it is not needed", sure=True)
+        expect(row(view, new)).to_contain_text(counted, use_inner_text=True)
+        row(view, new).get_by_role("button", name="Drop …").click()
+        dialog = decide(view, f"Drop generation {new} of balance", "it is not needed", sure=True)
         expect(dialog).to_contain_text("Accepted.")
-        expect(row(view, 3)).to_have_count(0)
+        expect(row(view, new)).to_have_count(0)
         view.wait_for_text("needs", _SERVES)
         assert view.unexpected(409, 503) == []
 

@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from click.testing import CliRunner
 import balance_service
 from balance_service.cli.init import write_project
 from balance_service.cli.main import cli
+from balance_service.model.loading import load_models
+from balance_service.testing import Driver, event
 from tests.support.documents import ROOT, blocks, files_of
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 TUTORIAL = "docs/tutorials/read-model.md"
 GUIDE = "docs/how-to/read-models.md"
+OPERATE = "docs/how-to/operate.md"
 ITS_OWN_SCHEMAS = ("shop/schemas/Shipped.avsc", "shop/schemas/Notice.avsc")
 OF_THE_PROJECT = files_of(TUTORIAL)
 FILE_TEXTS = files_of(GUIDE)
@@ -79,6 +83,21 @@ def test_all_code_of_the_guide_runs_in_order(project: Path) -> None:
     assert len(CODE) >= 7
 
     run(project, "\n\n".join(CODE))
+
+
+def test_the_new_version_of_a_model_is_hosted_next_to_the_former_one(project: Path) -> None:
+    (code,) = [block.text for block in blocks(OPERATE) if block.language == "python"]
+    (models,) = re.findall("with both classes: `BALANCE_MODELS=(.*?)`", (ROOT / OPERATE).read_text(encoding="utf-8"))
+    (project / "shop" / "orders_v2.py").write_text(code, encoding="utf-8")
+
+    former, new = load_models(models.split(","), {})
+
+    assert [(one.name, one.version) for one in (former, new)] == [("orders", 1), ("orders", 2)]
+    placed = [event("OrderPlaced", {"customerId": "ada", "amount": Decimal(amount)}) for amount in ("9.99", "10.00")]
+    for model, orders in ((former, 2), (new, 1)):
+        with Driver(model()) as driver:
+            driver.given(*placed)
+            assert driver.view("ada")["orders"] == orders
 
 
 @pytest.mark.parametrize(
