@@ -199,7 +199,7 @@ def test_dead_letters_are_discarded_after_a_preview_a_reason_and_a_confirmation(
     expect(shown).to_contain_text("garbage 0")
     expect(shown).to_contain_text("till-7")
     expect(shown).to_contain_text("What to do: The record has fewer than 5 bytes, or does not begin with 0.")
-    expect(shown).to_contain_text("redrive is refused. Discard it and produce a correct event.")
+    expect(shown).to_contain_text("Redrive is refused. Discard it and produce a correct event.")
     expect(shown.locator("pre.bytes")).to_contain_text("67 61 72 62 61 67 65 20 30")
 
     page.get_by_role("button", name="Discard all that match …").click()
