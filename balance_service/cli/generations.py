@@ -180,6 +180,7 @@ def _show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
                 f"  keys: {counts['equal']} equal, {counts['different']} different, "
                 f"{counts['onlyServing']} only in the old, {counts['onlyBuilding']} only in the new"
             )
+        if any(generation["status"] == "ready" for generation in one["generations"]):
             click.echo(f"  `balance-service switch {one['model']} --reason R` has the new one serve")
         if one["keptUntil"] is not None:
             click.echo(f"  the kept generation is dropped at {one['keptUntil']}")

@@ -74,7 +74,7 @@ class Rebuilds(PeriodicThread):
         return {
             "model": model,
             "generations": [self._generation(now, number) for number in now.live],
-            "comparison": None if building is None or building.comparison is None else building.comparison.record(),
+            "comparison": None if now.comparison is None else now.comparison.record(),
             "switch": None if building is None else building.switch.value,
             "keptUntil": now.kept_until,
             "action": now.action,
@@ -281,7 +281,7 @@ class Rebuilds(PeriodicThread):
         if not generations.is_settled:
             if self._is_sending(generations):
                 self._log.write(model, lambda now: now.settled() if now.number == generations.number else now)
-        elif building is not None and building.comparison is None:
+        elif building is not None and generations.comparison is None:
             self._add_up(generations, building)
         elif generations.kept is not None and until is not None and datetime.now(UTC) > until:
             kept = generations.kept

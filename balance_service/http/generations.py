@@ -198,7 +198,7 @@ class ModelGenerations(TypedDict):
     model: str
     generations: list[Generation]
     comparison: Comparison | None
-    """Of the generation that is built with the serving one."""
+    """Of the two generations, when the newer one had caught up; null before."""
     switch: Literal["when_equal", "always", "never"] | None
     """When the generation that is built begins to serve."""
     keptUntil: Annotated[str | None, Field(json_schema_extra={"format": "date-time"})]

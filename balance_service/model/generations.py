@@ -102,7 +102,6 @@ class Building:
     switch: Switch
     keep_old_seconds: int
     max_rate: int | None = None
-    comparison: Comparison | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +117,8 @@ class Generations:
     """By live generation; empty until the model has a record."""
     serving: int = 1
     building: Building | None = None
+    comparison: Comparison | None = None
+    """Of the two live generations, once the newer one had caught up."""
     kept: int | None = None
     is_settled: bool = True
     """Whether the serving generation sends the outputs of all partitions, so that no other one is needed for that."""
@@ -139,7 +140,7 @@ class Generations:
             return "serving"
         if self.building is None or number != self.building.generation:
             return "kept"
-        return "building" if self.building.comparison is None else "ready"
+        return "building" if self.comparison is None else "ready"
 
     def begun(self, declaration: Declaration) -> Generations:
         """The first generation is folded by a declaration; unchanged if the model has a record."""
@@ -206,9 +207,10 @@ class Generations:
         building = self.building
         if building is None or building.generation != generation:
             raise InvalidInputError(f"generation {generation} of '{self.model}' is not being built")
+        after = replace(self, comparison=comparison)
         if building.switch is Switch.ALWAYS or (building.switch is Switch.WHEN_EQUAL and comparison.is_equal):
-            return self._serve_built(building, "", "")
-        return self._next("compare", "", "", building=replace(building, comparison=comparison))
+            return after._serve_built(building, "", "")
+        return after._next("compare", "", "")
 
     def switched(self, to: int | None, by: str, reason: str) -> Generations:
         """Another generation serves: the one that is built and has caught up, or the one that is kept.
@@ -226,7 +228,7 @@ class Generations:
         if to == self.serving:
             raise InvalidInputError(f"generation {to} of '{self.model}' serves already")
         if building is not None and to == building.generation:
-            if building.comparison is None:
+            if self.comparison is None:
                 raise InvalidInputError(f"generation {to} of '{self.model}' has not caught up yet")
             return self._serve_built(building, by, reason)
         if to == kept:
@@ -238,14 +240,14 @@ class Generations:
         if generation == self.serving:
             raise InvalidInputError(f"generation {generation} of '{self.model}' serves: switch to another one first")
         if self.building is not None and generation == self.building.generation:
-            return self._next("drop", by, reason, building=None)
+            return self._next("drop", by, reason, building=None, comparison=None)
         if generation == self.kept:
             if not self.is_settled:
                 raise InvalidInputError(
                     f"generation {generation} of '{self.model}' still sends the outputs of a partition: try again, and "
                     "look at `problem` of the generations if it stays so"
                 )
-            return self._next("drop", by, reason, kept=None, kept_until=None)
+            return self._next("drop", by, reason, kept=None, kept_until=None, comparison=None)
         raise InvalidInputError(f"'{self.model}' has no generation {generation} now")
 
     def settled(self) -> Generations:
@@ -288,8 +290,8 @@ class Generations:
                 "switch": building.switch.value,
                 "keepOldSeconds": building.keep_old_seconds,
                 "maxRate": building.max_rate,
-                "comparison": None if building.comparison is None else building.comparison.record(),
             },
+            "comparison": None if self.comparison is None else self.comparison.record(),
             "kept": self.kept,
             "settled": self.is_settled,
             "keptUntil": self.kept_until,
@@ -316,8 +318,8 @@ class Generations:
                 Switch(building["switch"]),
                 building["keepOldSeconds"],
                 building["maxRate"],
-                None if building["comparison"] is None else Comparison.of(building["comparison"]),
             ),
+            None if record["comparison"] is None else Comparison.of(record["comparison"]),
             record["kept"],
             record["settled"],
             record["keptUntil"],

@@ -49,7 +49,9 @@ BUILDING = told(generation(1, "serving"), generation(2, "building", 500), switch
 READY = told(
     generation(1, "serving"), generation(2, "ready"), comparison={**EQUAL, "different": 2}, switch="when_equal"
 )
-SWITCHED = told(generation(1, "kept"), generation(2, "serving"), keptUntil="2026-01-02T03:04:05.678Z")
+SWITCHED = told(
+    generation(1, "kept"), generation(2, "serving"), comparison=EQUAL, keptUntil="2026-01-02T03:04:05.678Z"
+)
 
 
 def run(*command: str, replies: list[Reply | Callable[[Received], Reply]]) -> tuple[Any, list[Received]]:
@@ -89,6 +91,7 @@ def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
             [
                 "balance 1  kept      version 1  3 of 4 partitions run  position 1200  lag 0",
                 "balance 2  serving   version 1  3 of 4 partitions run  position 1200  lag 0",
+                "  keys: 3 equal, 0 different, 0 only in the old, 0 only in the new",
                 "  the kept generation is dropped at 2026-01-02T03:04:05.678Z",
             ],
         ),

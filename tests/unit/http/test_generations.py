@@ -244,7 +244,7 @@ def test_the_generations_are_shown_from_the_rebuild_to_the_drop() -> None:
     assert [answer.status for answer in answers] == [200, 202, 200, 202, 202]
     for answer in answers:
         shown.validate_python(answer.json)
-    assert building == Building(2, Switch.NEVER, 60, 7, None)
+    assert building == Building(2, Switch.NEVER, 60, 7)
     assert [[(one["generation"], one["status"]) for one in answer.json["generations"]] for answer in answers] == [
         [(1, "serving")],
         [(1, "serving"), (2, "building")],

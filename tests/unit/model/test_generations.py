@@ -112,7 +112,7 @@ def test_an_offline_rebuild_replaces_what_the_serving_generation_is_folded_by() 
 def test_a_rebuild_begins_a_generation_beside_the_serving_one() -> None:
     after = built(Switch.WHEN_EQUAL)
 
-    assert after.building == Building(2, Switch.WHEN_EQUAL, 60, 500, None)
+    assert after.building == Building(2, Switch.WHEN_EQUAL, 60, 500)
     assert (after.serving, after.newest, after.live) == (1, 2, [1, 2])
     assert told(after) == (2, "rebuild", "alice", "states were lost")
 
@@ -140,7 +140,7 @@ def test_a_generation_that_has_caught_up_serves_by_itself_as_its_rebuild_said(
     serves = switch is Switch.ALWAYS or (switch is Switch.WHEN_EQUAL and comparison == EQUAL)
     assert (after.serving, after.kept, after.building is None) == ((2, 1, True) if serves else (1, None, False))
     assert after.live == [1, 2]
-    assert serves or (after.building is not None and after.building.comparison == comparison)
+    assert after.comparison == comparison
     # Nobody asked for it.
     assert told(after) == (3, "switch" if serves else "compare", "", "")
 
@@ -161,6 +161,7 @@ def test_an_operator_switches_to_a_generation_that_has_caught_up_whatever_its_st
     after = ready(comparison).switched(to, "alice", "it is right")
 
     assert (after.serving, after.building, after.kept, after.newest) == (2, None, 1, 2)
+    assert after.comparison == comparison
     assert after.kept_until is not None
     assert before <= after.kept_until - timedelta(seconds=60) <= datetime.now(UTC)
     assert told(after) == (4, "switch", "alice", "it is right")
@@ -285,6 +286,9 @@ def test_after_any_requests_numbers_have_only_grown_and_one_generation_serves(
         assert after.serving in after.live
         assert len(after.live) <= 2
         assert (after.kept is None) == (after.kept_until is None)
+        # Two generations were compared, or the newer one is still built. One alone is compared with none.
+        assert after.comparison is None or len(after.live) == 2
+        assert after.kept is None or after.comparison is not None
         assert max(after.live) <= after.newest == max(begun)
         # A generation begins to serve only after it was compared, or has served before.
         was_ready = now.building is not None and now.building.generation == after.serving

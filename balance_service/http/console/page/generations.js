@@ -220,7 +220,7 @@ function stepsOf(one, answer) {
 async function showDifferences() {
   const name = chosen("differences");
   const { answer } = known.get(name) ?? {};
-  if (!name || !answer || !answer.comparison) {
+  if (!name || !answer?.generations.some(({ status }) => status === "ready")) {
     differences = null;
     show(byId("differences"));
     return;
