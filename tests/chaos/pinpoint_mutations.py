@@ -723,6 +723,14 @@ PINPOINT_MUTATIONS = (
         "test_no_generation_goes_beyond_the_sending_one_that_stands_still",
     ),
     _pinpoint(
+        "at a bounded rate, all rows that have arrived are committed at once",
+        "spark/task_runner.py",
+        ".slice(0, most)",
+        "",
+        "unit/spark/test_rows_of_a_task",
+        "test_at_a_bounded_rate_no_commit_has_more_than_a_quarter_of_a_second",
+    ),
+    _pinpoint(
         "a generation is folded by the newest class",
         "model/versions.py",
         "return self._models[name][self._version(name, generation)]",

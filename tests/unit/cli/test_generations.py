@@ -49,9 +49,7 @@ BUILDING = told(generation(1, "serving"), generation(2, "building", 500), switch
 READY = told(
     generation(1, "serving"), generation(2, "ready"), comparison={**EQUAL, "different": 2}, switch="when_equal"
 )
-SWITCHED = told(
-    generation(1, "kept"), generation(2, "serving"), comparison=EQUAL, keptUntil="2026-01-02T03:04:05.678Z"
-)
+SWITCHED = told(generation(1, "kept"), generation(2, "serving"), comparison=EQUAL, keptUntil="2026-01-02T03:04:05.678Z")
 
 
 def run(*command: str, replies: list[Reply | Callable[[Received], Reply]]) -> tuple[Any, list[Received]]:
