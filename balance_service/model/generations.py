@@ -68,7 +68,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What a generation is folded by: see the topic's record."""
+    """The code that folds a generation: see the topic's record."""
 
     version: int
     fingerprint: str
@@ -156,7 +156,7 @@ class Generations:
         return self.rebuilt(declaration, switch, keep_old_seconds, None, "", reason)
 
     def replaced(self, declaration: Declaration) -> Generations:
-        """The serving generation was deleted, and is folded anew by a declaration."""
+        """The serving generation was deleted, and is folded again by a declaration."""
         newest = max(self.newest_version, declaration.version)
         return self._next("rebuild offline", "", "", newest_version=newest, declarations={self.serving: declaration})
 
