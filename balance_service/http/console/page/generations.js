@@ -135,8 +135,9 @@ function showTable(shown) {
 function problemOf(name, { problem, at }) {
   const age = Date.now() - at;
   if (!problem && (live.state === "live" || !at || age < OLD_MS)) return "";
-  const asOf = at ? ` As of ${duration(age / 1000)} ago.` : "";
-  return h("p", { class: problem ? "problem" : "note", "data-key": name }, `${name}: ${problem}${asOf}`);
+  const asOf = at ? `As of ${duration(age / 1000)} ago.` : "";
+  const told = [problem, asOf].filter(Boolean).join(" ");
+  return h("p", { class: problem ? "problem" : "note", "data-key": name }, `${name}: ${told}`);
 }
 
 // Before the first answer, the status tells which generations there are.
