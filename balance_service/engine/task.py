@@ -346,7 +346,7 @@ class Task:
         """Sends the outputs from now on, in place of the task of another generation that sent them until now.
 
         One transaction makes the other task silent and this one its successor, from the position of the other one on.
-        The other task must be opened again then: its store lacks the record.
+        The other task must be opened again then: its store lacks the record. If the transaction fails, both must be.
 
         Returns:
             False if this task sends already.
@@ -387,8 +387,13 @@ class Task:
                 sends = replace(mine, emitted_up_to=max(theirs.offset, theirs.emitted_up_to))
                 reach("both-held")
                 other.give_up()
-                write_position(sends, processor.position_codec, store, writer, letters, [record])
+                try:
+                    write_position(sends, processor.position_codec, store, writer, letters, [record])
+                except BaseException:
+                    self.give_up()
+                    raise
                 self._shown = store.view
+        reach("taken-over")
         self._log.info("outputs are sent by another generation", before=str(other.task_id), position=theirs.offset)
         return True
 

@@ -227,14 +227,16 @@ class Rebuilds(PeriodicThread):
     def _switches(self, generations: Generations, serving: Tasks) -> Iterator[Callable[[], None]]:
         """Yields what has the serving generation send the outputs of each partition that is owned here."""
         others = [
-            self._tasks(generations.model, number) for number in generations.live if number != generations.serving
+            tasks
+            for number in generations.live
+            if number != generations.serving and (tasks := self._tasks(generations.model, number)) is not None
         ]
         for partition, task in self._owned(serving).items():
             if not task.sends:
-                yield from (partial(self._switch, partition, task, tasks) for tasks in others if tasks is not None)
+                yield from (partial(self._switch, partition, serving, task, tasks) for tasks in others)
 
     @staticmethod
-    def _switch(partition: int, task: Task, former: Tasks) -> None:
+    def _switch(partition: int, serving: Tasks, task: Task, former: Tasks) -> None:
         other = former.answering().get(partition)
         if other is None or other.role is not Role.ACTIVE or not other.sends:
             return
@@ -244,6 +246,8 @@ class Rebuilds(PeriodicThread):
             # It was given up before the transaction, whose outcome may be unknown: the changelogs have it.
             if other.view is None:
                 former.failed(other, RetriableError("another generation sends the outputs"))
+            if task.view is None:
+                serving.failed(task, RetriableError("it is unknown which generation sends the outputs"))
 
     def _confirm(self, task: Task, number: int) -> None:
         """Publishes that a task sends. No earlier switch can make it silent: this thread makes them."""
@@ -354,8 +358,9 @@ class Rebuilds(PeriodicThread):
                 # In this order: once the topic is gone, none looks for its subjects.
                 if topics.find(stage.changelog) is not None:
                     self._engine.registry.forget(stage.changelog)
+                    reach("subjects-deleted")
                     topics.delete(stage.changelog)
-                reach("changelog-deleted")
+                    reach("changelog-deleted")
                 self._deleted.add(stage.name)
 
     @staticmethod

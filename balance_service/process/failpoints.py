@@ -40,7 +40,9 @@ FAILPOINTS = {
     "compared": "two generations of a partition are compared; the result is not published yet",
     "successor-held": "the task that takes the outputs over folds no more; the other task still does",
     "both-held": "neither task folds; the transaction that makes one of them silent is not begun",
+    "taken-over": "a task sends the outputs; the one that sent them before has not been opened again",
     "store-removed": "a store of a dropped generation is removed; others may be left",
+    "subjects-deleted": "the subjects of a dropped generation's changelog are deleted; the changelog is not",
     "changelog-deleted": "the changelog of a dropped generation is deleted",
 }
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}

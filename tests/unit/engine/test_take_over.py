@@ -234,6 +234,16 @@ def test_the_old_task_commits_nothing_after_the_switch(pair: Pair) -> None:
     assert pair.old.the_task.view is None
 
 
+def test_both_tasks_are_given_up_if_the_transaction_fails(pair: Pair) -> None:
+    pair.new.driven.writer.fails_with = RetriableError("the broker does not respond")
+
+    with pytest.raises(RetriableError, match="the broker does not respond"):
+        pair.new.the_task.take_over(pair.old.the_task)
+
+    # Its writer is closed, so that it would never take the outputs over.
+    assert (pair.old.the_task.view, pair.new.the_task.view) == (None, None)
+
+
 def test_a_task_that_sends_already_takes_nothing_over(pair: Pair) -> None:
     pair.new.sends_from(0)
     written = pair.written()

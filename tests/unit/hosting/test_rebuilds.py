@@ -170,6 +170,21 @@ def test_a_task_that_still_sends_is_left_alone_if_a_switch_is_refused(why: Balan
     assert old.failures == []
 
 
+def test_both_tasks_are_opened_again_if_the_transaction_of_a_switch_fails() -> None:
+    class Failing(Standing):
+        def take_over(self, other: Task) -> bool:
+            other.give_up()
+            self.give_up()
+            raise RetriableError("the broker does not respond")
+
+    old, new = Here(1, Standing(1, sends=True)), Here(2, Failing(2, sends=False))
+
+    with pytest.raises(RetriableError, match="the broker does not respond"):
+        step(Engine(SWITCHED, old, new), SWITCHED)
+
+    assert (len(old.failures), len(new.failures)) == (1, 1)
+
+
 def test_a_step_that_fails_keeps_no_store_open() -> None:
     class View:
         """Keeps its store open."""
