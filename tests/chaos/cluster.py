@@ -235,8 +235,8 @@ class Member:
                 shutil.copyfileobj(last, kept)
 
     def strike(self) -> Strike | None:
-        """Returns the fail point at which the last process died or stopped; None without one."""
-        for line in self.instance.log.read_text(encoding="utf-8", errors="replace").splitlines():
+        """Returns the last fail point at which the last process died or stopped; None without one."""
+        for line in reversed(self.instance.log.read_text(encoding="utf-8", errors="replace").splitlines()):
             if _STRUCK in line:
                 detail = json.loads(line)
                 return Strike(detail["failpoint"], datetime.fromisoformat(detail["timestamp"]).timestamp())
