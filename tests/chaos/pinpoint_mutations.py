@@ -12,6 +12,11 @@ def _pinpoint(name: str, file: str, old: str, new: str, test: str, found_by: str
     return Mutation(name, f"balance_service/{file}", old, new, QUIET, (found_by,), f"tests/{test}.py")
 
 
+def _in_one_test(name: str, file: str, old: str, new: str, test: str, found_by: str) -> Mutation:
+    """A bug for which one test of its file is played, because the others take minutes."""
+    return Mutation(name, f"balance_service/{file}", old, new, QUIET, (found_by,), f"tests/{test}.py::{found_by}")
+
+
 PINPOINT_MUTATIONS = (
     _pinpoint(
         "the scale of a writer's decimal is ignored",
@@ -681,6 +686,93 @@ PINPOINT_MUTATIONS = (
         "            if False:\n",
         "unit/engine/test_siblings",
         "test_an_opening_task_fences_the_predecessors_of_the_other_generations_lowest_first",
+    ),
+    _pinpoint(
+        "a task that gave its outputs away is not opened again",
+        "hosting/rebuilds.py",
+        "            if other.view is None:\n                former.failed",
+        "            if False:\n                former.failed",
+        "unit/hosting/test_rebuilds",
+        "test_the_serving_generation_takes_the_outputs_over_and_the_former_one_is_opened_again",
+    ),
+    _pinpoint(
+        "a task is not opened again after its switch has failed",
+        "hosting/rebuilds.py",
+        "            if task.view is None:\n                serving.failed",
+        "            if False:\n                serving.failed",
+        "unit/hosting/test_rebuilds",
+        "test_both_tasks_are_opened_again_if_the_transaction_of_a_switch_fails",
+    ),
+    _pinpoint(
+        "a task whose switch has failed keeps its closed writer",
+        "engine/task.py",
+        "                except BaseException:\n                    self.give_up()\n",
+        "                except BaseException:\n",
+        "unit/engine/test_take_over",
+        "test_both_tasks_are_given_up_if_the_transaction_fails",
+    ),
+    _in_one_test(
+        "a switch is written in two transactions",
+        "engine/task.py",
+        "write_position(sends, processor.position_codec, store, writer, letters, [record])",
+        "write_position(mine, processor.position_codec, store, writer, None, [record])\n"
+        "                    write_position(sends, processor.position_codec, store, writer, letters)",
+        "e2e/test_generation_kills",
+        "test_a_switch_and_the_way_back_survive_a_kill_at_each_step",
+    ),
+    _in_one_test(
+        "the subjects of a dropped generation are deleted after its changelog",
+        "hosting/rebuilds.py",
+        "                    self._engine.registry.forget(stage.changelog)\n"
+        '                    reach("subjects-deleted")\n'
+        "                    topics.delete(stage.changelog)\n"
+        '                    reach("changelog-deleted")\n',
+        "                    topics.delete(stage.changelog)\n"
+        '                    reach("changelog-deleted")\n'
+        "                    self._engine.registry.forget(stage.changelog)\n"
+        '                    reach("subjects-deleted")\n',
+        "e2e/test_generation_kills",
+        "test_a_drop_survives_a_kill_at_each_step",
+    ),
+    _in_one_test(
+        "the stores of a generation that was dropped before a start are left",
+        "hosting/engine.py",
+        "                Database.wipe(path)\n",
+        "",
+        "e2e/test_generation_kills",
+        "test_a_drop_survives_a_kill_at_each_step",
+    ),
+    _in_one_test(
+        "outputs name the generation that sent them",
+        "model/stage.py",
+        'return f"{self.application_id}-{self.identity}"',
+        'return f"{self.application_id}-{self.name}"',
+        "e2e/test_generation_faults",
+        "test_a_generation_that_loses_its_changelog_sends_nothing_twice",
+    ),
+    _in_one_test(
+        "a successor does not fence a stalled owner",
+        "engine/opening.py",
+        "config = transactional_config(settings, stage.transactional_id(task_id.partition))",
+        'config = transactional_config(settings, f"{stage.transactional_id(task_id.partition)}-{id(settings)}")',
+        "e2e/test_generation_faults",
+        "test_a_switch_that_a_stalled_owner_would_commit_late_has_no_effect",
+    ),
+    _in_one_test(
+        "a switch takes no dead letters over",
+        "engine/task.py",
+        "letters = processor.letters.on_take_over(store, others, mine.offset)",
+        "letters = None",
+        "e2e/test_generation_letters",
+        "test_a_dead_letter_that_heals_in_one_generation_alone_is_sent_once",
+    ),
+    _in_one_test(
+        "what the other generation has sent is sent when its dead letter heals here",
+        "engine/dead_letters.py",
+        "after[offset] = replace(letter, is_sent=other.is_sent, is_in_topic=other.is_in_topic)",
+        "after[offset] = replace(letter, is_in_topic=other.is_in_topic)",
+        "e2e/test_generation_letters",
+        "test_a_dead_letter_that_heals_in_one_generation_alone_is_sent_once",
     ),
     _pinpoint(
         "a transition applies to what an instance remembers",

@@ -82,13 +82,11 @@ class _Appender:
 
 @pytest.mark.shows("outputs-once", "rebuild", "retried-once", "versions")
 def test_a_dead_letter_that_heals_in_one_generation_alone_is_sent_once(stack: LocalStack, tmp_path: Path) -> None:
-    settings = application(
-        BALANCE_MODELS="noted:Noted",
-        BALANCE_RETRY_EVERY="86400",
-        PYTHONPATH=str(tmp_path),
-    )
+    settings = application(BALANCE_RETRY_EVERY="86400")
     outputs, mended = f"{settings['BALANCE_APPLICATION_ID']}-notes", tmp_path / "mended"
-    (tmp_path / "noted.py").write_text(
+    module = settings["BALANCE_APPLICATION_ID"].replace("-", "_")
+    # An instance's working directory.
+    (stack.data_dir / f"{module}.py").write_text(
         _NOTED.format(
             topic=settings["BALANCE_TOPIC"],
             outputs=outputs,
@@ -97,6 +95,7 @@ def test_a_dead_letter_that_heals_in_one_generation_alone_is_sent_once(stack: Lo
             refused_by_second=_REFUSED_BY_SECOND,
         )
     )
+    settings["BALANCE_MODELS"] = f"{module}:Noted"
     instance = new_instance(stack, settings)
     operator = Operator("noted", lambda: [instance.url], _SECONDS)
 
@@ -126,7 +125,7 @@ def test_a_dead_letter_that_heals_in_one_generation_alone_is_sent_once(stack: Lo
         wait_for(instance, "waiting", *letters)
         wait_sent(10)
         instance.stop()
-        instance.environment["BALANCE_MODELS"] = "noted:Noted,noted:Corrected"
+        instance.environment["BALANCE_MODELS"] = f"{module}:Noted,{module}:Corrected"
         instance.launch()
         instance.wait_ready()
         assert operator.the("ready") == 2
