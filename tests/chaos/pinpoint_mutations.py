@@ -761,7 +761,7 @@ PINPOINT_MUTATIONS = (
     _in_one_test(
         "a switch takes no dead letters over",
         "engine/task.py",
-        "letters = processor.letters.on_take_over(store, others, mine.offset)",
+        "letters = processor.letters.on_take_over(store, others, mine.offset, is_same_code=is_same_code)",
         "letters = None",
         "e2e/test_generation_letters",
         "test_a_dead_letter_that_heals_in_one_generation_alone_is_sent_once",
