@@ -735,14 +735,6 @@ PINPOINT_MUTATIONS = (
         "test_a_drop_survives_a_kill_at_each_step",
     ),
     _in_one_test(
-        "the stores of a generation that was dropped before a start are left",
-        "hosting/engine.py",
-        "                Database.wipe(path)\n",
-        "",
-        "e2e/test_generation_kills",
-        "test_a_drop_survives_a_kill_at_each_step",
-    ),
-    _in_one_test(
         "outputs name the generation that sent them",
         "model/stage.py",
         'return f"{self.application_id}-{self.identity}"',
