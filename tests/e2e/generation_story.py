@@ -5,6 +5,7 @@ A recount of all topics says what it should have sent, and what it should answer
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import signal
@@ -39,6 +40,8 @@ _POINTS = (
     "begun/rebuilds=stop,produced/rebuilds=kill,committed/rebuilds=kill,taken-over=kill,store-removed=kill,"
     "subjects-deleted=kill,changelog-deleted=kill"
 )
+# The instances of two stories on one stack need folders of their own.
+_NUMBERS = itertools.count(1)
 _FEW_RECORDS = 2
 _SECONDS = 180.0
 _ASK_EVERY_SECONDS = 1.0
@@ -72,7 +75,7 @@ class Story(Operator):
         self.application_id = settings["BALANCE_APPLICATION_ID"]
         self.members = []
         for number in range(instances):
-            instance = LocalInstance(number + 1, stack, environment=settings)
+            instance = LocalInstance(next(_NUMBERS), stack, environment=settings)
             self.members.append(Member(instance, stack, _FEW_RECORDS, is_next_small=number % 2 == 0))
         self._offers = stack.data_dir / self.application_id
 
