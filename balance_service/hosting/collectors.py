@@ -188,8 +188,7 @@ class EngineCollector(Collector):
         labels = ("read_model", "generation")
         status = GaugeMetricFamily(
             "balance_generation",
-            "1 for the status of each generation of a read model that was ever rebuilt: serving, building, ready or "
-            "kept.",
+            "1 for the status of each generation of a read model: serving, building, ready or kept.",
             labels=(*labels, "status"),
         )
         lag = GaugeMetricFamily(

@@ -147,7 +147,7 @@ def test_the_documented_metrics_equal_the_exported_ones(stack: LocalStack, pair:
         )
 
     # Nothing is joined or rebuilt here.
-    others = {name for name in documented() if name.startswith((JOIN_METRICS_PREFIX, "balance_generation"))}
+    others = {name for name in documented() if name.startswith((JOIN_METRICS_PREFIX, "balance_generation_"))}
     eventually(sampled, "every documented metric has a sample", 60)
 
     assert exported(pair) == {
