@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from rocksdict import AccessType, Options, Rdict
 
 from tests.chaos.checks import Violation
+from tests.chaos.cluster import stage_in
 from tests.chaos.recount import Poison
 from tests.support.recount import schema_of
 
@@ -32,6 +33,8 @@ _CHANGELOG_OFFSET_KEY = RESERVED + b"changelog-offset"
 _LOCAL_KEYS = (RESERVED + b"identity", RESERVED + b"reaches", _CHANGELOG_OFFSET_KEY)
 _MARKER_BY_NAME = RESERVED + b"once-by-name"
 _MARKER_BY_TIME = RESERVED + b"once-by-time"
+_SILENT = 2**63 - 1
+"""`emittedUpTo` of a generation that sends nothing, because another one does."""
 _READ_SECONDS = 60.0
 _EXACT = Context(prec=80)
 
@@ -197,11 +200,21 @@ class Audit:
     """The service's topics, read at a moment without pending work."""
 
     def __init__(
-        self, bootstrap_servers: str, registry_url: str, topic: str, application_id: str, partitions: int
+        self,
+        bootstrap_servers: str,
+        registry_url: str,
+        topic: str,
+        application_id: str,
+        partitions: int,
+        stage: str = "balance",
     ) -> None:
+        """Args:
+        stage: the generation of the read model.
+        """
         self._decoder = Decoder(registry_url)
         self._application_id = application_id
-        self.changelog: Logs = read_committed(bootstrap_servers, f"{application_id}-balance-changelog", partitions)
+        self.stage = stage
+        self.changelog: Logs = read_committed(bootstrap_servers, f"{application_id}-{stage}-changelog", partitions)
         self.letters: Logs = read_committed(bootstrap_servers, f"{topic}-dead-letters", partitions)
 
     def balances(self, recount: Recount) -> Iterator[Violation]:
@@ -245,22 +258,30 @@ class Audit:
     def positions(self, recount: Recount) -> Iterator[Violation]:
         """Checks that positions and epochs never decrease, and that the last position is the end of the source.
 
-        A repeated position is valid for an opened task, which has a new epoch, and for a commit of dead letters.
+        A repeated position is valid for an opened task, which has a new epoch, for a commit of dead letters, and for a
+        switch.
         """
         for partition, (records, count) in enumerate(zip(self.changelog, recount.partitions, strict=True)):
-            last, has_letters = (-1, -1), False
+            last, has_letters, was_silent = (-1, -1), False, False
             for record in records:
                 has_letters |= is_of_letter(record.key)
                 if record.key == POSITION_KEY and record.value is not None:
                     fields = self._decoder.decode(record.value)
                     (position,) = fields["offsets"].values()
-                    now = fields["epoch"], position
-                    if now[0] < last[0] or now[1] < last[1] or (now == last and not has_letters):
-                        detail = f"changelog {partition}:{record.offset} has epoch and position {now} after {last}"
-                        yield Violation("backwards", detail)
-                    last, has_letters = now, False
+                    now, is_silent = (fields["epoch"], position), fields["emittedUpTo"] == _SILENT
+                    may_repeat = has_letters or is_silent is not was_silent
+                    if now[0] < last[0] or now[1] < last[1] or (now == last and not may_repeat):
+                        where = f"changelog {partition}:{record.offset} of {self.stage}"
+                        yield Violation("backwards", f"{where} has epoch and position {now} after {last}")
+                    last, has_letters, was_silent = now, False, is_silent
             if last[1] != count.end:
-                yield Violation("lost", f"partition {partition} stands at {last[1]}, the source ends at {count.end}")
+                stands = f"partition {partition} of {self.stage} stands at {last[1]}"
+                yield Violation("lost", f"{stands}, the source ends at {count.end}")
+
+    def sends(self) -> list[bool]:
+        """Returns by partition whether the generation sends outputs."""
+        positions = [compacted(records)[POSITION_KEY] for records in self.changelog]
+        return [self._decoder.decode(position)["emittedUpTo"] != _SILENT for position in positions]
 
     def markers(self, recount: Recount) -> Iterator[Violation]:
         """Checks that the changelog holds exactly the idempotency keys that have not expired."""
@@ -272,10 +293,14 @@ class Audit:
                 yield Violation("lost" if has < should else "doubled", detail)
 
     def stores(self, paths: Sequence[Path], copies: int) -> Iterator[Violation]:
-        """Checks that each store equals the changelog up to its offset; `copies` stores per partition are complete."""
+        """Checks that each store equals the changelog up to its offset; `copies` stores per partition are complete.
+
+        Args:
+            paths: of the stores of all generations.
+        """
         complete: Counter[int] = Counter()
         final = [digest(states(compacted(records))) for records in self.changelog]
-        for path in paths:
+        for path in (path for path in paths if stage_in(path.name) == self.stage):
             partition = int(path.name.rpartition("_")[2])
             name = f"{path.parent.name}/{path.name}"
             records = self.changelog[partition]
@@ -292,7 +317,8 @@ class Audit:
         for partition, _ in enumerate(self.changelog):
             if complete[partition] < copies:
                 yield Violation(
-                    "digest", f"partition {partition} has {complete[partition]} complete copies, not {copies}"
+                    "digest",
+                    f"partition {partition} of {self.stage} has {complete[partition]} complete copies, not {copies}",
                 )
 
     def same_states(self, rebuilt: Audit, window_ms: int) -> Iterator[Violation]:
@@ -313,7 +339,8 @@ class Audit:
                 del content[POSITION_KEY]
             if digest(mine) != digest(fresh):
                 differing = [k for k in mine.keys() | fresh.keys() if mine.get(k) != fresh.get(k)]
-                yield Violation("digest", f"partition {partition} differs from a rebuild in {differing[:_SHOWN]}")
+                detail = f"partition {partition} of {self.stage} differs from a fresh fold in {differing[:_SHOWN]}"
+                yield Violation("digest", detail)
 
 
 def check_counters(metrics: str, recount: Recount) -> Iterator[Violation]:

@@ -4,14 +4,16 @@ Every check yields violations, by kind:
 
     wrong         an amount, or a 404, that differs from the recount at the position in the response headers
     wrong owner   an owner's answer although an earlier one had a higher epoch, or another owner the same epoch
-    stale         an owner's answer below the position of an earlier owner's answer
+    stale         an owner's answer below the position of an earlier owner's answer of the same generation
     unflagged     a standby's answer to a query for owners only, or an answer without its origin
     bound         an answer beyond `maxLag`, known to the instance or not, or below `minPosition`
-    backwards     a position that decreased on one server in one role and epoch
+    backwards     a position that decreased on one server in one role, epoch and generation
     status        a response that no such query should get
     lost          an accepted command that is missing in the source, or has another Idempotency-Key
     silent        queries refused without a fault, or no new owner of a partition in time
     stuck         an owner that answers without events that were committed long before
+    generation    an answer of a generation that never served, a difference between two generations, or what a dropped
+                  one leaves
 
 The time limits follow from `docs/guarantees.md` for one processor per instance and one for the broker. With fewer, they
 grow by the time that a cold JVM lacks. The audit and the run add other kinds: lost or doubled money, differing digests
@@ -31,7 +33,7 @@ from tests.chaos.cluster import INSTANCES, SESSION_TIMEOUT_SECONDS
 from tests.support.waiting import SHARED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 
     from tests.chaos.clients import Answer, Promise
     from tests.chaos.recount import Recount
@@ -52,6 +54,7 @@ KINDS = (
     "silent",
     "crash",
     "listener",
+    "generation",
 )
 WATERMARK_SECONDS = 4.0
 """The maximum age of an instance's watermark, plus a second."""
@@ -117,6 +120,13 @@ def check_staleness(answers: Iterable[Answer], acks: Sequence[tuple[float, int, 
             yield Violation("bound", f"{detail}, and maxLag was {answer.max_lag}: {answer}")
 
 
+def check_served(answers: Iterable[Answer], served: Collection[int]) -> Iterator[Violation]:
+    """Checks that no generation answers that has never served, because queries name none."""
+    strange = {answer.generation: answer for answer in answers if answer.speaks and answer.generation not in served}
+    for answer in strange.values():
+        yield Violation("generation", f"only {sorted(served)} have served: {answer}")
+
+
 def check_promises(promises: Iterable[Promise], recount: Recount) -> Iterator[Violation]:
     """Checks that every accepted event is in the source, at the promised position and unchanged."""
     for promise in promises:
@@ -143,7 +153,7 @@ def _wrong(answers: Iterable[Answer], recount: Recount) -> Iterator[Violation]:
 
 def _unflagged(answers: Iterable[Answer]) -> Iterator[Violation]:
     for answer in answers:
-        if answer.role not in _ROLES or not answer.server or answer.epoch < 1:
+        if answer.role not in _ROLES or not answer.server or answer.epoch < 1 or answer.generation < 1:
             yield Violation("unflagged", f"lacks its origin: {answer}")
         elif answer.role == "standby" and answer.max_lag is None and answer.min_position is None:
             yield Violation("unflagged", f"only the owner may answer that: {answer}")
@@ -165,7 +175,7 @@ def _unexpected(answers: Iterable[Answer]) -> Iterator[Violation]:
 
 def _backwards(answers: Iterable[Answer]) -> Iterator[Violation]:
     def who(answer: Answer) -> Hashable:
-        return answer.asked, answer.server, answer.role, answer.epoch, answer.partition
+        return answer.asked, answer.server, answer.role, answer.epoch, *_task(answer)
 
     for answer, before in _with_best_before(answers, who, attrgetter("position")):
         if answer.position < before.position:
@@ -174,24 +184,29 @@ def _backwards(answers: Iterable[Answer]) -> Iterator[Violation]:
 
 def _stale(answers: Iterable[Answer]) -> Iterator[Violation]:
     owners = (answer for answer in answers if answer.role == "active")
-    for answer, before in _with_best_before(owners, attrgetter("partition"), attrgetter("position")):
+    for answer, before in _with_best_before(owners, _task, attrgetter("position")):
         if answer.position < before.position:
             yield Violation("stale", f"{answer} after {before}")
 
 
 def _wrong_owners(answers: Iterable[Answer]) -> Iterator[Violation]:
-    for answer, before in _with_best_before(answers, attrgetter("partition"), attrgetter("epoch")):
+    for answer, before in _with_best_before(answers, _task, attrgetter("epoch")):
         if answer.role == "active" and answer.epoch < before.epoch:
             yield Violation("wrong owner", f"{answer} after {before}")
 
 
 def _two_owners(answers: Iterable[Answer]) -> Iterator[Violation]:
-    owners: dict[tuple[int, int], Answer] = {}
+    owners: dict[tuple[int, int, int], Answer] = {}
     for answer in answers:
         if answer.role == "active":
-            first = owners.setdefault((answer.partition, answer.epoch), answer)
+            first = owners.setdefault((*_task(answer), answer.epoch), answer)
             if answer.server != first.server:
                 yield Violation("wrong owner", f"{answer} under the same epoch as {first}")
+
+
+def _task(answer: Answer) -> tuple[int, int]:
+    """Each generation of a partition has its own position and epochs."""
+    return answer.generation, answer.partition
 
 
 def _with_best_before(
@@ -260,8 +275,13 @@ def successions(answers: Iterable[Answer], entries: Sequence[Entry]) -> Iterator
         for partition in entry.partitions:
             of_it = by_partition[partition]
             after = [a for a in of_it if entry.at < a.sent and a.received < entry.at + _WATCHED_SECONDS]
-            before = max((a.epoch for a in of_it if a.received <= entry.at), default=0)
-            owned = next((a.received for a in after if a.role == "active" and a.epoch > before), None)
+            before: dict[int, int] = {}
+            for a in of_it:
+                if a.received <= entry.at:
+                    before[a.generation] = max(a.epoch, before.get(a.generation, 0))
+            owned = next(
+                (a.received for a in after if a.role == "active" and a.epoch > before.get(a.generation, 0)), None
+            )
             flagged = next((a.received for a in after if a.max_lag is not None), None)
             until = entry.at + _WATCHED_SECONDS if owned is None else owned
             others = [

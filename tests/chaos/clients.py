@@ -59,6 +59,7 @@ class Answer:
     status: int
     server: str
     role: str
+    generation: int
     partition: int
     position: int
     epoch: int
@@ -114,8 +115,10 @@ class Readers:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self.answers: list[Answer] = []
-        self.owners: dict[int, tuple[int, str]] = {}
-        """Partition → the highest epoch of an owner's answer, and that owner."""
+        self._owners: dict[int, str] = {}
+        """Partition → the owner that answered last, of those with the highest epoch of their generation."""
+        self._epochs: dict[tuple[int, int], int] = {}
+        """Generation and partition → the highest epoch of an owner's answer."""
         self.silences: Counter[str] = Counter()
         """Number of requests without a response, by address."""
         self.failures: list[str] = []
@@ -143,7 +146,7 @@ class Readers:
 
     def owned_by(self, address: str) -> set[int]:
         """Returns the partitions that an instance was last seen to own."""
-        return {p for p, (_, server) in self.owners.copy().items() if server == address}
+        return {p for p, server in self._owners.copy().items() if server == address}
 
     def connect_ahead(self, host: str, port: int, partitions: set[int], count: int = 12) -> QueuedQueries:
         """Opens connections to an instance before its pause, for `count` queries about each partition."""
@@ -177,6 +180,7 @@ class Readers:
             reply.status,
             headers.get("balance-application-server", ""),
             headers.get("balance-role", ""),
+            int(headers.get("balance-generation", "-1")),
             int(partition),
             int(position),
             int(headers.get("balance-epoch", "-1")),
@@ -186,8 +190,10 @@ class Readers:
             "" if reply.status == 200 else reply.body.decode(errors="replace"),
         )
         self.answers.append(answer)
-        if answer.role == "active" and answer.epoch > self.owners.get(answer.partition, (0, ""))[0]:
-            self.owners[answer.partition] = answer.epoch, answer.server
+        place = answer.generation, answer.partition
+        if answer.role == "active" and answer.epoch >= self._epochs.get(place, 0):
+            self._epochs[place] = answer.epoch
+            self._owners[answer.partition] = answer.server
         return answer
 
     def _run(self, host: str, port: int, chooser: random.Random) -> None:

@@ -354,25 +354,48 @@ class Cluster:
             member.keep_log()
 
 
-def active_positions(members: Iterable[Member]) -> dict[int, int]:
-    """Returns partition → position of its running owner, as the instances report."""
+def active_positions(members: Iterable[Member], stage: str | None = None) -> dict[int, int]:
+    """Returns partition → position of its running owner, as the instances report.
+
+    Args:
+        stage: None for the generations that serve.
+    """
     positions: dict[int, int] = {}
-    for task in tasks_of(members):
-        if task["role"].upper() == "ACTIVE" and task["state"] == "RUNNING":
+    for task in serving_tasks(members) if stage is None else tasks_of(members):
+        is_owners = task["role"].upper() == "ACTIVE" and task["state"] == "RUNNING"
+        if is_owners and stage in (None, stage_in(task["task"])):
             partition = int(task["partition"])
             positions[partition] = max(positions.get(partition, -1), int(task["position"]))
     return positions
 
 
 def stood_by(members: Iterable[Member]) -> set[int]:
-    """Returns the partitions for which one of the members reports a tailing standby."""
-    return {int(task["partition"]) for task in tasks_of(members) if task["state"] == "TAILING"}
+    """Returns the partitions for which one of the members reports a tailing standby that answers."""
+    return {int(task["partition"]) for task in serving_tasks(members) if task["state"] == "TAILING"}
 
 
 def tasks_of(members: Iterable[Member]) -> Iterator[dict[str, Any]]:
     """Yields all tasks that the members report."""
     for member in members:
         yield from (member.status() or {}).get("tasks", ())
+
+
+def serving_tasks(members: Iterable[Member]) -> Iterator[dict[str, Any]]:
+    """Yields the tasks of the generations that serve, as each member knows them."""
+    for member in members:
+        status = member.status() or {}
+        serving = {model["name"] for model in status.get("models", ()) if model["status"] == "serving"}
+        yield from (task for task in status.get("tasks", ()) if stage_in(task["task"]) in serving)
+
+
+def stage_of(model: str, generation: int) -> str:
+    """Returns the name of the last stage of a generation."""
+    return model if generation == 1 else f"{model}.g{generation}"
+
+
+def stage_in(task: str) -> str:
+    """Returns the stage in the name of a task or of its store."""
+    return task.rpartition("_")[0]
 
 
 _http = httpx.Client(timeout=_STATUS_SECONDS, verify=False, limits=httpx.Limits(max_keepalive_connections=0))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from balance_service.errors import ConfigurationError
 from tests.chaos.checks import STRIKE_SECONDS
 from tests.chaos.cluster import SESSION_TIMEOUT_SECONDS, stood_by
-from tests.chaos.plan import OPENING_POINTS, PARTS_POINT
+from tests.chaos.plan import OPENING_POINTS, PARTS_POINT, SWITCH_POINT
 from tests.chaos.report import unstolen_time
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _in_use(state_dir: Path) -> list[Path]:
     """Returns the most recently written store directories: those of departed tasks are unused."""
     written = {
         store: max((path.stat().st_mtime for path in store.iterdir()), default=0.0)
-        for store in sorted(state_dir.glob("balance_*"))
+        for store in sorted(state_dir.glob("balance*_*"))
         if store.is_dir()
     }
     latest = max(written.values(), default=0.0)
@@ -292,7 +292,7 @@ class _Lane(threading.Thread):
             self._member.stop()
             self._journal.say(f"{self._member.name} is stopped to arm a fail point")
         # Opening a task also commits, but no events; and readers must have seen an instance as owner before its pause.
-        turn = 1 if point in OPENING_POINTS else self._chooser.randint(*_TURNS)
+        turn = 1 if point in (*OPENING_POINTS, SWITCH_POINT) else self._chooser.randint(*_TURNS)
         launched = time.time()
         self._member.launch(f"{point}={action}@{turn}", in_parts=point == PARTS_POINT)
         return launched

@@ -189,6 +189,7 @@ class Listeners:
             status=404 if cents is None else 200,
             server=address,
             role="active",
+            generation=int(known.last_id.partition("/")[0]),
             partition=partition,
             position=position,
             epoch=epoch,

@@ -27,10 +27,13 @@ POINTS = (
     "fenced",
     "restored",
     "position-written",
+    "both-held",
 )
 PARTS_POINT = "part-stored"
 """Reached only with small parts."""
 OPENING_POINTS = ("fenced", "restored", "position-written")
+SWITCH_POINT = "both-held"
+"""Reached only when another generation begins to send the outputs."""
 INSTANCE_FAULTS = (
     "kill",
     *(f"kill-at-{point}" for point in POINTS),
@@ -189,7 +192,7 @@ def _chunks(chooser: random.Random, faults: list[str]) -> list[tuple[str, ...]]:
 _TURNS = (4, 16)
 # Three instances share ten partitions: each opens at least three tasks.
 _FEW_TURNS = (1, 3)
-_RARE_POINTS = {*OPENING_POINTS, "letters-read"}
+_RARE_POINTS = {*OPENING_POINTS, SWITCH_POINT, "letters-read"}
 
 
 class Offers:

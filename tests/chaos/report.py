@@ -117,6 +117,10 @@ class Report:
         self.records: dict[str, int] = {}
         self.progress: list[float] = []
         self.commands: Counter[int] = Counter()
+        self.requests: Counter[str] = Counter()
+        """An operator's requests, by verb and status."""
+        self.generations: Counter[str] = Counter()
+        """What was done to the generations."""
         self._new_owner: dict[str, list[float]] = defaultdict(list)
         self._flagged: list[float] = []
 
@@ -158,6 +162,8 @@ class Report:
         rows += [("  no answer", str(self.silences))]
         rows += [(f"  {n} refused", why) for why, n in self._refusals.most_common(_SHOWN_REFUSALS)]
         rows += [(f"addFunds {status or 'no answer'}", str(n)) for status, n in sorted(self.commands.items())]
+        rows += [(f"request: {request}", str(n)) for request, n in sorted(self.requests.items())]
+        rows += [(f"generations: {action}", str(n)) for action, n in sorted(self.generations.items())]
         rows += [("progress after healing", _seconds(self.progress))]
         rows += [(f"new owner after {fault}", _seconds(times)) for fault, times in sorted(self._new_owner.items())]
         rows += [("answer to maxLag after kill", _seconds(self._flagged))]

@@ -1,4 +1,4 @@
-"""Correctness while instances, broker and stores are killed, paused, disconnected and damaged.
+"""Correctness while instances, broker and stores are killed, paused, disconnected and damaged, and during rebuilds.
 
 `make chaos` plays a short round, `make chaos CHAOS_MINUTES=30` a long run; `CHAOS_SEED` reproduces a run.
 """
@@ -20,6 +20,7 @@ from tests.chaos.checks import (
     check_answers,
     check_movement,
     check_promises,
+    check_served,
     check_staleness,
     check_starts,
     check_successions,
@@ -28,23 +29,34 @@ from tests.chaos.checks import (
     successions,
 )
 from tests.chaos.clients import Commands, Enquiry, Readers, redrive_all
-from tests.chaos.cluster import IDEMPOTENCY_WINDOW_SECONDS, INSTANCES, Cluster, active_positions
+from tests.chaos.cluster import (
+    IDEMPOTENCY_WINDOW_SECONDS,
+    INSTANCES,
+    Cluster,
+    active_positions,
+    stage_in,
+    stage_of,
+    tasks_of,
+)
 from tests.chaos.faults import Chaos
 from tests.chaos.listeners import Listeners
 from tests.chaos.plan import plan_from_environment
+from tests.chaos.rebuilder import Rebuilder, check_nothing_left, history_of
 from tests.chaos.recount import Recount
 from tests.chaos.report import Journal, Report, unstolen_time
-from tests.chaos.workload import Customers, Frames, Workload
+from tests.chaos.workload import HEALING, Customers, Frames, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from tests.chaos.clients import Answer
     from tests.chaos.plan import Plan, Round
 
 _MINUTES = float(os.environ.get("CHAOS_MINUTES") or 0)
 _TIMEOUT_SECONDS = 1_500 + 90 * _MINUTES
 _CATCH_UP_SECONDS = 120.0
+_MODEL = "balance"
 _UNDISTURBED_SECONDS = 4.0
 
 
@@ -66,6 +78,7 @@ _UNDISTURBED_SECONDS = 4.0
     "takeover",
     "ready",
     "resume",
+    "rebuild",
     "damaged-store",
     "broker-outage",
 )
@@ -89,6 +102,8 @@ class _Run:
         self._journal = Journal()
         self.report = Report(plan, self._journal)
         self.resources = ExitStack()
+        self._stages: list[str] = []
+        """The generations at the end, the one that serves first."""
 
     def play(self) -> None:
         """Plays the whole run; violations are in the report."""
@@ -125,6 +140,7 @@ class _Run:
         )
         self._commands = enter(Commands(addresses, self._customers, plan.seed))
         self._listeners = enter(Listeners(addresses, self._customers, plan.seed))
+        self._rebuilder = enter(Rebuilder(_MODEL, cluster.members, plan.seed, may_differ=HEALING.decode()))
         self._chaos = Chaos(cluster, self._readers, self._journal, plan.seed)
         self._play_rounds()
         if self._is_over:
@@ -179,6 +195,7 @@ class _Run:
         self._recount.read_on()
         self._journal.say(f"checking {len(answers)} answers")
         found = list(successions(answers, self._journal.entries[began:]))
+        self.report.add_violations(self._served_when_answered(answers))
         self.report.add_answers(answers)
         self.report.add_successions(found)
         self.report.add_violations(check_successions(found))
@@ -193,12 +210,17 @@ class _Run:
         self.report.add_violations(check_staleness(answers, self._workload.acks))
         self.report.add_violations(check_promises(promises, self._recount))
         self.report.add_violations(Violation("status", detail) for detail in self._commands.take_refusals())
+        self.report.add_violations(self._rebuilder.take_violations())
         self.report.add_violations(Violation("crash", detail) for detail in self._journal.take_unexpected())
         self.report.add_violations(silent)
         if not told:
             self.report.add_violations([Violation("listener", "no listener was told of a change in this round")])
         assert not self._readers.failures, self._readers.failures
         assert not self._listeners.failures, self._listeners.failures
+
+    def _served_when_answered(self, answers: Sequence[Answer]) -> Iterator[Violation]:
+        served = history_of(self._cluster.stack, self._cluster.application_id, _MODEL).served
+        return check_served(answers, served)
 
     def _undisturbed(self) -> tuple[float, float]:
         """Waits for some seconds without faults; returns their start and end."""
@@ -207,10 +229,23 @@ class _Run:
         return began, time.monotonic()
 
     def _settle(self) -> None:
-        """Stops commands and waits until everything is applied."""
+        """Stops commands and rebuilds, and waits until two generations have applied everything."""
         self._commands.stop()
-        self._catch_up()
+        self._rebuilder.stop()
+        cluster = self._cluster
+        self._rebuilder.settle(_CATCH_UP_SECONDS)
         self._recount.read_on()
+        history = history_of(cluster.stack, cluster.application_id, _MODEL)
+        self._stages = [stage_of(_MODEL, number) for number in sorted(history.live, key=history.serving.__ne__)]
+        for stage in self._stages:
+            self._catch_up(stage)
+        self.report.add_violations(
+            check_nothing_left(cluster.stack, cluster.application_id, _MODEL, cluster.members, PROGRESS_SECONDS)
+        )
+        self.report.add_violations(self._rebuilder.take_violations())
+        self.report.add_violations(history.violations)
+        self.report.requests = self._rebuilder.requests
+        self.report.generations = history.actions
         self.report.add_violations(check_promises(self._commands.promises, self._recount))
         self.report.add_violations(self._listeners.end_right(self._recount, PROGRESS_SECONDS))
 
@@ -250,12 +285,16 @@ class _Run:
         self.report.progress.append(unstolen_time() - healed)
         self._journal.say(f"every partition continues, {self.report.progress[-1]:.1f} s after healing")
 
-    def _catch_up(self) -> None:
-        """Waits until every event is applied, except those that commands add during the wait."""
+    def _catch_up(self, stage: str | None = None) -> None:
+        """Waits until every event is applied, except those that commands add during the wait.
+
+        Args:
+            stage: None for the generation that serves.
+        """
         deadline = time.monotonic() + _CATCH_UP_SECONDS
         self._recount.read_on()
         while True:
-            positions = active_positions(self._cluster.members)
+            positions = active_positions(self._cluster.members, stage)
             if all(positions.get(p, -1) >= count.end for p, count in enumerate(self._recount.partitions)):
                 return
             assert time.monotonic() < deadline, (
@@ -268,6 +307,7 @@ class _Run:
         self._wait_for_standbys()
         self._readers.__exit__()
         answers = self._readers.take()
+        self.report.add_violations(self._served_when_answered(answers))
         self.report.add_answers(answers)
         self.report.add_violations(check_answers(answers, self._recount))
         told = self._listeners.take()
@@ -283,13 +323,18 @@ class _Run:
         self._cluster.stop_instances()
         for member in self._cluster.members:
             self.report.add_violations(Violation("crash", detail) for detail in member.unexpected())
-        self._audit = self._read_audit(self._cluster.application_id)
-        self._journal.say("comparing changelog, dead letters and stores with the recount")
-        self.report.add_violations(self._audit.balances(self._recount))
-        self.report.add_violations(self._audit.dead_letters(self._recount))
-        self.report.add_violations(self._audit.markers(self._recount))
-        self.report.add_violations(self._audit.positions(self._recount))
-        self.report.add_violations(self._audit.stores(stores, 1 + self._plan.standbys))
+        self._audits = [self._read_audit(self._cluster.application_id, stage) for stage in self._stages]
+        self._journal.say(f"comparing changelogs of {self._stages}, dead letters and stores with the recount")
+        for audit in self._audits:
+            self.report.add_violations(audit.balances(self._recount))
+            self.report.add_violations(audit.markers(self._recount))
+            self.report.add_violations(audit.positions(self._recount))
+            self.report.add_violations(audit.stores(stores, 1 + self._plan.standbys))
+        serving, *others = self._audits
+        self.report.add_violations(serving.dead_letters(self._recount))
+        if not all(serving.sends()) or any(any(other.sends()) for other in others):
+            detail = {audit.stage: audit.sends() for audit in self._audits}
+            self.report.add_violations([Violation("generation", f"not only {serving.stage} sends outputs: {detail}")])
         self.report.records = self._recount.totals()
         self.report.commands = self._commands.statuses
         self.report.silences = sum(self._readers.silences.values())
@@ -299,9 +344,10 @@ class _Run:
         deadline = time.monotonic() + PROGRESS_SECONDS
         ends = [count.end for count in self._recount.partitions]
         while time.monotonic() < deadline:
-            tasks = [task for member in self._cluster.members for task in (member.status() or {}).get("tasks", ())]
-            caught_up = [t["partition"] for t in tasks if t["position"] >= ends[t["partition"]]]
-            if all(caught_up.count(p) >= 1 + self._plan.standbys for p in range(self._plan.partitions)):
+            tasks = [*tasks_of(self._cluster.members)]
+            caught_up = [(stage_in(t["task"]), t["partition"]) for t in tasks if t["position"] >= ends[t["partition"]]]
+            places = [(stage, p) for stage in self._stages for p in range(self._plan.partitions)]
+            if all(caught_up.count(place) >= 1 + self._plan.standbys for place in places):
                 return
             time.sleep(0.2)
 
@@ -325,13 +371,14 @@ class _Run:
             metrics = fresh.metrics()
         finally:
             fresh.stop()
-        rebuilt = self._read_audit(fresh_id)
+        rebuilt = self._read_audit(fresh_id, _MODEL)
         self.report.add_violations(check_counters(metrics, self._recount))
         self.report.add_violations(rebuilt.balances(self._recount))
         self.report.add_violations(rebuilt.dead_letters(self._recount))
-        self.report.add_violations(self._audit.same_states(rebuilt, self._recount.window_ms))
+        for audit in self._audits:
+            self.report.add_violations(audit.same_states(rebuilt, self._recount.window_ms))
 
-    def _read_audit(self, application_id: str) -> Audit:
+    def _read_audit(self, application_id: str, stage: str) -> Audit:
         stack = self._cluster.stack
         return Audit(
             stack.bootstrap_servers,
@@ -339,4 +386,5 @@ class _Run:
             self._cluster.topic,
             application_id,
             self._plan.partitions,
+            stage,
         )

@@ -17,6 +17,7 @@ from tests.chaos.checks import (
     check_answers,
     check_movement,
     check_promises,
+    check_served,
     check_staleness,
     check_starts,
     check_successions,
@@ -46,6 +47,7 @@ _RIGHT = Answer(
     status=200,
     server="a",
     role="active",
+    generation=1,
     partition=0,
     position=5,
     epoch=3,
@@ -87,6 +89,7 @@ def test_right_answers_pass(recount: Recount) -> None:
         ("wrong", {"partition": 1}),
         ("unflagged", {"role": "standby"}),
         ("unflagged", {"role": ""}),
+        ("unflagged", {"generation": -1}),
         ("bound", {"max_lag": 2, "lag": 3}),
         ("bound", {"max_lag": 2, "lag": None}),
         ("bound", {"min_position": 6}),
@@ -117,6 +120,19 @@ def test_an_answer_that_goes_back_is_found(recount: Recount, kinds: set[str], ch
 
 def test_two_owners_under_one_epoch_are_found(recount: Recount) -> None:
     assert by_kind(check_answers([_RIGHT, replace(_LATER, server="b")], recount)) == {"wrong owner": 1}
+
+
+def test_each_generation_has_its_own_positions_and_epochs(recount: Recount) -> None:
+    other = replace(_RIGHT, sent=3.0, received=3.1, generation=2, epoch=1, server="b")
+    assert check_answers([_LATER, other], recount) == []
+
+
+def test_an_answer_of_a_generation_that_has_never_served_is_found() -> None:
+    built = replace(_RIGHT, generation=2)
+    refused = replace(_BUSY, generation=-1)
+    assert list(check_served([_RIGHT, refused, built, built], {1})) == [
+        ("generation", f"only [1] have served: {built}")
+    ]
 
 
 def test_an_answer_may_be_older_if_its_query_overlaps_a_later_one(recount: Recount) -> None:

@@ -1,4 +1,4 @@
-"""Models on several stages, killed between any two steps: every emitted record equals an independent recount.
+"""Models on several stages, rebuilt, and killed between any two steps: all emitted records equal a recount.
 
 `make chaos` plays this after the balances. Of `CHAOS_SEED`, `CHAOS_MINUTES` and `CHAOS_FAULTS` it uses the faults that
 kill at a step or restart the broker.
@@ -6,7 +6,6 @@ kill at a step or restart the broker.
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import time
@@ -19,9 +18,10 @@ import pytest
 
 from balance_service.devtools.local.stack import LocalInstance, LocalStack
 from tests.chaos.audit import compacted, digest, read_committed, states
-from tests.chaos.checks import STRIKE_SECONDS, Violation
-from tests.chaos.cluster import Member, tasks_of
+from tests.chaos.checks import PROGRESS_SECONDS, STRIKE_SECONDS, Violation
+from tests.chaos.cluster import Member, stage_of, tasks_of
 from tests.chaos.plan import Offers, plan_from_environment
+from tests.chaos.rebuilder import Rebuilder, check_nothing_left, history_of
 from tests.chaos.report import Journal, unstolen_time
 from tests.chaos.systems import MODELS, PARTITIONS, Hops, SystemWorkload
 from tests.support.commands import run
@@ -29,7 +29,7 @@ from tests.support.service import SESSION_TIMEOUT_SECONDS, on
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from tests.chaos.plan import Plan
@@ -53,6 +53,7 @@ _DOWN_SECONDS = SESSION_TIMEOUT_SECONDS + 2
 _CATCH_UP_SECONDS = 240.0
 _UNDISTURBED_SECONDS = 8.0
 _KILL_AT = "kill-at-"
+_REBUILT = ("rewards", "leaderboard")
 
 
 @pytest.mark.shows("rebuild", "outputs-once", "joined", "whole-range")
@@ -103,6 +104,9 @@ class _Systems:
         self._workload = resources.enter_context(SystemWorkload(self._stack, plan.seed))
         for member in self._members:
             resources.callback(member.stop)
+        self._rebuilders = {model: Rebuilder(model, self._members, plan.seed) for model in _REBUILT}
+        for rebuilder in self._rebuilders.values():
+            resources.callback(rebuilder.stop)
 
     def play(self) -> list[Violation]:
         """Plays the whole run; returns the violations."""
@@ -132,6 +136,8 @@ class _Systems:
         for member in self._members:
             member.launch(offers.specification(), in_parts=offers.in_parts)
         self._workload.start()
+        for rebuilder in self._rebuilders.values():
+            rebuilder.start()
         while offers.left:
             self._wait_for_death(offers)
             for member in self._members:
@@ -146,8 +152,12 @@ class _Systems:
         for member in self._members:
             member.wait_ready()
         time.sleep(_UNDISTURBED_SECONDS)
+        for rebuilder in self._rebuilders.values():
+            rebuilder.stop()
         self._workload.stop()
         self._journal.say(f"{self._workload.sent} purchases and as many scores; catching up")
+        for rebuilder in self._rebuilders.values():
+            rebuilder.settle(_CATCH_UP_SECONDS)
         eventually(self._is_caught_up, lambda: f"not caught up: {list(tasks_of(self._members))}", _CATCH_UP_SECONDS)
 
     def _wait_for_death(self, offers: Offers) -> None:
@@ -175,20 +185,25 @@ class _Systems:
         member.launch(offers.specification(), in_parts=offers.in_parts)
 
     def _is_caught_up(self) -> bool:
-        """Whether every stage has reached the end of its source, earlier stages first."""
+        """Whether every stage, of all generations, has reached the end of its source, earlier stages first."""
         tasks = {task["task"]: task["position"] for task in tasks_of(self._members) if task["state"] == "RUNNING"}
         for stage, source in (*_SOURCES.items(), *((s, f"{self._application_id}-{of}") for s, of in _INNER.items())):
             records = read_committed(self._stack.bootstrap_servers, source, PARTITIONS)
             for partition, of_it in enumerate(records):
-                if of_it and tasks.get(f"{stage}_{partition}", -1) <= of_it[-1].offset:
-                    return False
+                for generation in self._live(stage) if stage in _REBUILT else (1,):
+                    if of_it and tasks.get(f"{stage_of(stage, generation)}_{partition}", -1) <= of_it[-1].offset:
+                        return False
         return True
+
+    def _live(self, model: str) -> Iterable[int]:
+        return history_of(self._stack, self._application_id, model).live
 
     def _checked(self) -> Iterator[Violation]:
         self._journal.say("recounting")
         hops = Hops(self._stack, self._application_id)
         yield from (Violation("crash", detail) for detail in self._journal.take_unexpected())
         yield from hops.violations()
+        yield from self._generations_checked()
         points, leaderboard = hops.points(), hops.leaderboard()
         for member in self._members:
             with httpx.Client(base_url=member.instance.url, timeout=30) as http:
@@ -205,16 +220,31 @@ class _Systems:
                     if (detail := http.get(path).json()) != should:
                         yield Violation("wrong", f"{member.name} answers {detail} to {path}, not {should}")
 
+    def _generations_checked(self) -> Iterator[Violation]:
+        """Checks that two generations have the same states byte for byte, and that nothing is left of others."""
+        for model, rebuilder in self._rebuilders.items():
+            history = history_of(self._stack, self._application_id, model)
+            self._journal.say(f"{model}: {dict(history.actions)}, by {dict(rebuilder.requests)}")
+            yield from history.violations
+            yield from rebuilder.take_violations()
+            states = {number: self._states(stage_of(model, number)) for number in sorted(history.live)}
+            if any(digests != states[history.serving] for digests in states.values()):
+                yield Violation("digest", f"generations of {model} have the states {states}")
+            yield from check_nothing_left(self._stack, self._application_id, model, self._members, PROGRESS_SECONDS)
+
     def _rebuilt(self) -> Iterator[Violation]:
-        """Checks that a rebuild yields the same states byte for byte and emits nothing."""
+        """Checks that a rebuild without an instance yields the same states byte for byte and emits nothing."""
         self._journal.say("rebuilding")
+        for rebuilder in self._rebuilders.values():
+            rebuilder.leave_one(_CATCH_UP_SECONDS)
         for member in self._members:
             member.stop()
             member.keep_log()
             yield from (Violation("crash", detail) for detail in member.unexpected())
         hops = Hops(self._stack, self._application_id)
-        before, sent = self._states(), hops.sent()
-        for model in ("rewards", "leaderboard"):
+        stages = [stage_of(model, history_of(self._stack, self._application_id, model).serving) for model in _REBUILT]
+        before, sent = [self._states(stage) for stage in stages], hops.sent()
+        for model in _REBUILT:
             done = run(
                 self._settings | {"BALANCE_STATE_DIR": str(self._folder / "rebuilt")},
                 "rebuild",
@@ -223,19 +253,16 @@ class _Systems:
                 seconds=300,
             )
             assert done.code == 0, done
-        if self._states() != before:
-            yield Violation("digest", f"after a rebuild the states are {self._states()}, not {before}")
+        if (after := [self._states(stage) for stage in stages]) != before:
+            yield Violation("digest", f"after a rebuild the states of {stages} are {after}, not {before}")
         if hops.sent() != sent:
             yield Violation("doubled", f"after rebuilds the topics have {hops.sent()}, not {sent}")
 
-    def _states(self) -> list[str]:
+    def _states(self, stage: str) -> list[str]:
         """Returns a digest of each partition's states."""
-        found = []
-        for model, partition in itertools.product(("rewards", "leaderboard"), range(PARTITIONS)):
-            changelog = f"{self._application_id}-{model}-changelog"
-            records = read_committed(self._stack.bootstrap_servers, changelog, PARTITIONS)[partition]
-            found.append(digest(states(compacted(records))))
-        return found
+        changelog = f"{self._application_id}-{stage}-changelog"
+        logs = read_committed(self._stack.bootstrap_servers, changelog, PARTITIONS)
+        return [digest(states(compacted(records))) for records in logs]
 
     def _told(self, found: Iterator[Violation]) -> list[Violation]:
         violations = list(found)
