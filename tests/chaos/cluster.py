@@ -354,6 +354,11 @@ class Cluster:
             member.keep_log()
 
 
+def urls_of(members: Iterable[Member]) -> list[str]:
+    """Returns the URLs of the members whose processes exist."""
+    return [member.instance.url for member in members if member.running]
+
+
 def active_positions(members: Iterable[Member], stage: str | None = None) -> dict[int, int]:
     """Returns partition → position of its running owner, as the instances report.
 

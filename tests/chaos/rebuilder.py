@@ -43,12 +43,13 @@ _SWITCHES = {"building": 0.03, "ready": 0.7, "kept": 0.25}
 class Rebuilder(Operator):
     """Sends requests from a thread between `start` and `stop`. The other methods are for one thread, after `stop`."""
 
-    def __init__(self, model: str, members: Sequence[Member], seed: int, may_differ: str | None = None) -> None:
+    def __init__(self, model: str, urls: Callable[[], Sequence[str]], seed: int, may_differ: str | None = None) -> None:
         """Args:
+        urls: returns the instances to ask now.
         may_differ: prefix of the keys that two generations may have different states of for a while.
         """
         super().__init__(model, self._urls_in_turn, _ASK_SECONDS)
-        self._members = members
+        self._all_urls = urls
         self._chooser = random.Random(f"{seed}-rebuilder-{model}")
         self._may_differ = may_differ
         self._stopping = threading.Event()
@@ -149,8 +150,8 @@ class Rebuilder(Operator):
                     yield from answer.json()["differences"]
 
     def _urls_in_turn(self) -> list[str]:
-        members = [member for member in self._members if member.running]
-        return [member.instance.url for member in self._chooser.sample(members, len(members))]
+        urls = self._all_urls()
+        return self._chooser.sample(urls, len(urls))
 
 
 class _Other(NamedTuple):
@@ -205,7 +206,7 @@ def history_of(stack: LocalStack, application_id: str, model: str) -> History:
         frozenset(state["serving"] for state in states),
         Counter(state["action"] for state in states),
         tuple(
-            Violation("generation", f"record {after['number']} of '{model}' follows {before['number']}: {after}")
+            Violation("generation", f"{after['action']} {after['number']} of '{model}' follows {before['number']}")
             for before, after in itertools.pairwise(states)
             if after["number"] != before["number"] + 1
         ),

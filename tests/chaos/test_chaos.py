@@ -9,6 +9,7 @@ import os
 import random
 import time
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,6 +38,7 @@ from tests.chaos.cluster import (
     stage_in,
     stage_of,
     tasks_of,
+    urls_of,
 )
 from tests.chaos.faults import Chaos
 from tests.chaos.listeners import Listeners
@@ -140,7 +142,7 @@ class _Run:
         )
         self._commands = enter(Commands(addresses, self._customers, plan.seed))
         self._listeners = enter(Listeners(addresses, self._customers, plan.seed))
-        self._rebuilder = enter(Rebuilder(_MODEL, cluster.members, plan.seed, may_differ=HEALING.decode()))
+        self._rebuilder = enter(Rebuilder(_MODEL, partial(urls_of, cluster.members), plan.seed, HEALING.decode()))
         self._chaos = Chaos(cluster, self._readers, self._journal, plan.seed)
         self._play_rounds()
         if self._is_over:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +29,12 @@ from tests.chaos.clients import Answer, Promise
 from tests.chaos.cluster import UNEXPECTED_EVENTS, Strike
 from tests.chaos.mutants import ALL_MUTATIONS, mutated
 from tests.chaos.plan import FAULTS, POINTS, Offers, plan_from_environment
+from tests.chaos.rebuilder import Rebuilder
 from tests.chaos.recount import History, Recount
 from tests.chaos.report import Entry, Start
+from tests.chaos.workload import HEALING
+from tests.support.scripted_server import Scripted, scripted
+from tests.support.waiting import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -357,6 +362,46 @@ def test_an_instance_that_is_ready_too_late_is_found(
     found = list(check_starts([Start(100.0, "a", seconds)], outages))
 
     assert ([violation.kind for violation in found] == ["silent"]) is is_found
+
+
+@pytest.mark.parametrize(
+    ("different", "key", "is_found"),
+    [(0, "", False), (1, "early-1", True), (1, f"{HEALING.decode()}1", False), (1, "", False)],
+)
+def test_a_difference_between_two_generations_is_found_unless_a_dead_letter_explains_it(
+    different: int, key: str, is_found: bool
+) -> None:
+    compared = {"equal": 5, "different": different, "onlyServing": 0, "onlyBuilding": 0}
+    shown = [{"key": key, "serving": 1, "building": 2}] if key else []
+    replies = [
+        _generations("compare", compared, {1: "serving", 3: "ready"}),
+        *([_json({"differences": shown})] if different else []),
+        _json({}, 202),
+        _generations("settle", None, {1: "kept", 3: "serving"}),
+    ]
+    with scripted(*replies) as (url, received):
+        rebuilder = Rebuilder("balance", lambda: [url], 1, HEALING.decode())
+        rebuilder.settle(PATIENCE_SECONDS)
+
+    assert [one.target for one in received if one.method == "POST"] == ["/api/models.switch"]
+    assert ([violation.kind for violation in rebuilder.take_violations()] == ["generation"]) is is_found
+
+
+def test_a_request_for_a_generation_that_fails_is_found_and_a_refused_one_is_accepted() -> None:
+    with scripted(*(_json({}, status) for status in (409, 503, 500))) as (url, _):
+        rebuilder = Rebuilder("balance", lambda: [url], 1)
+        assert [rebuilder.post("drop", generation=2) for _ in range(3)] == [409, 503, 500]
+
+    assert by_kind(rebuilder.take_violations()) == {"status": 1}
+
+
+def _generations(action: str, comparison: Mapping[str, int] | None, statuses: Mapping[int, str]) -> Scripted:
+    generations = [{"generation": number, "status": status} for number, status in statuses.items()]
+    return _json({"generations": generations, "comparison": comparison, "action": action})
+
+
+def _json(body: object, status: int = 200) -> Scripted:
+    return Scripted(status, json.dumps(body).encode())
 
 
 def test_points_are_offered_one_at_a_time_in_the_order_of_the_round(tmp_path: Path) -> None:

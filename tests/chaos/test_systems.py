@@ -11,6 +11,7 @@ import random
 import time
 import uuid
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import httpx
@@ -19,7 +20,7 @@ import pytest
 from balance_service.devtools.local.stack import LocalInstance, LocalStack
 from tests.chaos.audit import compacted, digest, read_committed, states
 from tests.chaos.checks import PROGRESS_SECONDS, STRIKE_SECONDS, Violation
-from tests.chaos.cluster import Member, stage_of, tasks_of
+from tests.chaos.cluster import Member, stage_of, tasks_of, urls_of
 from tests.chaos.plan import Offers, plan_from_environment
 from tests.chaos.rebuilder import Rebuilder, check_nothing_left, history_of
 from tests.chaos.report import Journal, unstolen_time
@@ -104,7 +105,7 @@ class _Systems:
         self._workload = resources.enter_context(SystemWorkload(self._stack, plan.seed))
         for member in self._members:
             resources.callback(member.stop)
-        self._rebuilders = {model: Rebuilder(model, self._members, plan.seed) for model in _REBUILT}
+        self._rebuilders = {model: Rebuilder(model, partial(urls_of, self._members), plan.seed) for model in _REBUILT}
         for rebuilder in self._rebuilders.values():
             resources.callback(rebuilder.stop)
 
