@@ -178,10 +178,12 @@ class _Run:
         try:
             windows = [self._undisturbed()]
             # Present dead letters heal during the faults, later ones after the faults.
-            self._frames.register_late()
+            with self._rebuilder.resting(_CATCH_UP_SECONDS):
+                self._frames.register_late()
             self._frames.expect_late()
             self._chaos.play(plan)
-            self._frames.register_late()
+            with self._rebuilder.resting(_CATCH_UP_SECONDS):
+                self._frames.register_late()
             self._check_progress()
             time.sleep(_UNDISTURBED_SECONDS)
         finally:

@@ -28,7 +28,8 @@ _UNKNOWN_SCHEMA_ID = 999_999
 _CENT = Decimal("0.01")
 _EXACT = Context(prec=60)
 # A registration without an answer may have taken an id.
-_RELEASES_BEFORE_LATE, _LEFT_FREE = 100, 5
+# Each generation of a rebuild takes some of the ids too.
+_IDS_BEFORE_LATE, _LEFT_FREE = 500, 5
 _NEWEST_SHARE = 0.5
 
 HEALING = b"healing-"
@@ -103,11 +104,11 @@ class Frames:
         """Makes `late` use an id whose schema is not registered yet; the ids below it are for `release`."""
         with self._registering:
             self._late += 1
-            # The registry assigns ids in sequence, and no other client registers schemas now.
-            self._late_id = self._skip() + _RELEASES_BEFORE_LATE
+            # The registry assigns ids in sequence.
+            self._late_id = self._skip() + _IDS_BEFORE_LATE
 
     def register_late(self) -> None:
-        """Registers the schema that `late` uses."""
+        """Registers the schema that `late` uses. No other client may register one meanwhile."""
         with self._registering:
             while self._skip() < self._late_id - 1:
                 pass
