@@ -80,6 +80,10 @@ class GenerationLog(PeriodicThread):
         """The read models that have a record."""
         return self._known
 
+    def refresh(self) -> None:
+        """Reads the topic to its end: until the thread starts, nothing else does. Raises RetriableError as a reader."""
+        self._read_to_end()
+
     def wait(self, seconds: float) -> None:
         """Waits until a record is read, at most some seconds."""
         self._changed.wait(seconds)

@@ -141,8 +141,7 @@ class Engine:
         self.generations = until_up(partial(GenerationLog, settings, self.topics, self.registry))
         """Which generations of the read models there are; followed once the engine starts."""
         self.versions = versions = Versions(models, settings, self.generations.of)
-        live = [generation for stage in stages for generation in self.live(stage)]
-        self._prepared = prepared = until_up(partial(prepare_topics, self.topics, settings, live))
+        self._prepared = prepared = until_up(partial(self._prepare, stages))
         begun = {name: versions.declaration(name) for name in versions.with_states}
         until_up(partial(self.generations.begin, begun))
         versions.check_serving()
@@ -186,7 +185,7 @@ class Engine:
         """Held while stages are added, and while the group's partitions change."""
         self.stages: Mapping[str, Tasks] = {}
         self._wipe_dropped(stages)
-        warm_ups = [until_up(partial(self._host, stage)) for stage in stages]
+        warm_ups = [until_up(partial(self._host_if_live, stage)) for stage in stages]
         # The first query of a JVM is slow. It runs while the instance joins its group and opens its tasks.
         self._warm_up = threading.Thread(target=next(filter(None, warm_ups), None), name="warm-up", daemon=True)
         self._warm_up.start()
@@ -341,6 +340,28 @@ class Engine:
         """Closes the tasks, whose successors may have fenced them already."""
         self.metrics.rebalances.labels("lost").inc()
         self._release(partitions, 1.0)
+
+    def _prepare(self, stages: Sequence[Stage]) -> Mapping[str, Topic]:
+        """Prepares the topics of all live generations. Raises as `prepare_topics`."""
+        live = [generation for stage in stages for generation in self.live(stage)]
+        try:
+            return prepare_topics(self.topics, self.settings, live)
+        except RetriableError:
+            # A generation that is dropped meanwhile loses its changelog.
+            self.generations.refresh()
+            raise
+
+    def _host_if_live(self, stage: Stage) -> Callable[[], None] | None:
+        """As `_host`; but leaves a generation alone that was dropped since the start, and lost its changelog."""
+        try:
+            return self._host(stage)
+        except RetriableError:
+            self.generations.refresh()
+            if stage.name in {live.name for live in self.live(stage)}:
+                raise
+            log.info("a generation was dropped during the start", stage=stage.name)
+            self._more_tasks += self._prepared[stage.source].partitions
+            return None
 
     def _host(self, stage: Stage) -> Callable[[], None] | None:
         """Adds the tasks of a stage. Returns what warms Spark up for them; None for a stage that stands still."""

@@ -775,6 +775,14 @@ PINPOINT_MUTATIONS = (
         "test_a_transition_applies_to_the_newest_state_whoever_wrote_it",
     ),
     _pinpoint(
+        "an instance that starts waits forever for a generation that was dropped meanwhile",
+        "hosting/engine.py",
+        "            if stage.name in {live.name for live in self.live(stage)}:\n                raise\n",
+        "            raise\n",
+        "integration/test_generations",
+        "test_an_instance_starts_although_a_generation_is_dropped_meanwhile",
+    ),
+    _pinpoint(
         "the console judges a read model by its oldest generation",
         "http/console/page/judge.js",
         'generations.find(({ status }) => status === "serving") ?? generations[0]',

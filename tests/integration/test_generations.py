@@ -5,20 +5,22 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.cluster.generations import GenerationLog
 from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError
+from balance_service.hosting import engine as module
 from balance_service.hosting.rebuild import rebuild
 from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.model.generations import Comparison, Generations, Switch
 from balance_service.read_models.balance import Balance
 from balance_service.settings import load_settings
-from tests.integration.engines import balance_stage, settings_for
+from balance_service.spark.session import start_spark
+from tests.integration.engines import balance_stage, running_engine, settings_for
 from tests.support.fakes import DECLARED
 from tests.support.kafka import Writer, read_topic
 from tests.support.service import application
@@ -27,6 +29,8 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
     from balance_service.devtools.local.stack import LocalStack
 
@@ -117,6 +121,29 @@ def test_all_instances_follow_what_one_writes(log: Callable[[], GenerationLog]) 
         assert log().of("balance") == written
     finally:
         follower.stop(5)
+
+
+def test_an_instance_starts_although_a_generation_is_dropped_meanwhile(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    topics = Topics(settings)
+    changelog = balance_stage(settings).of_generation(2).changelog
+    with closing(SchemaRegistry.from_settings(settings)) as registry:
+        written = GenerationLog(settings, topics, registry)
+        written.begin({"balance": DECLARED})
+        written.write("balance", rebuilt)
+
+        def start_spark_late(*arguments: Any) -> SparkSession:
+            assert topics.find(changelog) is not None
+            written.write("balance", lambda now: now.dropped(2, "alice", "over"))
+            topics.delete(changelog)
+            return start_spark(*arguments)
+
+        monkeypatch.setattr(module, "start_spark", start_spark_late)
+        with running_engine(settings) as engine:
+            assert [*engine.stages] == ["balance"]
+    assert topics.find(changelog) is None
 
 
 @pytest.mark.shows("rebuild")
