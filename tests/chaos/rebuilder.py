@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import httpx
@@ -76,14 +76,10 @@ class Rebuilder(Operator):
         if self._thread is not None:
             self._thread.join()
 
-    @contextmanager
-    def resting(self, seconds: float) -> Iterator[None]:
-        """Sends no request meanwhile, and waits until no generation is built: each build registers schemas."""
-        self.stop()
+    def wait_built(self, seconds: float) -> None:
+        """Waits until no generation is built: each build registers schemas."""
         for _ in self._until(lambda known: (other := _other(known)) is None or other.status != "building", seconds):
             pass
-        yield
-        self.start()
 
     def take_violations(self) -> list[Violation]:
         """Returns and clears the violations."""

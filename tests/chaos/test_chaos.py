@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 _MINUTES = float(os.environ.get("CHAOS_MINUTES") or 0)
 _TIMEOUT_SECONDS = 1_500 + 90 * _MINUTES
 _CATCH_UP_SECONDS = 120.0
+_REBUILD_SECONDS = 240.0
 _MODEL = "balance"
 _UNDISTURBED_SECONDS = 4.0
 
@@ -142,7 +143,7 @@ class _Run:
         )
         self._commands = enter(Commands(addresses, self._customers, plan.seed))
         self._listeners = enter(Listeners(addresses, self._customers, plan.seed))
-        self._rebuilder = enter(Rebuilder(_MODEL, partial(urls_of, cluster.members), plan.seed, HEALING.decode()))
+        self._rebuilder = Rebuilder(_MODEL, partial(urls_of, cluster.members), plan.seed, HEALING.decode())
         self._chaos = Chaos(cluster, self._readers, self._journal, plan.seed)
         self._play_rounds()
         if self._is_over:
@@ -178,12 +179,12 @@ class _Run:
         try:
             windows = [self._undisturbed()]
             # Present dead letters heal during the faults, later ones after the faults.
-            with self._rebuilder.resting(_CATCH_UP_SECONDS):
-                self._frames.register_late()
+            self._frames.register_late()
             self._frames.expect_late()
-            self._chaos.play(plan)
-            with self._rebuilder.resting(_CATCH_UP_SECONDS):
-                self._frames.register_late()
+            with self._rebuilder:
+                self._chaos.play(plan)
+            self._rebuilder.wait_built(_REBUILD_SECONDS)
+            self._frames.register_late()
             self._check_progress()
             time.sleep(_UNDISTURBED_SECONDS)
         finally:
@@ -233,11 +234,10 @@ class _Run:
         return began, time.monotonic()
 
     def _settle(self) -> None:
-        """Stops commands and rebuilds, and waits until two generations have applied everything."""
+        """Stops commands, and waits until two generations have applied everything."""
         self._commands.stop()
-        self._rebuilder.stop()
         cluster = self._cluster
-        self._rebuilder.settle(_CATCH_UP_SECONDS)
+        self._rebuilder.settle(2 * _REBUILD_SECONDS)
         self._recount.read_on()
         history = history_of(cluster.stack, cluster.application_id, _MODEL)
         self._stages = [stage_of(_MODEL, number) for number in sorted(history.live, key=history.serving.__ne__)]
