@@ -45,8 +45,8 @@ INSTANCE_FAULTS = (
 )
 STORE_FAULTS = ("delete-store", "damage-store")
 BROKER_FAULTS = ("restart-broker", "kill-broker-long")
-PARTITIONS = (4, 16)
-"""Of a run; with 16, each instance reads several in one query of Spark."""
+PARTITIONS = (4, 8)
+"""Of a run, while two generations live; with 8, each instance reads several in one query of Spark."""
 FAULTS = (*INSTANCE_FAULTS, *STORE_FAULTS, *BROKER_FAULTS)
 
 _SHORT = {
