@@ -129,10 +129,11 @@ def test_an_instance_starts_although_a_generation_is_dropped_meanwhile(
     settings = settings_for(stack, names, tmp_path / "state")
     topics = Topics(settings)
     changelog = balance_stage(settings).of_generation(2).changelog
+    with running_engine(settings) as engine:
+        assert engine.generations.of("balance").live == [1]
     with closing(SchemaRegistry.from_settings(settings)) as registry:
         written = GenerationLog(settings, topics, registry)
-        written.begin({"balance": DECLARED})
-        written.write("balance", rebuilt)
+        written.write("balance", lambda now: now.rebuilt(now.declarations[1], Switch.NEVER, 0, None, "alice", "a test"))
 
         def start_spark_late(*arguments: Any) -> SparkSession:
             assert topics.find(changelog) is not None
