@@ -347,7 +347,7 @@ class Engine:
         try:
             return prepare_topics(self.topics, self.settings, live)
         except RetriableError:
-            # A generation that is dropped meanwhile loses its changelog.
+            # The changelog of a generation that is dropped during the start is gone.
             self.generations.refresh()
             raise
 

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import NewTopic
 
 from balance_service.devtools.local.stack import LocalInstance, LocalStack
-from tests.chaos.cluster import Member
+from tests.chaos.cluster import Member, stage_of
 from tests.chaos.systems import PARTITIONS, Hops, SystemWorkload
 from tests.support.commands import run
 from tests.support.kafka import admin, read_topic
@@ -106,9 +106,6 @@ class Story(Operator):
     def _launch(self, member: Member) -> None:
         member.launch(f"{_POINTS},claims={self._offers}")
 
-    def _stage(self, generation: int) -> str:
-        return self._model if generation == 1 else f"{self._model}.g{generation}"
-
     def _answering(self) -> list[str]:
         return [member.instance.url for member in self.members if member.running and not member.is_stopped()]
 
@@ -166,7 +163,7 @@ class Story(Operator):
 
     def lose_changelog(self, generation: int) -> None:
         """Replaces the changelog of a generation by an empty one; returns once all tasks have written to that."""
-        name = f"{self.application_id}-{self._stage(generation)}-changelog"
+        name = f"{self.application_id}-{stage_of(self._model, generation)}-changelog"
         before = self._topic_id(name)
         admin(self.stack).delete_topics([name])[name].result(10)
         topic = NewTopic(name, PARTITIONS, 1, config={"cleanup.policy": "compact"})
@@ -225,7 +222,7 @@ class Story(Operator):
 
     def wait_gone(self, number: int) -> None:
         """Waits until nothing of a dropped generation is left: no topic, no subject, no store, no task."""
-        name = self._stage(number)
+        name = stage_of(self._model, number)
         changelog = f"{self.application_id}-{name}-changelog"
 
         def left() -> list[str]:
