@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
+    from balance_service.devtools.local.processes import Server
+    from balance_service.devtools.local.stack import LocalStack
+
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
@@ -26,3 +29,11 @@ def browser() -> Iterator[Browser]:
         running = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
         yield running
         running.close()
+
+
+@pytest.fixture
+def broker(stack: LocalStack) -> Iterator[Server]:
+    """The broker, for a test that stops it. It runs again when the test ends."""
+    yield stack.broker
+    if not stack.broker.running:
+        stack.broker.start()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from balance_service.devtools.local.processes import accepts_connections, free_port
+from balance_service.devtools.local.processes import accepts_connections
 from tests.browser.chromium import viewed
 from tests.support.service import application, new_instance, running
 from tests.support.waiting import eventually
@@ -18,6 +18,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+    from balance_service.devtools.local.processes import Server
     from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 TOKENS = {
@@ -40,8 +41,11 @@ def instance(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Loc
     return new_instance(stack, application(**secured))
 
 
-def test_a_starting_instance_paints_its_page_at_once(browser: Browser, stack: LocalStack) -> None:
+def test_an_instance_that_waits_for_its_broker_paints_its_page_and_says_so(
+    browser: Browser, stack: LocalStack, broker: Server
+) -> None:
     instance = new_instance(stack, application())
+    broker.stop()
     try:
         instance.launch()
         eventually(lambda: accepts_connections(instance.port), "the port is open")
@@ -50,7 +54,11 @@ def test_a_starting_instance_paints_its_page_at_once(browser: Browser, stack: Lo
             view.wait_for_text("needs", r"This instance is starting\.")
             assert time.monotonic() - began < 10
             assert first_paint(view.page) <= FIRST_PAINT_SECONDS
+            view.wait_for_text("needs", r"It waits: Kafka at .* does not answer")
+            expect(view.page.locator("#models-table")).to_contain_text("No read model is known yet")
             view.keep("starting")
+
+            broker.start()
             # The same page shows the rest when there is more to show.
             view.wait_for_text("needs", "The read model serves; no dead letter needs you")
             expect(view.page.locator("#keys-model")).to_have_value("balance")
@@ -58,23 +66,6 @@ def test_a_starting_instance_paints_its_page_at_once(browser: Browser, stack: Lo
             assert view.unexpected(503) == []
     finally:
         instance.stop()
-
-
-def test_an_instance_without_a_broker_paints_its_page_and_says_what_it_waits_for(
-    browser: Browser, stack: LocalStack
-) -> None:
-    instance = new_instance(stack, application(BALANCE_BOOTSTRAP_SERVERS=f"127.0.0.1:{free_port()}"))
-    try:
-        instance.launch()
-        eventually(lambda: accepts_connections(instance.port), "the port is open")
-        with viewed(browser, instance.url, waits=False) as view:
-            view.wait_for_text("needs", r"It waits: Kafka at .* does not answer")
-            assert first_paint(view.page) <= FIRST_PAINT_SECONDS
-            expect(view.page.locator("#models-table")).to_contain_text("No read model is known yet")
-            view.keep("broker-away")
-            assert view.unexpected() == []
-    finally:
-        instance.kill()
 
 
 @pytest.mark.shows("browser")

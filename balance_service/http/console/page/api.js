@@ -1,5 +1,8 @@
 // Requests to the API of the instance that served the page. The token is kept in memory only.
 
+// A stream of the server sends at least a comment every 15 s.
+const SILENT_MS = 20_000;
+
 let token = "";
 const needing = new Set();
 
@@ -98,16 +101,27 @@ export async function ask(path, options) {
 
 export const askJson = async (path, options) => JSON.parse((await ask(path, options)).text);
 
-// Yields the events of a stream as `{ event, id, data, comment }` until it ends. Raises as `ask`.
+// Yields the events of a stream as `{ event, id, data, comment }` until it ends. Raises as `ask`, and if it is
+// silent: a connection that has broken unseen would never end. `options` has a `signal`.
 // `EventSource` cannot send a token, so the stream is read by `fetch`.
 export async function* events(path, options) {
-  const headers = { ...options?.headers, Accept: "text/event-stream" };
-  const response = await send(path, { ...options, headers });
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  const headers = { ...options.headers, Accept: "text/event-stream" };
+  const ended = new AbortController();
+  let timer;
+  const heard = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => ended.abort(), SILENT_MS);
+  };
   try {
-    yield* parsed(reader);
+    heard();
+    const response = await send(path, { ...options, headers, signal: AbortSignal.any([options.signal, ended.signal]) });
+    for await (const event of parsed(response.body.pipeThrough(new TextDecoderStream()).getReader())) {
+      heard();
+      yield event;
+    }
   } finally {
-    reader.cancel().catch(() => {});
+    clearTimeout(timer);
+    ended.abort();
   }
 }
 

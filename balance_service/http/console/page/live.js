@@ -5,15 +5,12 @@ import { owners } from "./judge.js";
 
 const KEPT_SECONDS = 300;
 const RATE_SECONDS = 5;
-// The server sends at least a comment every 15 s.
-const SILENT_MS = 20_000;
-const RETRY_MS = [500, 1000, 2000, 5000];
+const RETRY_MS = 1000;
 
 // `state`: "connecting", "live", "lost" (with `problem`), "refused" (with `problem`) or "paused".
 export const live = { state: "connecting", problem: "", status: null, at: null, lostAt: null };
 
 const watchers = new Set();
-let heardAt = 0;
 let aborting = new AbortController();
 let wake = () => {};
 let isPaused = false;
@@ -80,7 +77,7 @@ function interrupt() {
 }
 
 async function follow() {
-  for (let failures = 0; ; ) {
+  for (;;) {
     if (isPaused || document.hidden) {
       become(isPaused ? "paused" : "connecting");
       await woken();
@@ -89,16 +86,13 @@ async function follow() {
     aborting = new AbortController();
     const { signal } = aborting;
     try {
-      heardAt = Date.now();
       for await (const event of events("api/status", { signal })) {
-        heardAt = Date.now();
-        failures = 0;
         if (event.event === "status") take(JSON.parse(event.data));
         become("live");
       }
       become("lost", "The connection ended.");
     } catch (error) {
-      if (signal.aborted && signal.reason !== SILENT_MS) continue;
+      if (signal.aborted) continue;
       if (error instanceof Refusal && [401, 403].includes(error.status)) {
         become("refused", error.status === 401 ? "" : error.message);
         await woken();
@@ -106,7 +100,7 @@ async function follow() {
       }
       become("lost", error instanceof Refusal ? error.message : "This instance does not answer.");
     }
-    await Promise.race([pause(RETRY_MS[Math.min(failures++, RETRY_MS.length - 1)]), woken()]);
+    await Promise.race([pause(RETRY_MS), woken()]);
   }
 }
 
@@ -134,10 +128,7 @@ function take(status) {
 }
 
 function tick() {
-  if (live.state === "live") {
-    if (Date.now() - heardAt > SILENT_MS) aborting.abort(SILENT_MS);
-    else sample();
-  }
+  if (live.state === "live") sample();
   tell();
 }
 
