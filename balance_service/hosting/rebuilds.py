@@ -42,6 +42,7 @@ _LOOK_SECONDS = 0.25
 _PAUSE_SECONDS = 0.002
 _SLICE_SECONDS = 0.1
 _CAUGHT_UP_RECORDS = 10_000
+_LOOK_AGAIN_SECONDS = 60.0
 
 
 class Rebuilds(PeriodicThread):
@@ -61,6 +62,7 @@ class Rebuilds(PeriodicThread):
         """Comparisons that have begun, by the tasks of the serving generation and of the one that is built."""
         self._served: dict[str, int] = {}
         self._deleted: set[str] = set()
+        self._forgotten_at = time.monotonic()
         self.problems: Mapping[str, str] = {}
         """Why a step of a read model's rebuild fails now, by the model's name."""
 
@@ -350,7 +352,10 @@ class Rebuilds(PeriodicThread):
         """
         topics, live = self._engine.topics, set(generations.live)
         published = {task.stage for server in self._servers.servers() for task in server.tasks}
-        # The task of an instance that is late creates the changelog again.
+        # An instance that is late creates the changelog again, and may drop it before its task is known here.
+        if time.monotonic() - self._forgotten_at >= _LOOK_AGAIN_SECONDS:
+            self._forgotten_at = time.monotonic()
+            self._deleted.clear()
         self._deleted -= published
         for number in range(1, generations.newest + 1):
             stage = self._versions.stage(generations.model, number)

@@ -294,6 +294,26 @@ def test_a_dropped_changelog_is_deleted_once_no_instance_has_a_task_of_it_and_ag
     assert forgotten == deleted
 
 
+def test_a_changelog_that_a_late_instance_created_again_is_deleted_although_its_task_was_never_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(DROPPED, Here(1, Standing(1, sends=True)))
+    topics = {"balance-service-rewards.g2-changelog"}
+    engine.topics = SimpleNamespace(find=lambda name: name if name in topics else None, delete=topics.remove)
+    engine.registry = SimpleNamespace(forget=lambda _name: None)
+    rebuilds = responsible(engine, table_of([PublishedTask("rewards", 0, "ACTIVE", "RUNNING", 1, 5)]))
+    rebuilds._step(DROPPED)
+    assert not topics
+
+    topics.add("balance-service-rewards.g2-changelog")
+    rebuilds._step(DROPPED)
+    assert topics
+    monkeypatch.setattr("balance_service.hosting.rebuilds._LOOK_AGAIN_SECONDS", 0.0)
+    rebuilds._step(DROPPED)
+
+    assert not topics
+
+
 def hosting(now: Generations) -> Engine:
     return Engine(now, Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False)))
 
