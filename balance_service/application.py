@@ -252,24 +252,24 @@ class Application:
         )
         # Before its tasks open their stores.
         loop.call_soon_threadsafe(self._http.limit_connections, engine.open_files.connections)
-        directory = self._directory(engine, patience)
+        table = ServerTable()
+        rebuilds = Rebuilds(engine, table, Switch.ALWAYS if settings.switch == "auto" else Switch.NEVER)
+        directory = self._directory(engine, patience, table, rebuilds)
         context = CommandContext(
             settings=settings, registry=engine.registry, metrics=engine.metrics, tracer=self._tracer
         )
         commands = {
             command.route.name: patience.until_up(partial(command.handler, context)) for command in self._commands
         }
-        EngineCollector(engine, directory.table).register(self._metrics.registry)
-        rebuilds = Rebuilds(engine, directory.table, Switch.ALWAYS if settings.switch == "auto" else Switch.NEVER)
+        EngineCollector(engine, table).register(self._metrics.registry)
         instance = Instance(engine=engine, directory=directory, rebuilds=rebuilds, commands=commands)
         instance.start()
         favour_short_work()
         return instance
 
-    def _directory(self, engine: Engine, patience: Patience) -> Directory:
+    def _directory(self, engine: Engine, patience: Patience, table: ServerTable, rebuilds: Rebuilds) -> Directory:
         settings, trust = self._settings, self._http.trust
         topic, schema = settings.application_servers_topic, load_schema("ApplicationServer")
-        table = ServerTable()
         # A stage without states has nothing but its position to keep a copy of.
         choosers: dict[str, StandbyChooser] = {}
 
@@ -288,8 +288,11 @@ class Application:
             codec=patience.until_up(partial(AvroCodec, engine.registry, subject_of(topic, schema), schema)),
             signatures=RecordSignatures(trust.secret, topic),
             models=lambda: [
-                PublishedModel(name, tasks.hosted.partitioning, engine.versions.of(tasks.hosted.stage.owner))
+                PublishedModel(
+                    name, tasks.hosted.partitioning, engine.versions.of(owner), rebuilds.problems.get(owner, "")
+                )
                 for name, tasks in engine.models.items()
+                for owner in [tasks.hosted.stage.owner]
             ],
             tasks=lambda: [published(task) for tasks in engine.stages.values() for task in tasks.snapshots()],
             table=table,

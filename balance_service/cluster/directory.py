@@ -123,12 +123,14 @@ class PublishedTask:
 class PublishedModel:
     """A generation of a read model that an instance hosts, and where the keys of its source are.
 
-    `versions` are those of the read model whose classes the instance has.
+    `versions` are those of the read model whose classes the instance has; `problem` is why a step of the read model's
+    rebuild fails there.
     """
 
     name: str
     partitioning: Partitioning
     versions: tuple[int, ...] = ()
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,14 @@ class ApplicationServer:
 
     def lacks(self, read_model: str, version: int) -> bool:
         """Whether it hosts a read model, and lacks the class of a version."""
-        hosted = [model for model in self.models if model_and_generation(model.name)[0] == read_model]
-        return any(version not in model.versions for model in hosted)
+        return any(version not in model.versions for model in self._generations(read_model))
+
+    def problem(self, read_model: str) -> str:
+        """Why a step of a read model's rebuild fails there; empty if none does."""
+        return next((model.problem for model in self._generations(read_model)), "")
+
+    def _generations(self, read_model: str) -> Iterator[PublishedModel]:
+        return (model for model in self.models if model_and_generation(model.name)[0] == read_model)
 
     def is_suspect(self, now: float) -> bool:
         """Whether it has been silent for too long to be routed to."""
@@ -226,7 +234,9 @@ class ServerTable:
         else:
             tasks = tuple(map(PublishedTask.of, record["tasks"]))
             models = tuple(
-                PublishedModel(m["name"], Partitioning(m["partitions"], m["partitioner"]), tuple(m["versions"]))
+                PublishedModel(
+                    m["name"], Partitioning(m["partitions"], m["partitioner"]), tuple(m["versions"]), m["problem"]
+                )
                 for m in record["models"]
             )
             heard_at, incarnation = now if live else float("-inf"), record["incarnation"]
@@ -246,8 +256,19 @@ class ServerTable:
 
     def lacking(self, read_model: str, version: int) -> list[str]:
         """Returns the addresses of the running instances that host a read model, and lack the class of a version."""
+        return [server.address for server in self._running() if server.lacks(read_model, version)]
+
+    def problem(self, read_model: str) -> str:
+        """Returns why steps of a read model's rebuild fail, and at which running instances; empty if none does."""
+        found: dict[str, list[str]] = {}
+        for server in self._running():
+            if why := server.problem(read_model):
+                found.setdefault(why, []).append(server.address)
+        return "; ".join(f"{why} (at {', '.join(addresses)})" for why, addresses in found.items())
+
+    def _running(self) -> list[ApplicationServer]:
         now = self._clock()
-        return [a for a, s in sorted(self._servers.items()) if not s.is_suspect(now) and s.lacks(read_model, version)]
+        return [server for server in self.servers() if not server.is_suspect(now)]
 
     def claims(self, stage: str, partition: int) -> list[tuple[ApplicationServer, PublishedTask]]:
         """The instances that claim to own a partition, each with its task, by descending epoch.
@@ -479,7 +500,12 @@ class Directory:
             "address": self.address,
             "incarnation": self._incarnation,
             "models": [
-                {"name": model.name, **asdict(model.partitioning), "versions": [*model.versions]}
+                {
+                    "name": model.name,
+                    **asdict(model.partitioning),
+                    "versions": [*model.versions],
+                    "problem": model.problem[:_MOST_REASON],
+                }
                 for model in self._models()
             ],
             "tasks": [task.record() for task in self._tasks()],

@@ -64,7 +64,7 @@ class Rebuilds(PeriodicThread):
         self._deleted: set[str] = set()
         self._forgotten_at = time.monotonic()
         self.problems: Mapping[str, str] = {}
-        """Why a step of a read model's rebuild fails now, by the model's name."""
+        """Why a step of a read model's rebuild fails here now, by the model's name. For the directory."""
 
     def status(self, model: str) -> Mapping[str, Any] | None:
         """Returns a `ModelGenerations` for JSON; None if the model is not hosted here, or keeps no states."""
@@ -82,7 +82,7 @@ class Rebuilds(PeriodicThread):
             "action": now.action,
             "by": now.by,
             "reason": now.reason,
-            "problem": self.problems.get(model, "") or self._lacks_class(now, other),
+            "problem": self._servers.problem(model) or self._lacks_class(now, other),
         }
 
     def status_of(self, stage: Stage) -> str:

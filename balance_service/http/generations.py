@@ -209,7 +209,7 @@ class ModelGenerations(TypedDict):
     """Who asked for it; empty for the service itself."""
     reason: str
     problem: str
-    """Why a step cannot be taken now, as far as this instance knows; else empty."""
+    """Why steps cannot be taken now, and at which instances; else empty."""
 
 
 @closed

@@ -25,6 +25,7 @@ from balance_service.cluster.signatures import RecordSignatures
 from balance_service.kafka.clients import producer_config, reader_config
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topics import Topics
+from balance_service.model.generations import Comparison
 from balance_service.process.runtime import elapsed
 from balance_service.read_models.add_funds import FundsAddedPublisher
 from tests.integration.engines import prepare, settings_for
@@ -42,12 +43,15 @@ if TYPE_CHECKING:
 _MORE = 100
 
 
+MODEL = PublishedModel("balance", Partitioning(2, "murmur2"), (1, 2), "no room")
+TASK = PublishedTask("balance", 0, "ACTIVE", "RUNNING", 1, 7, comparison=Comparison(5, 1), sends_as_of=3)
+
+
 @contextmanager
 def following(settings: Settings, address: str) -> Iterator[Directory]:
     registry = SchemaRegistry.from_settings(settings)
     topic, schema = settings.application_servers_topic, load_schema("ApplicationServer")
     codec = AvroCodec(registry, f"{topic}-parts.code.balance.cluster.ApplicationServer", schema)
-    task = PublishedTask("balance", 0, "ACTIVE", "RUNNING", 1, 7)
     directory = Directory(
         consumer_config=reader_config(settings),
         producer_config=producer_config(settings),
@@ -56,8 +60,8 @@ def following(settings: Settings, address: str) -> Iterator[Directory]:
         incarnation="i",
         codec=codec,
         signatures=RecordSignatures(None, topic),
-        models=lambda: [PublishedModel("balance", Partitioning(2, "murmur2"), (1,))],
-        tasks=lambda: [task],
+        models=lambda: [MODEL],
+        tasks=lambda: [TASK],
         table=ServerTable(),
     )
     directory.start()
@@ -69,6 +73,16 @@ def following(settings: Settings, address: str) -> Iterator[Directory]:
 def known_servers(directory: Directory) -> set[str]:
     """Returns the instances to which the directory would route."""
     return {server.address for server in directory.table.servers() if not server.is_suspect(elapsed())}
+
+
+def test_an_instance_reads_what_another_one_published(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    prepare(Topics(settings), settings)
+    with following(settings, "a:1"), following(settings, "b:1") as other:
+        eventually(lambda: known_servers(other) == {"a:1", "b:1"}, "it knows both")
+        server = other.table.servers()[0]
+        assert (server.address, server.models, server.tasks) == ("a:1", (MODEL,), (TASK,))
+        assert other.table.problem("balance") == "no room (at a:1, b:1)"
 
 
 def test_a_directory_follows_its_topic_after_the_topic_was_recreated(

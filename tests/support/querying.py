@@ -146,7 +146,9 @@ class Instance:
 
     def _hear(self, address: str, role: str, state: str, epoch: int, incarnation: str = "i") -> None:
         task = PublishedTask("balance", PARTITION, role, state, epoch, 1).record()
-        models = [{"name": "balance", "partitions": PARTITIONS, "partitioner": "murmur2", "versions": [1]}]
+        models = [
+            {"name": "balance", "partitions": PARTITIONS, "partitioner": "murmur2", "versions": [1], "problem": ""}
+        ]
         record = {"address": address, "incarnation": incarnation, "models": models, "tasks": [task]}
         self.servers.hear(address, record, live=True)
 

@@ -33,8 +33,8 @@ def task(partition: int = 0, epoch: int = 1, **changed: Any) -> Mapping[str, Any
     return {**PublishedTask("balance", partition, "ACTIVE", "RUNNING", epoch, 7).record(), **changed}
 
 
-def record(address: str, *tasks: Mapping[str, Any], incarnation: str = "i1") -> Mapping[str, Any]:
-    models = [{"name": "balance", "partitions": 4, "partitioner": "crc32", "versions": [1]}]
+def record(address: str, *tasks: Mapping[str, Any], incarnation: str = "i1", problem: str = "") -> Mapping[str, Any]:
+    models = [{"name": "balance", "partitions": 4, "partitioner": "crc32", "versions": [1], "problem": problem}]
     return {"address": address, "incarnation": incarnation, "models": models, "tasks": list(tasks)}
 
 
@@ -95,6 +95,17 @@ def test_a_servers_record_is_kept_completely(listener: Listener) -> None:
     assert (server.address, server.incarnation) == ("a:1", "i1")
     assert server.models == (PublishedModel("balance", Partitioning(4, "crc32"), (1,)),)
     assert server.tasks == (PublishedTask("balance", 3, "ACTIVE", "RUNNING", 2, 7),)
+
+
+def test_what_stops_a_rebuild_is_told_with_the_running_instances_that_it_stops(listener: Listener) -> None:
+    for address, problem in (("c:1", "no room"), ("a:1", "no room"), ("b:1", ""), ("d:1", "the view raised")):
+        listener.table.hear(address, record(address, problem=problem), live=True)
+
+    assert listener.table.problem("balance") == "no room (at a:1, c:1); the view raised (at d:1)"
+    assert listener.table.problem("activity") == ""
+
+    listener.clock.now += SUSPECT_AFTER_SECONDS + 1
+    assert listener.table.problem("balance") == ""
 
 
 def test_a_server_hosts_its_published_models_with_or_without_tasks(listener: Listener) -> None:
