@@ -152,10 +152,11 @@ class Engine:
                 log.warning("a read model is declared in another way, and its version is not", stage=stage.name)
         sources = {stage.source: prepared[stage.source] for stage in stages}
         tasks, brokers = _most_tasks(stages, prepared), until_up(self.topics.brokers)
-        # One more generation of any read model, if there is room.
-        self._more_tasks = max((sources[stage.source].partitions for stage in stages), default=0)
-        if open_files.need_of(tasks + self._more_tasks, brokers) > open_files.limit():
-            self._more_tasks = 0
+        # A second generation of each read model, as far as there is room.
+        alone = [live[0] for model in versions.with_states if len(live := versions.live(model)) == 1]
+        self._more_tasks = sum(sources[stage.source].partitions for stage in alone)
+        while self._more_tasks and open_files.need_of(tasks + self._more_tasks, brokers) > open_files.limit():
+            self._more_tasks -= 1
         self.open_files = files = open_files.divided(tasks + self._more_tasks, brokers, open_files.limit())
         log.info(
             "open files",

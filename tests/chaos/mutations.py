@@ -369,14 +369,6 @@ MUTATIONS = (
     ),
     # Generations: an operator rebuilds, switches and drops in each round.
     Mutation(
-        "a generation that is built answers queries that name none",
-        "balance_service/cluster/generations.py",
-        "return 1 if known is None else known.serving\n",
-        "return 1 if known is None else known.live[-1]\n",
-        QUIET,
-        ("generation",),
-    ),
-    Mutation(
         "the changelog of a dropped generation stays",
         "balance_service/hosting/rebuilds.py",
         "                    topics.delete(stage.changelog)\n",

@@ -721,6 +721,14 @@ PINPOINT_MUTATIONS = (
         "test_a_switch_and_the_way_back_survive_a_kill_at_each_step",
     ),
     _in_one_test(
+        "a generation that is built answers queries that name none",
+        "cluster/generations.py",
+        "return 1 if known is None else known.serving\n",
+        "return 1 if known is None else known.live[-1]\n",
+        "e2e/test_generations",
+        "test_queries_are_answered_through_a_rebuild_a_switch_and_the_way_back",
+    ),
+    _in_one_test(
         "the subjects of a dropped generation are deleted after its changelog",
         "hosting/rebuilds.py",
         "                    self._engine.registry.forget(stage.changelog)\n"

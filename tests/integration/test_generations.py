@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.cluster.generations import GenerationLog
-from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError
+from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError, RetriableError
 from balance_service.hosting import engine as module
 from balance_service.hosting.rebuild import rebuild
 from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.model.generations import Comparison, Generations, Switch
+from balance_service.process import open_files
+from balance_service.process.open_files import need_of
 from balance_service.read_models.balance import Balance
 from balance_service.settings import load_settings
 from balance_service.spark.session import start_spark
 from tests.integration.engines import balance_stage, running_engine, settings_for
 from tests.support.fakes import DECLARED
 from tests.support.kafka import Writer, read_topic
-from tests.support.service import application
+from tests.support.service import PARTITIONS, application
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalStack
 
 _WRITERS = 4
+# Two of each of the two read models.
+_GENERATIONS = 4
 
 
 @pytest.fixture
@@ -145,6 +149,28 @@ def test_an_instance_starts_although_a_generation_is_dropped_meanwhile(
         with running_engine(settings) as engine:
             assert [*engine.stages] == ["balance"]
     assert topics.find(changelog) is None
+
+
+@pytest.mark.parametrize(("missing_files", "hosted"), [(0, ["activity.g2", "balance.g2"]), (1, ["activity.g2"])])
+def test_an_instance_hosts_as_many_second_generations_as_its_open_files_allow(
+    stack: LocalStack,
+    names: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    missing_files: int,
+    hosted: list[str],
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", models="balance,activity")
+    limit = need_of(_GENERATIONS * PARTITIONS) - missing_files
+    monkeypatch.setattr(open_files, "limit", lambda: limit)
+    with running_engine(settings) as engine:
+        added = []
+        for model in ("activity", "balance"):
+            with suppress(RetriableError):
+                engine.add_stage(engine.versions.stage(model, 2))
+                added.append(f"{model}.g2")
+        assert added == hosted
+        assert {*hosted} < {*engine.stages}
 
 
 @pytest.mark.shows("rebuild")
