@@ -132,6 +132,21 @@ class PublishedModel:
     versions: tuple[int, ...] = ()
     problem: str = ""
 
+    @staticmethod
+    def of(record: Mapping[str, Any]) -> PublishedModel:
+        """Reads the Avro record `PublishedModel`."""
+        partitioning = Partitioning(record["partitions"], record["partitioner"])
+        return PublishedModel(record["name"], partitioning, tuple(record["versions"]), record["problem"])
+
+    def record(self) -> dict[str, Any]:
+        """Returns the Avro record `PublishedModel`."""
+        return {
+            "name": self.name,
+            **asdict(self.partitioning),
+            "versions": [*self.versions],
+            "problem": self.problem[:_MOST_REASON],
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class ApplicationServer:
@@ -233,12 +248,7 @@ class ServerTable:
             self._runs.pop(address, None)
         else:
             tasks = tuple(map(PublishedTask.of, record["tasks"]))
-            models = tuple(
-                PublishedModel(
-                    m["name"], Partitioning(m["partitions"], m["partitioner"]), tuple(m["versions"]), m["problem"]
-                )
-                for m in record["models"]
-            )
+            models = tuple(map(PublishedModel.of, record["models"]))
             heard_at, incarnation = now if live else float("-inf"), record["incarnation"]
             is_shared = live and self._runs.setdefault(address, _Runs()).hear(incarnation, now)
             servers[address] = ApplicationServer(address, incarnation, models, tasks, heard_at, now, is_shared)
@@ -256,17 +266,18 @@ class ServerTable:
 
     def lacking(self, read_model: str, version: int) -> list[str]:
         """Returns the addresses of the running instances that host a read model, and lack the class of a version."""
-        return [server.address for server in self._running() if server.lacks(read_model, version)]
+        return [server.address for server in self.running() if server.lacks(read_model, version)]
 
     def problem(self, read_model: str) -> str:
         """Returns why steps of a read model's rebuild fail, and at which running instances; empty if none does."""
         found: dict[str, list[str]] = {}
-        for server in self._running():
+        for server in self.running():
             if why := server.problem(read_model):
                 found.setdefault(why, []).append(server.address)
         return "; ".join(f"{why} (at {', '.join(addresses)})" for why, addresses in found.items())
 
-    def _running(self) -> list[ApplicationServer]:
+    def running(self) -> Sequence[ApplicationServer]:
+        """As `servers`, without suspects."""
         now = self._clock()
         return [server for server in self.servers() if not server.is_suspect(now)]
 
@@ -499,14 +510,6 @@ class Directory:
         return {
             "address": self.address,
             "incarnation": self._incarnation,
-            "models": [
-                {
-                    "name": model.name,
-                    **asdict(model.partitioning),
-                    "versions": [*model.versions],
-                    "problem": model.problem[:_MOST_REASON],
-                }
-                for model in self._models()
-            ],
+            "models": [model.record() for model in self._models()],
             "tasks": [task.record() for task in self._tasks()],
         }

@@ -15,7 +15,7 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
 from balance_service.kafka.clients import by_remedy, new_client, reader_config, transactional_config
-from balance_service.kafka.log_reader import LogReader, OffsetOutOfRangeError, reader_to_end
+from balance_service.kafka.log_reader import LogReader, reader_to_end
 from balance_service.kafka.producers import wait_for_deliveries
 from balance_service.kafka.topic_specs import prepare_generations
 from balance_service.model.generations import Generations
@@ -168,7 +168,8 @@ class GenerationLog(PeriodicThread):
                 self._hear(self._decoded(message))
         except BalanceServiceError as error:
             log.warning("following the generations failed", error=str(error))
-            if isinstance(error, OffsetOutOfRangeError) and self._reader is not None:
+            # From the beginning again: it is past the records that it could not decode.
+            if self._reader is not None:
                 with suppress(KafkaException):
                     self._reader.close()
                 self._reader = None

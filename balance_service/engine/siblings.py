@@ -127,7 +127,7 @@ class Siblings:
     def still_at(self, stage: Stage, partition: int) -> int | None:
         """Returns the position where the generation that sends stands still, 0 while it is unknown.
 
-        None if none does, or if this one sends.
+        None if none does.
         """
         for tasks in self._others(stage):
             if tasks.hosted.stands_still:

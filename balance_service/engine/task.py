@@ -183,7 +183,9 @@ class Task:
         so that the two can be compared.
         """
         siblings, stage, partition = self._hosted.siblings, self._hosted.stage, self.task_id.partition
-        if not self._is_bound_to_sender:
+        if self.sends:
+            return None
+        if not stage.outputs:
             return siblings.still_at(stage, partition)
         sender = siblings.sender(stage, partition)
         return 0 if sender is None else offset_of(sender)

@@ -264,7 +264,7 @@ class Engine:
         if stage.generation > 1 and partitions > self._more_tasks:
             raise RetriableError(
                 f"{stage.name} needs more open files for its {partitions} tasks than are left: wait until another "
-                "generation is dropped, or raise `ulimit -Hn` and restart this instance"
+                "generation is dropped, or raise `ulimit -Hn` and restart the instance"
             )
         prepare_changelog(self.topics, stage, self._prepared[stage.source])
         self._host(stage)

@@ -43,6 +43,11 @@ _PAUSE_SECONDS = 0.002
 _SLICE_SECONDS = 0.1
 _CAUGHT_UP_RECORDS = 10_000
 _LOOK_AGAIN_SECONDS = 60.0
+_DELETE_AGAIN_SECONDS = 5.0
+
+
+class _WaitingError(RetriableError):
+    """A step waits for another one, of a task or of another instance, as it should."""
 
 
 class Rebuilds(PeriodicThread):
@@ -62,6 +67,8 @@ class Rebuilds(PeriodicThread):
         """Comparisons that have begun, by the tasks of the serving generation and of the one that is built."""
         self._served: dict[str, int] = {}
         self._deleted: set[str] = set()
+        self._undeleted: dict[str, tuple[BalanceServiceError, float]] = {}
+        """Why the changelog of a stage was not deleted, and when."""
         self._forgotten_at = time.monotonic()
         self.problems: Mapping[str, str] = {}
         """Why a step of a read model's rebuild fails here now, by the model's name. For the directory."""
@@ -82,7 +89,8 @@ class Rebuilds(PeriodicThread):
             "action": now.action,
             "by": now.by,
             "reason": now.reason,
-            "problem": self._servers.problem(model) or self._lacks_class(now, other),
+            # Without a broker, no instance is heard, this one included.
+            "problem": self._servers.problem(model) or self.problems.get(model, "") or self._lacks_class(now, other),
         }
 
     def status_of(self, stage: Stage) -> str:
@@ -133,18 +141,14 @@ class Rebuilds(PeriodicThread):
         for model in self._versions.with_states:
             if self._stopping.is_set():
                 return
-            try:
-                self._step(self._log.of(model))
-            except BalanceServiceError as error:
-                if self.problems.get(model) != str(error):
-                    log.warning("a rebuild waits", model=model, reason=str(error))
-                self.problems = {**self.problems, model: str(error)}
-            except Exception as error:  # a model's own view may raise anything
-                log.exception("a step of a rebuild failed", model=model)
-                why = f"a step failed with {type(error).__name__}; the log of the instance has it"
-                self.problems = {**self.problems, model: why}
-            else:
+            failure = self._failure_of(model, lambda model=model: self._step(self._log.of(model)))  # type: ignore[misc]
+            if failure is None:
                 self.problems = {name: why for name, why in self.problems.items() if name != model}
+                continue
+            if self.problems.get(model) != str(failure):
+                tell = log.info if isinstance(failure, _WaitingError) else log.warning
+                tell("a rebuild waits", model=model, reason=str(failure))
+            self.problems = {**self.problems, model: str(failure)}
 
     def _step(self, generations: Generations) -> None:
         """Raises BalanceServiceError: a step fails, and is tried again."""
@@ -167,9 +171,9 @@ class Rebuilds(PeriodicThread):
         if self._is_responsible(serving):
             steps.append(partial(self._do_once, generations))
         steps.append(partial(self._upgrade, generations))
-        failures = [failure for step in steps if (failure := _failure_of(step)) is not None]
+        failures = [failure for step in steps if (failure := self._failure_of(model, step)) is not None]
         if failures:
-            raise failures[0]
+            raise min(failures, key=lambda failure: isinstance(failure, _WaitingError))
 
     def _upgrade(self, generations: Generations) -> None:
         """Begins to build a generation of the version here, if it is higher than any before."""
@@ -196,14 +200,15 @@ class Rebuilds(PeriodicThread):
             for tasks, comparing in self._comparing.items()
             if all(task.view is not None and task.task_id.stage not in dropped for task in tasks)
         }
-        for name in live.keys() - here:
-            self._engine.add_stage(live[name])
-            reach("generation-hosted")
-            log.info("a generation is hosted", stage=name)
+        # First, because the next one may need their open files.
         for name in dropped:
             if not self._engine.remove_stage(name):
                 raise RetriableError(f"the tasks of {name} have not closed yet")
             log.info("a generation is dropped", stage=name)
+        for name in live.keys() - here:
+            self._engine.add_stage(live[name])
+            reach("generation-hosted")
+            log.info("a generation is hosted", stage=name)
 
     def _tasks(self, model: str, generation: int) -> Tasks | None:
         """Returns the tasks of a generation here; None if this instance leaves it alone."""
@@ -261,7 +266,7 @@ class Rebuilds(PeriodicThread):
         """Compares a partition for a while, so that other steps have their turn too."""
         before = serving.answering().get(partition)
         if before is None or before.role is not Role.ACTIVE:
-            return
+            raise _WaitingError(f"{serving.name}_{partition}, which serves, does not answer yet")
         comparing = self._comparing.pop((before, task), None)
         if comparing is None:
             if before.position - task.position > _CAUGHT_UP_RECORDS:
@@ -285,8 +290,8 @@ class Rebuilds(PeriodicThread):
     def _do_once(self, generations: Generations) -> None:
         model, building, until = generations.model, generations.building, generations.kept_until
         if not generations.is_settled:
-            if self._is_sending(generations):
-                self._log.write(model, lambda now: now.settled() if now.number == generations.number else now)
+            self._check_sending(generations)
+            self._log.write(model, lambda now: now.settled() if now.number == generations.number else now)
         elif building is not None and generations.comparison is None:
             self._add_up(generations, building)
         elif generations.kept is not None and until is not None and datetime.now(UTC) > until:
@@ -299,8 +304,9 @@ class Rebuilds(PeriodicThread):
         stage = self._versions.stage(generations.model, building.generation).name
         partitions = self._partitions(generations)
         found = [self._comparison(stage, partition) for partition in partitions]
-        if None in found or not self._has_standbys(stage, partitions):
+        if None in found:
             return
+        self._check_standbys(stage, partitions)
         total = sum((one for one in found if one is not None), Comparison())
 
         def compared(now: Generations) -> Generations:
@@ -309,6 +315,8 @@ class Rebuilds(PeriodicThread):
                 self.check_known(after)
             return after
 
+        # Before the other writers are fenced: a switch may be refused for long.
+        compared(generations)
         self._log.write(generations.model, compared)
         if not total.is_equal:
             log.warning("the generation that is built differs", stage=stage, **total.record())
@@ -320,30 +328,30 @@ class Rebuilds(PeriodicThread):
         """Returns a generation of a read model. All have one source."""
         return next(tasks.hosted for tasks in self._engine.models.values() if tasks.hosted.stage.owner == model)
 
-    def _is_sending(self, generations: Generations) -> bool:
-        """Whether the serving generation sends the outputs of all partitions.
+    def _check_sending(self, generations: Generations) -> None:
+        """Checks that the serving generation sends the outputs of all partitions. Raises _WaitingError.
 
         What an owner published before it knew of the last switch says nothing: it may be making the one before.
         """
         stage = self._versions.stage(generations.model, generations.serving).name
         for partition in self._partitions(generations):
             claims = self._servers.claims(stage, partition)
-            if not claims or claims[0][1].state != TaskState.RUNNING.value:
-                return False
-            if claims[0][1].sends_as_of < generations.number:
-                return False
-        return True
+            is_running = claims and claims[0][1].state == TaskState.RUNNING.value
+            if not is_running or claims[0][1].sends_as_of < generations.number:
+                raise _WaitingError(f"{stage}_{partition}, which serves, does not send the outputs yet")
 
     def _comparison(self, stage: str, partition: int) -> Comparison | None:
         claims = self._servers.claims(stage, partition)
         return claims[0][1].comparison if claims else None
 
-    def _has_standbys(self, stage: str, partitions: Iterable[int]) -> bool:
-        """Whether each partition has as many standbys as the instances allow."""
-        hosting = [server for server in self._servers.servers() if server.hosts(stage)]
+    def _check_standbys(self, stage: str, partitions: Iterable[int]) -> None:
+        """Checks that each partition has as many standbys as the instances allow. Raises _WaitingError."""
+        hosting = [server for server in self._servers.running() if server.hosts(stage)]
         wanted = min(self._engine.settings.num_standby_replicas, max(0, len(hosting) - 1))
         states = frozenset({TaskState.TAILING.value})
-        return all(len(self._servers.standbys(stage, partition, states)) >= wanted for partition in partitions)
+        for partition in partitions:
+            if len(self._servers.standbys(stage, partition, states)) < wanted:
+                raise _WaitingError(f"{stage}_{partition} does not have its standbys yet")
 
     def _delete_dropped(self, generations: Generations) -> None:
         """Deletes the changelogs of dropped generations that no instance uses any more, and their subjects.
@@ -359,14 +367,22 @@ class Rebuilds(PeriodicThread):
         self._deleted -= published
         for number in range(1, generations.newest + 1):
             stage = self._versions.stage(generations.model, number)
-            if number not in live and stage.name not in published and stage.name not in self._deleted:
+            if number in live or stage.name in published or stage.name in self._deleted:
+                continue
+            failure, failed_at = self._undeleted.get(stage.name, (None, 0.0))
+            if failure is not None and time.monotonic() - failed_at < _DELETE_AGAIN_SECONDS:
+                raise failure
+            try:
                 # In this order: once the topic is gone, none looks for its subjects.
                 if topics.find(stage.changelog) is not None:
                     self._engine.registry.forget(stage.changelog)
                     reach("subjects-deleted")
                     topics.delete(stage.changelog)
                     reach("changelog-deleted")
-                self._deleted.add(stage.name)
+            except BalanceServiceError as error:
+                self._undeleted[stage.name] = error, time.monotonic()
+                raise
+            self._deleted.add(stage.name)
 
     @staticmethod
     def _owned(tasks: Tasks) -> dict[int, Task]:
@@ -376,16 +392,20 @@ class Rebuilds(PeriodicThread):
             if task.role is Role.ACTIVE and task.state is TaskState.RUNNING
         }
 
+    def _failure_of(self, model: str, step: Callable[[], None]) -> BalanceServiceError | None:
+        """Returns the error of a step without its frames.
 
-def _failure_of(step: Callable[[], None]) -> BalanceServiceError | None:
-    """Returns the error of a step without its frames.
-
-    The caller's list of errors and the frame that raises one refer to each other. The views of a comparison would stay
-    until a garbage collection, and no task can open a store again before its views have ended.
-    """
-    try:
-        step()
-    except BalanceServiceError as error:
-        error.__cause__ = error.__context__ = None
-        return error.with_traceback(None)
-    return None
+        The caller's list of errors and the frame that raises one refer to each other. The views of a comparison would
+        stay until a garbage collection, and no task can open a store again before its views have ended.
+        """
+        try:
+            step()
+        except BalanceServiceError as error:
+            error.__cause__ = error.__context__ = None
+            return error.with_traceback(None)
+        except Exception as error:  # a model's own view may raise anything
+            why = f"a step failed with {type(error).__name__}; the log of the instance has it"
+            if self.problems.get(model) != why:
+                log.exception("a step of a rebuild failed", model=model)
+            return RetriableError(why)
+        return None

@@ -69,7 +69,8 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     partitioner: Literal["murmur2", "crc32", "fnv1a"] = Field(
         "murmur2",
         description="How the producers of `BALANCE_TOPIC` assign keys to partitions: `murmur2` "
-        "(Java), `crc32` (librdkafka) or `fnv1a` (sarama) ([more](../how-to/produce.md)). A change needs a `rebuild`.",
+        "(Java), `crc32` (librdkafka) or `fnv1a` (sarama) ([more](../how-to/produce.md)). A change needs "
+        "`rebuild --offline`.",
     )
     partitions: int = Field(
         2, ge=1, le=10_000, description="Partitions of the source topic, when the service creates it."

@@ -114,6 +114,19 @@ def test_a_key_is_shown_digit_for_digit_and_follows_its_changes(view: View, pair
     expect(result.locator("dd").first).to_have_text(position)
 
 
+def test_the_choice_of_another_read_model_removes_the_key_that_was_shown(view: View, pair: Pair) -> None:
+    customer = customer_in(0)
+    ask_again(pair[0].url, customer, add(pair[0].url, customer, "1.00"))
+    look_up(view.page, customer)
+    expect(view.page.locator("#key-result")).to_contain_text("live")
+
+    view.page.locator("#keys-model").select_option("activity")
+
+    # The page is drawn again each second.
+    view.page.wait_for_timeout(2500)
+    expect(view.page.locator("#key-result")).to_be_empty()
+
+
 def test_the_commands_shown_with_a_key_do_the_same(view: View, pair: Pair, settings: dict[str, str]) -> None:
     customer = customer_in(0)
     ask_again(pair[0].url, customer, add(pair[0].url, customer, "7.00"))

@@ -300,6 +300,15 @@ def test_a_silent_task_does_not_go_beyond_the_one_that_sends(pair: Pair) -> None
     assert pair.new.the_task.limit == 0
 
 
+def test_the_task_that_sends_goes_on_while_the_one_that_stands_still_is_not_open(pair: Pair) -> None:
+    pair.given(paid("1.00"))
+    pair.new.the_task.take_over(pair.old.the_task)
+    pair.old.hosted.stands_still = "its class is not here"
+
+    assert pair.old.the_task.position == -1
+    assert pair.new.the_task.limit is None
+
+
 def test_a_record_that_the_old_task_could_not_apply_is_sent_once_by_the_task_that_applies_it(pair: Pair) -> None:
     # Its schema is known by the time when the new generation reads it.
     pair.old.given(late("1.00"), paid("2.00", "old"), late("3.00"))

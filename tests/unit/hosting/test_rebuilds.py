@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from balance_service.cluster.directory import PublishedTask, ServerTable
+from balance_service.cluster.directory import SUSPECT_AFTER_SECONDS, PublishedModel, PublishedTask, ServerTable
 from balance_service.engine.comparison import Compared, Difference
 from balance_service.engine.records import SILENT, Position, Role, TaskId
 from balance_service.engine.task import ANSWERING, Task, TaskState
-from balance_service.errors import InvalidInputError, RetriableError, TaskHaltedError
+from balance_service.errors import InvalidInputError, NotAuthorizedError, RetriableError, TaskHaltedError
 from balance_service.hosting.rebuilds import Rebuilds
+from balance_service.kafka.partitioner import Partitioning
 from balance_service.model.generations import Comparison, Generations, Switch
 from balance_service.model.keys import KeyType
 from balance_service.model.versions import Versions
@@ -23,7 +24,7 @@ from balance_service.process.runtime import elapsed
 from balance_service.read_models.leaderboard import Leaderboard
 from balance_service.read_models.rewards import Rewards
 from balance_service.settings import load_settings
-from tests.support.fakes import DECLARED
+from tests.support.fakes import DECLARED, Clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,7 +87,7 @@ class Engine:
 
     def __init__(self, now: Generations, *here: Here) -> None:
         self.now = now
-        self.generations = SimpleNamespace(of=lambda _model: self.now, write=self.write)
+        self.generations = SimpleNamespace(of=lambda _model: self.now, write=self.write, wait=lambda _seconds: None)
         self.versions = Versions([Rewards()], load_settings(), lambda _model: self.now)
         self.settings = SimpleNamespace(num_standby_replicas=0)
         self.models = {one.hosted.stage.name: one for one in here}
@@ -126,6 +127,14 @@ def test_a_generation_is_hosted_from_its_rebuild_to_its_drop() -> None:
     step(engine, BUILT.dropped(2, "", ""))
 
     assert engine.changes == ["+rewards.g2", "-rewards.g2"]
+
+
+def test_a_generation_is_dropped_before_the_next_one_needs_its_open_files() -> None:
+    engine = Engine(BUILT, Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False)))
+
+    step(engine, BUILT.dropped(2, "", "").rebuilt(DECLARED, Switch.NEVER, 60, None, "", ""))
+
+    assert engine.changes == ["-rewards.g2", "+rewards.g3"]
 
 
 def test_the_serving_generation_takes_the_outputs_over_and_the_former_one_is_opened_again() -> None:
@@ -219,6 +228,32 @@ def test_a_partition_that_cannot_switch_does_not_keep_the_others_from_it() -> No
     assert cast("Standing", new.the_tasks[1]).took_over == [old.the_tasks[1]]
 
 
+def test_an_error_of_a_models_own_code_in_one_partition_does_not_keep_the_others_from_their_step() -> None:
+    old = Here(1, Standing(1, sends=True), Standing(1, sends=True))
+    new = Here(2, Standing(2, sends=False), Standing(2, sends=False))
+    cast("Standing", new.the_tasks[0]).fails_with = cast("Any", ZeroDivisionError())
+    engine = Engine(SWITCHED, old, new)
+    rebuilds = Rebuilds(cast("Any", engine), ServerTable(elapsed), Switch.NEVER)
+
+    rebuilds._round()
+
+    assert cast("Standing", new.the_tasks[1]).took_over == [old.the_tasks[1]]
+    told = "a step failed with ZeroDivisionError; the log of the instance has it"
+    assert rebuilds.problems == {"rewards": told}
+    # Also while no instance is heard.
+    status = rebuilds.status("rewards")
+    assert status is not None
+    assert status["problem"] == told
+
+
+def test_an_error_is_told_rather_than_what_waits_for_it() -> None:
+    engine = Engine(SWITCHED, Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False)))
+    cast("Standing", engine.models["rewards.g2"].the_task).fails_with = RetriableError("it is behind")
+
+    with pytest.raises(RetriableError, match="it is behind"):
+        responsible(engine, table_of([]))._step(SWITCHED)
+
+
 @pytest.mark.parametrize(
     ("sends_as_of", "state", "is_settled"),
     [((4, 4), "RUNNING", True), ((4, 0), "RUNNING", False), ((4, 3), "RUNNING", False), ((4, 4), "RESTORING", False)],
@@ -233,7 +268,11 @@ def test_a_switch_is_settled_once_the_owners_of_all_partitions_send_and_know_of_
         for partition, number in enumerate(sends_as_of)
     ]
 
-    responsible(engine, table_of(tasks))._step(SWITCHED)
+    if is_settled:
+        responsible(engine, table_of(tasks))._step(SWITCHED)
+    else:
+        with pytest.raises(RetriableError, match=r"rewards.g2_\d, which serves, does not send the outputs yet"):
+            responsible(engine, table_of(tasks))._step(SWITCHED)
 
     assert engine.now.is_settled is is_settled
 
@@ -314,6 +353,25 @@ def test_a_changelog_that_a_late_instance_created_again_is_deleted_although_its_
     assert not topics
 
 
+def test_a_changelog_that_cannot_be_deleted_is_not_tried_again_at_once() -> None:
+    engine = Engine(DROPPED, Here(1, Standing(1, sends=True)))
+    tried = list[str]()
+
+    def forget(changelog: str) -> None:
+        tried.append(changelog)
+        raise NotAuthorizedError("Delete is missing")
+
+    engine.topics = SimpleNamespace(find=lambda name: name)
+    engine.registry = SimpleNamespace(forget=forget)
+    rebuilds = responsible(engine, table_of([PublishedTask("rewards", 0, "ACTIVE", "RUNNING", 1, 5)]))
+
+    for _ in range(3):
+        with pytest.raises(NotAuthorizedError):
+            rebuilds._step(DROPPED)
+
+    assert len(tried) == 1
+
+
 def hosting(now: Generations) -> Engine:
     return Engine(now, Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False)))
 
@@ -334,6 +392,41 @@ def test_the_comparisons_of_all_partitions_are_added_up() -> None:
 
     assert engine.now.building is not None
     assert engine.now.comparison == Comparison(5, 1, 1)
+
+
+def test_a_comparison_waits_for_the_standbys_that_the_running_instances_allow() -> None:
+    engine, clock = hosting(BUILT), Clock()
+    engine.settings.num_standby_replicas = 1
+    table = ServerTable(clock)
+    built = [PublishedTask("rewards.g2", p, "ACTIVE", "RUNNING", 1, 5, comparison=Comparison(2)) for p in range(2)]
+    hosted = [PublishedModel(f"rewards{number}", Partitioning(2, "murmur2")).record() for number in ("", ".g2")]
+    records = {"a:1": [task.record() for task in built], "b:1": []}
+    for address, tasks in records.items():
+        table.hear(address, {"incarnation": "i", "models": hosted, "tasks": tasks}, live=True)
+
+    with pytest.raises(RetriableError, match=r"rewards.g2_0 does not have its standbys yet"):
+        responsible(engine, table)._step(BUILT)
+    assert engine.now is BUILT
+
+    # The other instance has ended.
+    clock.now += SUSPECT_AFTER_SECONDS + 1
+    table.hear("a:1", {"incarnation": "i", "models": hosted, "tasks": records["a:1"]}, live=True)
+    responsible(engine, table)._step(BUILT)
+    assert engine.now.comparison == Comparison(4)
+
+
+def test_a_switch_that_is_refused_fences_no_other_writer() -> None:
+    automatic = Generations("rewards").begun(DECLARED).rebuilt(DECLARED, Switch.ALWAYS, 60, None, "", "")
+    engine, table = hosting(automatic), published(Comparison(2), Comparison(3))
+    without = {**PublishedModel("rewards", Partitioning(2, "murmur2")).record(), "versions": []}
+    table.hear("b:1", {"incarnation": "i", "models": [without], "tasks": []}, live=True)
+    written = list[str]()
+    engine.generations.write = lambda model, _change: written.append(model)
+
+    with pytest.raises(InvalidInputError, match="b:1 without version 1"):
+        responsible(engine, table)._step(automatic)
+
+    assert written == []
 
 
 def test_differences_name_their_keys_as_queries_do() -> None:

@@ -2,6 +2,8 @@
 
 // A stream of the server sends at least a comment every 15 s.
 const SILENT_MS = 20_000;
+// Longer than the server's own deadlines, unless they were raised to more.
+const LATE_MS = 60_000;
 
 let token = "";
 const needing = new Set();
@@ -93,9 +95,11 @@ async function detailOf(response) {
   }
 }
 
-// Sends a request; returns the body as text and the headers. Raises `Refusal`, or TypeError if there is no answer.
-export async function ask(path, options) {
-  const response = await send(path, options);
+// Sends a request; returns the body as text and the headers. Raises `Refusal`, or another error if there is no answer.
+// A change is not given up: nobody would know whether it was made.
+export async function ask(path, { signal, ...options } = {}) {
+  const late = options.body === undefined ? [AbortSignal.timeout(LATE_MS)] : [];
+  const response = await send(path, { ...options, signal: AbortSignal.any([...(signal ? [signal] : []), ...late]) });
   return { text: await response.text(), headers: response.headers };
 }
 

@@ -75,6 +75,8 @@ const choices = () => JSON.stringify(["keyModel", "key", "from", "to", "prefix",
 
 function clear() {
   asked.controller.abort();
+  // What ends now must not show itself again.
+  asked = { ...asked, controller: new AbortController() };
   keyShown = null;
   show(byId("key-result"));
   show(byId("entries"));

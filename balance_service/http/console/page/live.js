@@ -23,8 +23,6 @@ export function onLive(callback) {
   watchers.add(callback);
 }
 
-export const isFollowing = () => live.state === "live";
-
 export function setPaused(paused) {
   isPaused = paused;
   interrupt();
