@@ -324,11 +324,12 @@ class Letters:
             found = [*self._pages(view, batch.start, batch.end)]
         return {letter.offset: letter for letter in found if letter.status.is_open}
 
-    def first_open(self, view: StoreView) -> int | None:
-        """Returns the offset of the first open dead letter, or None if there is none."""
-        if view.position is None or not open_letters(view.position.letters):
-            return None
-        return next((letter.offset for letter in self._pages(view, 0) if letter.status.is_open), None)
+    def first_needed(self, view: StoreView) -> int:
+        """Returns the offset of the first record that is not applied: the position, or an open dead letter below it."""
+        if (position := view.position) is None:
+            return 0
+        letters = self._pages(view, 0, position.offset) if open_letters(position.letters) else ()
+        return next((letter.offset for letter in letters if letter.status.is_open), position.offset)
 
     def _pages(self, view: Snapshot, start: int, end: int = _BEYOND) -> Iterator[Letter]:
         """Yields the dead letters of a range of source offsets, in order."""

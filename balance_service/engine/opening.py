@@ -203,7 +203,11 @@ def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> 
     """
     letters, now_ms = hosted.processor.letters, hosted.processor.letters.now_ms()
     if store.position is not None:
-        if decided := hosted.siblings.decided(hosted, partition):
+        decided = hosted.siblings.decided(hosted, partition)
+        if store.position.emitted_up_to != SILENT:
+            # What was redriven here was retried then. Once more would need another decision.
+            decided = {at: letter for at, letter in decided.items() if letter.status is Status.DISCARDED}
+        if decided:
             return letters.on_decision_elsewhere(store, decided)
         return letters.on_open(store)
     settings, topics, stage, source = hosted.settings, hosted.topics, hosted.stage, hosted.source

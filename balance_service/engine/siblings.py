@@ -119,10 +119,9 @@ class Siblings:
         return None
 
     def first_needed(self, stage: Stage, partition: int) -> int:
-        """Returns the least position of the other generations in a partition, 0 while one is unknown."""
+        """Returns the first record that another generation has not applied in a partition, 0 while that is unknown."""
         others = [self._tasks.get(number) for number in self._now().live if number != stage.generation]
-        tasks = [None if tasks is None else tasks.task(partition) for tasks in others]
-        return min((0 if task is None else max(0, task.position) for task in tasks), default=_NO_OFFSET)
+        return min((_first_needed(tasks, partition) for tasks in others), default=_NO_OFFSET)
 
     def still_at(self, stage: Stage, partition: int) -> int | None:
         """Returns the position where the generation that sends stands still, 0 while it is unknown.
@@ -167,3 +166,9 @@ class Siblings:
         if task is None or task.view is None or task.role is not Role.ACTIVE:
             raise RetriableError(f"{tasks.name}_{partition} must open first: it may send the outputs")
         return task
+
+
+def _first_needed(tasks: Tasks | None, partition: int) -> int:
+    task = None if tasks is None else tasks.task(partition)
+    view = None if task is None else task.view
+    return 0 if tasks is None or view is None else tasks.hosted.processor.letters.first_needed(view)

@@ -11,7 +11,6 @@ from balance_service.engine.records import Role
 from balance_service.errors import BalanceServiceError, RetriableError, TaskHaltedError
 
 if TYPE_CHECKING:
-    from balance_service.engine.store import StoreView
     from balance_service.engine.tasks import Tasks
 
 log = structlog.get_logger(__name__)
@@ -78,7 +77,7 @@ class Purge:
         try:
             hosted = self._tasks.hosted
             needed = {
-                partition: min(self._first_needed(view), hosted.siblings.first_needed(hosted.stage, partition))
+                partition: min(self._letters.first_needed(view), hosted.siblings.first_needed(hosted.stage, partition))
                 for partition, task in self._tasks.answering().items()
                 if task.role is Role.ACTIVE and (view := task.view) is not None
             }
@@ -87,10 +86,3 @@ class Purge:
             self._purged |= fresh
         except BalanceServiceError as error:
             log.warning("applied records are not deleted yet", topic=source, error=str(error))
-
-    def _first_needed(self, view: StoreView) -> int:
-        """Returns the offset of the first record that is not applied: the position, or an open dead letter below it."""
-        if view.position is None:
-            return 0
-        first_open = self._letters.first_open(view)
-        return view.position.offset if first_open is None else min(first_open, view.position.offset)

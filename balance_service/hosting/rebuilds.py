@@ -42,6 +42,7 @@ _LOOK_SECONDS = 0.25
 _PAUSE_SECONDS = 0.002
 _SLICE_SECONDS = 0.1
 _CAUGHT_UP_RECORDS = 10_000
+_SPREAD_SECONDS = 0.5
 _LOOK_AGAIN_SECONDS = 60.0
 _DELETE_AGAIN_SECONDS = 5.0
 
@@ -66,6 +67,8 @@ class Rebuilds(PeriodicThread):
         self._comparing: dict[tuple[Task, Task], Generator[None, None, Compared]] = {}
         """Comparisons that have begun, by the tasks of the serving generation and of the one that is built."""
         self._served: dict[str, int] = {}
+        self._known_at: dict[str, float] = {}
+        """Since when this instance knows which generation serves, by the model's name."""
         self._deleted: set[str] = set()
         self._undeleted: dict[str, tuple[BalanceServiceError, float]] = {}
         """Why the changelog of a stage was not deleted, and when."""
@@ -156,6 +159,7 @@ class Rebuilds(PeriodicThread):
         self._host_live(generations)
         if self._served.get(model, 1) != generations.serving:
             self._served[model] = generations.serving
+            self._known_at[model] = time.monotonic()
             self._engine.on_change()
         serving = self._engine.models[self._versions.stage(model, generations.serving).name]
         # A partition that cannot take a step must not keep the others from theirs.
@@ -232,7 +236,12 @@ class Rebuilds(PeriodicThread):
         )
 
     def _switches(self, generations: Generations, serving: Tasks) -> Iterator[Callable[[], None]]:
-        """Yields what has the serving generation send the outputs of each partition that is owned here."""
+        """Yields what has the serving generation send the outputs of each partition that is owned here.
+
+        The other one does not answer for a moment then. An instance that has not heard of the switch still asks it.
+        """
+        if time.monotonic() - self._known_at.get(generations.model, -_SPREAD_SECONDS) < _SPREAD_SECONDS:
+            return
         others = [
             tasks
             for number in generations.live

@@ -107,14 +107,13 @@ def reach(name: str) -> None:
         action, turns, thread = _armed.get(name, ("", 0, None))
         if thread not in (None, threading.current_thread().name):
             return
-        fires = turns == 1 and _claimed(name)
-        if fires:
-            del _armed[name]
-        elif turns > 1:
+        if turns > 1:
             _armed[name] = (action, turns - 1, thread)
-    if fires:
-        log.warning("a fail point strikes", failpoint=name, action=action)
-        os.kill(os.getpid(), _SIGNALS[action])
+        elif turns == 1 and _claimed(name):
+            del _armed[name]
+            log.warning("a fail point strikes", failpoint=name, action=action)
+            # Under the lock: no other thread may claim another point for a process that dies of this one.
+            os.kill(os.getpid(), _SIGNALS[action])
 
 
 def _claimed(name: str) -> bool:

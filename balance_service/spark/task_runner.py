@@ -221,8 +221,8 @@ class TaskRunner:
                 if gathered and not self._catch_up_tables(partition, interrupted):
                     return
                 for part in gathered:
-                    self._commit(part, start, frozenset(left_out), task, gathering)
-                    self._pace(part.end - start, interrupted)
+                    committed = self._commit(part, start, frozenset(left_out), task, gathering)
+                    self._pace(committed, interrupted)
                     start = part.end
                 if gathered:
                     gathering.committed(began)
@@ -238,9 +238,11 @@ class TaskRunner:
         return None if max_rate is None else max(1, int(max_rate * _PACED_SECONDS))
 
     def _pace(self, events: int, interrupted: threading.Event) -> None:
-        """Waits if the generation is built at a bounded rate."""
-        if (seconds := self._seconds_after(events)) > 0:
-            interrupted.wait(seconds)
+        """Waits as long as the generation is built at a bounded rate that these events have exceeded."""
+        until = time.monotonic() + self._seconds_after(events)
+        while self._siblings.max_rate(self._stage) is not None and (left := until - time.monotonic()) > 0:
+            if interrupted.wait(min(left, _PACED_SECONDS)):
+                return
 
     def _catch_up_tables(self, partition: int, interrupted: threading.Event) -> bool:
         """Waits until the joined tables are read to their current ends; returns whether that was not interrupted."""
@@ -308,7 +310,8 @@ class TaskRunner:
 
     def _commit(
         self, gathered: Gathered, start: int, left_out: frozenset[int], task: Task, gathering: Gathering
-    ) -> None:
+    ) -> int:
+        """Returns the number of committed records; offsets may be missing between them."""
         began, part = time.monotonic(), gathered.updates
         batch = TaskBatch(
             start,
@@ -331,6 +334,7 @@ class TaskRunner:
         self._metrics.committed(task.task_id, done)
         self._other_records.tell(done.others)
         self._metrics.batch_seconds.observe(time.monotonic() - began)
+        return done.applied + done.ignored + done.duplicates + done.dead_lettered
 
     def _singles(self, partition: int, rows: PartitionRows | None, keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
         if rows is None:

@@ -55,8 +55,8 @@ MUTATIONS = (
     Mutation(
         "a batch is applied twice",
         "balance_service/spark/task_runner.py",
-        "                    self._commit(part, start, frozenset(left_out), task, gathering)\n",
-        "                    self._commit(part, start, frozenset(left_out), task, gathering)\n"
+        "                    committed = self._commit(part, start, frozenset(left_out), task, gathering)\n",
+        "                    committed = self._commit(part, start, frozenset(left_out), task, gathering)\n"
         "                    self._commit(part, part.end, frozenset(left_out), task, gathering)\n",
         QUIET,
         WRONG,

@@ -666,8 +666,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "two owners see a switch differently",
         "hosting/rebuilds.py",
-        "if claims[0][1].sends_as_of < generations.number:",
-        "if claims[0][1].sends_as_of == 0:",
+        "or claims[0][1].sends_as_of < generations.number:",
+        "or claims[0][1].sends_as_of == 0:",
         "unit/hosting/test_rebuilds",
         "test_a_switch_is_settled_once_the_owners_of_all_partitions_send_and_know_of_it",
     ),

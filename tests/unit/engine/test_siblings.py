@@ -40,7 +40,15 @@ def stage(generation: int, model: ReadModel | None = None) -> Stage:
 
 
 def hosted(generation: int, model: ReadModel | None = None) -> Any:
-    return SimpleNamespace(stage=stage(generation, model), settings=None, topics=None, source=None, stands_still="")
+    letters = SimpleNamespace(first_needed=lambda view: view.needed)
+    return SimpleNamespace(
+        stage=stage(generation, model),
+        settings=None,
+        topics=None,
+        source=None,
+        stands_still="",
+        processor=SimpleNamespace(letters=letters),
+    )
 
 
 class Standing(Task):
@@ -50,7 +58,7 @@ class Standing(Task):
         super().__init__(TaskId(stage(generation).name, 0), cast("HostedStage", None), role)
         if position is not None:
             self.replica.store = cast("Any", SimpleNamespace(position=position))
-            self._shown = cast("Any", object())
+            self._shown = cast("Any", SimpleNamespace(position=position, needed=position.offset))
         self.told: list[Mapping[int, Letter]] = []
         self.fails_with: BalanceServiceError | None = None
 
@@ -270,6 +278,13 @@ def test_no_decision_is_nothing_to_follow() -> None:
     siblings(SWITCHED, Here(1, {0: old}), Here(2, {})).follow(stage(2), 0, {})
 
     assert old.told == []
+
+
+def test_a_record_is_needed_while_another_generation_may_retry_it() -> None:
+    old = Standing(1, at(9))
+    cast("Any", old.view).needed = 3
+
+    assert siblings(SWITCHED, Here(1, {0: old}), Here(2, {0: Standing(2, at(9))})).first_needed(stage(2), 0) == 3
 
 
 def test_records_are_needed_from_the_least_position_of_the_other_generations_on() -> None:

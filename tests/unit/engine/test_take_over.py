@@ -14,6 +14,7 @@ from balance_service.engine import task as module
 from balance_service.engine.commit import write_position
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.decisions import Decision, Verdict
+from balance_service.engine.opening import starting_letters
 from balance_service.engine.records import POSITION_KEY, SILENT, KeyedUpdate, Output, Position, TaskBatch, TaskId
 from balance_service.engine.siblings import Siblings
 from balance_service.engine.store import StateStore
@@ -286,6 +287,21 @@ def test_a_dead_letter_whose_outputs_were_sent_before_it_failed_is_not_sent_agai
     pair.new.driver.mend(LATE).redrive(1)
 
     assert pair.new.sent == []
+
+
+@pytest.mark.parametrize(("emitted_up_to", "carried_out"), [(0, [5]), (SILENT, [5, 7])])
+def test_an_opening_task_that_sends_does_not_carry_out_a_redrive_again(
+    emitted_up_to: int, carried_out: list[int]
+) -> None:
+    known = {5: Status.DISCARDED, 7: Status.APPLIED}
+    decided = {at: cast("Letter", SimpleNamespace(status=status)) for at, status in known.items()}
+    letters = SimpleNamespace(on_decision_elsewhere=lambda _store, decided: [*decided], now_ms=lambda: 0)
+    hosted: Any = SimpleNamespace(
+        processor=SimpleNamespace(letters=letters), siblings=SimpleNamespace(decided=lambda *_: decided)
+    )
+    store: Any = SimpleNamespace(position=Position(9, 1, "id", emitted_up_to=emitted_up_to))
+
+    assert cast("Any", starting_letters(store, hosted, 0)) == carried_out
 
 
 def test_a_silent_task_does_not_go_beyond_the_one_that_sends(pair: Pair) -> None:

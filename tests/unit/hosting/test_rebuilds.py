@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from contextlib import suppress
 from types import SimpleNamespace
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
 FIRST = Rewards().stages[-1]
 BUILT = Generations("rewards").begun(DECLARED).rebuilt(DECLARED, Switch.NEVER, 60, None, "", "")
 SWITCHED = BUILT.compared(2, Comparison()).switched(2, "", "")
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All instances know at once which generation serves."""
+    monkeypatch.setattr("balance_service.hosting.rebuilds._SPREAD_SECONDS", 0.0)
 
 
 class Standing(Task):
@@ -215,6 +222,21 @@ def test_a_step_that_fails_keeps_no_store_open() -> None:
         assert [view() for view in views] == [None]
     finally:
         gc.enable()
+
+
+def test_outputs_are_taken_over_once_the_other_instances_have_heard_of_the_switch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("balance_service.hosting.rebuilds._SPREAD_SECONDS", 0.2)
+    old, new = Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False))
+    rebuilds = Rebuilds(cast("Any", Engine(SWITCHED, old, new)), ServerTable(elapsed), Switch.NEVER)
+
+    rebuilds._step(SWITCHED)
+    assert cast("Standing", new.the_task).took_over == []
+    time.sleep(0.2)
+    rebuilds._step(SWITCHED)
+
+    assert cast("Standing", new.the_task).took_over == [old.the_task]
 
 
 def test_a_partition_that_cannot_switch_does_not_keep_the_others_from_it() -> None:

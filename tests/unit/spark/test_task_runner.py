@@ -10,12 +10,13 @@ import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
+from balance_service.engine.commit import Committed
 from balance_service.engine.records import TaskId
 from balance_service.engine.siblings import Siblings
 from balance_service.engine.task import TaskState
 from balance_service.errors import FatalError, RetriableError, TaskMigratedError
 from balance_service.kafka.topics import Topic
-from balance_service.model.generations import Generations
+from balance_service.model.generations import Comparison, Generations, Switch
 from balance_service.read_models.balance import Balance
 from balance_service.spark.combine import PartitionUpdates
 from balance_service.spark.gathering import Gathered, Gathering
@@ -23,6 +24,7 @@ from balance_service.spark.row_query import QueryEndedError, RowQuery
 from balance_service.spark.session import SparkSampler, require_jvm
 from balance_service.spark.shared_queries import Slots
 from balance_service.spark.task_runner import TaskRunner
+from tests.support.fakes import DECLARED
 from tests.support.shipped import jvm_scratch
 from tests.support.waiting import eventually
 from tests.unit.spark.spark_side import Spark
@@ -81,6 +83,27 @@ def test_after_a_failed_commit_only_a_part_is_gathered(error: Exception) -> None
 
     # A second pull would fail.
     assert gathering.gather(lambda _seconds: next(pulled), 0.0, 1_000_000, part, threading.Event())
+
+
+def test_a_bounded_rate_counts_records_and_not_the_offsets_that_are_missing_between_them() -> None:
+    done = Committed(applied=3, ignored=1, duplicates=1, dead_lettered=2)
+    task: Any = SimpleNamespace(task_id=TaskId("balance", 0), process=lambda _batch: done)
+    paced = runner()
+    metrics: Any = SimpleNamespace(committed=lambda *_: None, batch_seconds=SimpleNamespace(observe=lambda _: None))
+    paced._metrics = metrics
+
+    gathering = Gathering(1_000_000, Balance().combine)
+    assert paced._commit(Gathered(PartitionUpdates(), 2_000_000), 0, frozenset(), task, gathering) == 7
+
+
+def test_a_pace_ends_when_the_generation_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = FIRST.begun(DECLARED).rebuilt(DECLARED, Switch.ALWAYS, 60, 1, "", "")
+    paced = runner(now=built)
+    states = iter([built, built, built.compared(2, Comparison())])
+    paced._siblings = Siblings(lambda: next(states))
+    monkeypatch.setattr(paced, "_seconds_after", lambda _events: 3600.0)
+
+    paced._pace(3600, threading.Event())
 
 
 def test_an_interrupt_cancels_a_query_during_its_start_without_a_log_line(
