@@ -33,7 +33,7 @@ from balance_service.http.app import HttpServer
 from balance_service.http.dead_letters import DeadLetters
 from balance_service.http.generations import GenerationRequests
 from balance_service.http.handlers import CommandContext, Handlers
-from balance_service.http.model_queries import ModelAnswers, ModelQueries, description_of, key_type_of
+from balance_service.http.model_queries import ModelAnswers, ModelQueries, description_of
 from balance_service.http.operations import Operations
 from balance_service.http.queries import Queries
 from balance_service.http.routing import Routing
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from balance_service.http.peers.proxy import Proxy
     from balance_service.http.routing import ReadableTask
     from balance_service.kafka.partitioner import Partitioning
+    from balance_service.model.keys import KeyType
     from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings
 
@@ -289,7 +290,11 @@ class Application:
             signatures=RecordSignatures(trust.secret, topic),
             models=lambda: [
                 PublishedModel(
-                    name, tasks.hosted.partitioning, engine.versions.of(owner), rebuilds.problems.get(owner, "")
+                    name,
+                    tasks.hosted.partitioning,
+                    tasks.hosted.folds is not None and tasks.hosted.folds.key_type.is_number,
+                    engine.versions.of(owner),
+                    rebuilds.problems.get(owner, ""),
                 )
                 for name, tasks in engine.models.items()
                 for owner in [tasks.hosted.stage.owner]
@@ -410,32 +415,34 @@ class _Queries:
         scatter = self._scatter(routing, "/api", None, tasks, hosted, self._letters_scans)
         return StageDeadLetters(scan=scan, scatter=scatter, records=records, decide=tasks.decide)
 
-    def _elsewhere(self) -> dict[str, Partitioning]:
-        """Returns where the keys of each read model are that the directory names, by the model's name."""
+    def _elsewhere(self) -> dict[str, PublishedModel]:
+        """Returns the read models that the directory names, by name."""
         directory = self._instance.directory
         if not directory.is_read:
             raise unavailable("this instance has not read the directory of instances yet")
-        found: dict[str, Partitioning] = {}
+        found: dict[str, PublishedModel] = {}
         # Suspect peers count: that none answers now does not mean that there is no such read model.
         for server in directory.table.servers():
             for model in server.models:
-                known = found.setdefault(model.name, model.partitioning)
-                if known.partitions < model.partitioning.partitions:
-                    found[model.name] = model.partitioning
+                known = found.setdefault(model.name, model)
+                if known.partitioning.partitions < model.partitioning.partitions:
+                    found[model.name] = model
         return found
 
     def _hosted(self, tasks: Tasks) -> ModelAnswers:
         hosted = tasks.hosted
-        return self._answers(hosted.name, hosted.partitioning, hosted.watermarks, tasks, hosted)
+        key_type = TEXT if hosted.folds is None else hosted.folds.key_type
+        return self._answers(hosted.name, hosted.partitioning, key_type, hosted.watermarks, tasks, hosted)
 
-    def _of_peers(self, name: str, partitioning: Partitioning) -> ModelAnswers:
+    def _of_peers(self, name: str, partitioning: Partitioning, key_type: KeyType) -> ModelAnswers:
         nothing = _NotHosted()
-        return self._answers(name, partitioning, Watermarks(dict), nothing, nothing)
+        return self._answers(name, partitioning, key_type, Watermarks(dict), nothing, nothing)
 
     def _answers(
         self,
         name: str,
         partitioning: Partitioning,
+        key_type: KeyType,
         watermarks: Watermarks,
         tasks: Tasks | _NotHosted,
         stage: HostedStage | _NotHosted,
@@ -457,7 +464,7 @@ class _Queries:
             generation=generation,
             routing=routing,
             view=stage.view,
-            key_type=key_type_of(model, self._known),
+            key_type=key_type,
             scheduler=self._scans,
             on_damage=tasks.damaged,
             on_coalesced=self._metrics.coalesced.inc,

@@ -228,6 +228,8 @@ class Client(_Connected[httpx.Client]):
 
     def _reply_to(self, attempt: Attempt) -> Reply | NoReply:
         time.sleep(attempt.pause_seconds)
+        if (too_late := attempt.too_late()) is not None:
+            return too_late
         try:
             response = self._http.send(self._built(attempt.request, self._timeout))
         except httpx.HTTPError as error:
@@ -316,6 +318,8 @@ class AsyncClient(_Connected[httpx.AsyncClient]):
 
     async def _reply_to(self, attempt: Attempt) -> Reply | NoReply:
         await asyncio.sleep(attempt.pause_seconds)
+        if (too_late := attempt.too_late()) is not None:
+            return too_late
         try:
             response = await self._http.send(self._built(attempt.request, self._timeout))
         except httpx.HTTPError as error:

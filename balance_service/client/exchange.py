@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
-import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -22,6 +22,7 @@ from balance_service.client.errors import (
     ServerFailedError,
     UnavailableError,
 )
+from balance_service.process.runtime import elapsed
 
 log = logging.getLogger("balance_service.client")
 
@@ -49,10 +50,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A request to send after a pause."""
+    """A request to send after a pause, unless the pause ends after a time of `elapsed`."""
 
     request: Request
     pause_seconds: float = 0.0
+    not_after: float = math.inf
+
+    def too_late(self) -> NoReply | None:
+        """Returns what takes the place of a response if the pause has ended too late."""
+        return NoReply("the last pause has outlasted the time for attempts") if elapsed() > self.not_after else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +97,14 @@ class Server:
         Args:
             retry_seconds: the last attempt begins at most that long after the first. Its error is raised.
         """
-        until, failures, pause = time.monotonic() + retry_seconds, 0, 0.0
+        until, failures, pause, not_after = elapsed() + retry_seconds, 0, 0.0, math.inf
         while True:
-            outcome = self.outcome((yield Attempt(request, pause)))
+            outcome = self.outcome((yield Attempt(request, pause, not_after)))
             if isinstance(outcome, Reply):
                 return outcome
             failures += 1
-            pause = pause_after(failures, outcome.retry_after)
-            if time.monotonic() + pause >= until:
+            pause, not_after = pause_after(failures, outcome.retry_after), until
+            if elapsed() + pause >= until:
                 raise outcome
             log.info("%s; the next attempt is in %.1f s", outcome, pause)
 

@@ -129,6 +129,7 @@ class PublishedModel:
 
     name: str
     partitioning: Partitioning
+    has_number_keys: bool = False
     versions: tuple[int, ...] = ()
     problem: str = ""
 
@@ -136,13 +137,16 @@ class PublishedModel:
     def of(record: Mapping[str, Any]) -> PublishedModel:
         """Reads the Avro record `PublishedModel`."""
         partitioning = Partitioning(record["partitions"], record["partitioner"])
-        return PublishedModel(record["name"], partitioning, tuple(record["versions"]), record["problem"])
+        return PublishedModel(
+            record["name"], partitioning, record["numberKeys"], tuple(record["versions"]), record["problem"]
+        )
 
     def record(self) -> dict[str, Any]:
         """Returns the Avro record `PublishedModel`."""
         return {
             "name": self.name,
             **asdict(self.partitioning),
+            "numberKeys": self.has_number_keys,
             "versions": [*self.versions],
             "problem": self.problem[:_MOST_REASON],
         }

@@ -76,7 +76,7 @@ def key_route(model: ReadModel, declared: Routes) -> Route:
         "it. Without `minPosition` the answer is the owner's newest, which may lack the last events; `Balance-Lag` "
         "says how many. With `maxLag` or `minPosition` a standby may answer too; `Balance-Role` shows that. Reads "
         "are monotonic per instance: it never answers from an earlier position than before, unless the answering "
-        "server, its role or its epoch has changed.",
+        "server, its role, its epoch or the generation has changed.",
         parameters=parameters,
         responses=(
             ok(

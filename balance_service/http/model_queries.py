@@ -35,7 +35,7 @@ from balance_service.http.scheduling import asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.streams.event_stream import rendered
 from balance_service.http.streams.part import PartEndedError, Reached, Selection
-from balance_service.model.keys import TEXT
+from balance_service.model.keys import TEXT, KeyType
 from balance_service.model.stage import generation_name, model_and_generation
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from balance_service.cluster.directory import PublishedModel
     from balance_service.http.answer import Answer
     from balance_service.http.queries import Queries
     from balance_service.http.requests import KeyQuery
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from balance_service.http.streams.part import LocalPart
     from balance_service.kafka.partitioner import Partitioning
     from balance_service.model.flow import Flow
-    from balance_service.model.keys import KeyType
     from balance_service.model.read_model import ReadModel, Routes
 
 DEFAULT_ENTRIES, _DEFAULT_TOP = 100, 10
@@ -154,11 +154,10 @@ class ModelQueries:
     """The read models whose declaration this instance has, hosted here or not, by name."""
     hosted: Mapping[str, ModelAnswers]
     """The generations of this instance, by `generation_name`."""
-    elsewhere: Callable[[], Mapping[str, Partitioning]]
-    """Returns where the keys of the generations are that peers host, by `generation_name`. Raises Problem while that
-    is unknown."""
-    of_peers: Callable[[str, Partitioning], ModelAnswers]
-    """`generation_name` and partitioning → answers that come from peers."""
+    elsewhere: Callable[[], Mapping[str, PublishedModel]]
+    """Returns the generations that peers host, by `generation_name`. Raises Problem while they are unknown."""
+    of_peers: Callable[[str, Partitioning, KeyType], ModelAnswers]
+    """`generation_name`, partitioning and type of the keys → answers that come from peers."""
     flows: Mapping[str, Flow]
     """The flows of the events of the read models hosted here, by name."""
     streams: Streams
@@ -342,21 +341,19 @@ class ModelQueries:
         answers = self.hosted.get(stage)
         if answers is not None:
             return answers
-        partitioning = self.elsewhere().get(stage)
-        if partitioning is not None:
-            return self.of_peers(stage, partitioning)
+        published = self.elsewhere().get(stage)
+        if published is not None:
+            return self.of_peers(stage, published.partitioning, self.key_type_of(name))
         if generation is not None:
             raise Problem(404, f"the read model '{name[:100]}' has no generation {generation} here")
         raise Problem(404, f"there is no read model '{name[:100]}' here; {api.MODELS} lists all read models")
 
     def key_type_of(self, name: str) -> KeyType:
-        return key_type_of(name, self.known)
-
-
-def key_type_of(name: str, known: Mapping[str, ReadModel]) -> KeyType:
-    """The type of a read model's keys; text if only peers know the read model."""
-    model = known.get(name)
-    return TEXT if model is None or not model.has_states() else model.key_type
+        """Returns the type of a read model's keys. Raises Problem, as `elsewhere`, if only peers may know it."""
+        if (model := self.known.get(name)) is not None:
+            return model.key_type if model.has_states() else TEXT
+        found = (published for stage, published in self.elsewhere().items() if model_and_generation(stage)[0] == name)
+        return KeyType("the key", is_number=any(published.has_number_keys for published in found))
 
 
 def description_of(name: str, known: Mapping[str, ReadModel]) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from balance_service.http.model_queries import (
     TopParameters,
 )
 from balance_service.http.route import (
+    GENERATION,
     MISDIRECTED,
     PROVENANCE,
     Count,
@@ -129,6 +130,7 @@ SCAN_PROVENANCE = (
     _by_partition("Balance-Epoch", "the fencing number of the task that answered", "[0-9]+", "0:3"),
     _by_partition("Balance-Role", "the role of that task", "(?:active|standby)", "0:active"),
     _by_partition("Balance-Lag", "the records that the answer does not include yet, if known", "[0-9]+", "0:0"),
+    replace(GENERATION, is_required=False),
     Header(
         name="Balance-Missing",
         description="The partitions that the answer lacks, if the query allows that.",

@@ -198,6 +198,12 @@ RETRY_AFTER = Header(
     type=Annotated[int, Field(ge=1)],
     example=1,
 )
+GENERATION = Header(
+    name=api.GENERATION,
+    description="The generation of the read model that gave the answer. Each has its own positions and epochs.",
+    type=Annotated[int, Field(ge=1)],
+    example=1,
+)
 PROVENANCE = (
     Header(
         name=api.APPLICATION_SERVER,
@@ -232,8 +238,9 @@ PROVENANCE = (
         example=0,
         is_required=False,
     ),
+    GENERATION,
 )
-"""The instance, role and position behind an answer for one key."""
+"""The instance, role, position and generation behind an answer for one key."""
 
 
 def ok(

@@ -79,7 +79,7 @@ class EntriesScan:
             entries.append(_entry(self.key_type, key, render(view(frame))))
             size += len(entries[-1].text)
             # One entry beyond the page shows that there are more.
-            if len(entries) > self.limit or size > MAX_BYTES:
+            if len(entries) > self.limit or (len(entries) > 1 and size > MAX_BYTES):
                 break
             if len(entries) % _STEP == 0:
                 yield

@@ -454,10 +454,10 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "each attempt of a client's addition has an idempotency key of its own",
         "client/exchange.py",
-        "            outcome = self.outcome((yield Attempt(request, pause)))\n",
+        "            outcome = self.outcome((yield Attempt(request, pause, not_after)))\n",
         '            headers = {**request.headers, "Idempotency-Key": str(random.random())}\n'
         "            again = Request(path=request.path, method=request.method, headers=headers, body=request.body)\n"
-        "            outcome = self.outcome((yield Attempt(again, pause)))\n",
+        "            outcome = self.outcome((yield Attempt(again, pause, not_after)))\n",
         "unit/client/test_calls",
         "test_the_retries_of_an_addition_keep_its_idempotency_key",
     ),

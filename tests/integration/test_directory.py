@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _MORE = 100
 
 
-MODEL = PublishedModel("balance", Partitioning(2, "murmur2"), (1, 2), "no room")
+MODEL = PublishedModel("balance", Partitioning(2, "murmur2"), True, (1, 2), "no room")
 TASK = PublishedTask("balance", 0, "ACTIVE", "RUNNING", 1, 7, comparison=Comparison(5, 1), sends_as_of=3)
 
 

@@ -147,7 +147,14 @@ class Instance:
     def _hear(self, address: str, role: str, state: str, epoch: int, incarnation: str = "i") -> None:
         task = PublishedTask("balance", PARTITION, role, state, epoch, 1).record()
         models = [
-            {"name": "balance", "partitions": PARTITIONS, "partitioner": "murmur2", "versions": [1], "problem": ""}
+            {
+                "name": "balance",
+                "partitions": PARTITIONS,
+                "partitioner": "murmur2",
+                "numberKeys": False,
+                "versions": [1],
+                "problem": "",
+            }
         ]
         record = {"address": address, "incarnation": incarnation, "models": models, "tasks": [task]}
         self.servers.hear(address, record, live=True)
@@ -188,7 +195,7 @@ class Instance:
         """Returns the queries of read model `balance`, with all data in one partition."""
         queries, scatter = self.queries(proxy, metrics), self.scatter(f"{api.MODELS}/balance")
         answers = ModelAnswers(queries, scatter, self.changes(proxy), BALANCE)
-        return ModelQueries(KNOWN, {"balance": answers}, dict, lambda _name, _partitions: answers, {}, Streams(10))
+        return ModelQueries(KNOWN, {"balance": answers}, dict, lambda *_: answers, {}, Streams(10))
 
     def changes(self, proxy: Proxy) -> Changes:
         read_model = Balance()

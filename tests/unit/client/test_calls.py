@@ -21,6 +21,7 @@ from balance_service.client import (
     ServerFailedError,
     State,
     UnavailableError,
+    exchange,
 )
 from balance_service.client.exchange import pause_after
 from balance_service.errors import ConfigurationError
@@ -51,6 +52,22 @@ def of_all(body: str, **headers: str) -> Scripted:
 
 def targets(received: Iterable[Received]) -> list[str]:
     return [request.target for request in received]
+
+
+# Retries
+
+
+def test_no_attempt_begins_after_a_pause_that_outlasted_the_time_for_attempts(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may be stopped, or a machine suspended, during the pause."""
+    now = iter([0.0, 0.0, 1.0])
+    monkeypatch.setattr(exchange, "elapsed", lambda: next(now, 100.0))
+    monkeypatch.setattr(exchange, "pause_after", lambda *_: 0.0)
+    with scripted(BUSY, ADDED) as (url, received), pytest.raises(UnavailableError, match="outlasted"):
+        run(url, "get_balance", "alice", options=QUICK)
+
+    assert len(received) == 1
 
 
 # Queries

@@ -34,7 +34,16 @@ def task(partition: int = 0, epoch: int = 1, **changed: Any) -> Mapping[str, Any
 
 
 def record(address: str, *tasks: Mapping[str, Any], incarnation: str = "i1", problem: str = "") -> Mapping[str, Any]:
-    models = [{"name": "balance", "partitions": 4, "partitioner": "crc32", "versions": [1], "problem": problem}]
+    models = [
+        {
+            "name": "balance",
+            "partitions": 4,
+            "partitioner": "crc32",
+            "numberKeys": False,
+            "versions": [1],
+            "problem": problem,
+        }
+    ]
     return {"address": address, "incarnation": incarnation, "models": models, "tasks": list(tasks)}
 
 
@@ -93,7 +102,7 @@ def test_a_servers_record_is_kept_completely(listener: Listener) -> None:
     server = listener.only()
 
     assert (server.address, server.incarnation) == ("a:1", "i1")
-    assert server.models == (PublishedModel("balance", Partitioning(4, "crc32"), (1,)),)
+    assert server.models == (PublishedModel("balance", Partitioning(4, "crc32"), versions=(1,)),)
     assert server.tasks == (PublishedTask("balance", 3, "ACTIVE", "RUNNING", 2, 7),)
 
 

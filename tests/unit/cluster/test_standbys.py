@@ -51,7 +51,9 @@ def test_standbys_are_spread_over_the_instances() -> None:
 def record(address: str, role: str, epoch: int, model: str = "balance", state: str = "RUNNING") -> dict[str, Any]:
     task = PublishedTask("balance", 0, role, state, epoch, 1).record()
     tasks = [task] if model == "balance" else []
-    models = [{"name": model, "partitions": 1, "partitioner": "murmur2", "versions": [1], "problem": ""}]
+    models = [
+        {"name": model, "partitions": 1, "partitioner": "murmur2", "numberKeys": False, "versions": [1], "problem": ""}
+    ]
     return {"address": address, "incarnation": "i", "models": models, "tasks": tasks}
 
 

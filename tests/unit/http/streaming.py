@@ -81,7 +81,7 @@ class Owner(Instance):
 
     def hear(self, other: Owner) -> None:
         """Learns from the directory that another instance owns the partition."""
-        one = {"partitions": 1, "partitioner": "murmur2", "versions": [1], "problem": ""}
+        one = {"partitions": 1, "partitioner": "murmur2", "numberKeys": False, "versions": [1], "problem": ""}
         record = {
             "address": other.address,
             "incarnation": other.trust.incarnation,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from balance_service.cluster.directory import PublishedModel
 from balance_service.http.streams import event_stream
 from balance_service.kafka.partitioner import Partitioning
 from tests.unit.http.streaming import BUSY_SECONDS, CHANGES, KEY, Event, Listener, Owner, stage, state, until
@@ -50,8 +51,8 @@ class Both(Owner):
         """Makes this the view of an instance whose peers alone host the read model."""
         models = self.handlers.model_queries()
         answers, models.hosted = models.hosted, {}
-        models.elsewhere = lambda: dict.fromkeys(answers, Partitioning(1, "murmur2"))
-        models.of_peers = lambda name, _partitioning: answers[name]
+        models.elsewhere = lambda: {name: PublishedModel(name, Partitioning(1, "murmur2")) for name in answers}
+        models.of_peers = lambda name, *_: answers[name]
 
     def published(self) -> list[PublishedTask]:
         return [*super().published(), *self.second.published()]
@@ -266,9 +267,9 @@ def test_a_stream_finds_partitions_of_a_generation_that_its_instance_begins_to_h
             models = owner.handlers.model_queries()
             of_peers = Owner(owner.path.with_name("nothing"), owns=False, generation=2)
             models.hosted = {"balance": models.hosted["balance"]}
-            models.elsewhere = lambda: {SECOND: Partitioning(1, "murmur2")}
+            models.elsewhere = lambda: {SECOND: PublishedModel(SECOND, Partitioning(1, "murmur2"))}
             answers = of_peers.models(owner.of_second.queries.proxy).hosted["balance"]
-            models.of_peers = lambda _name, _partitioning: answers
+            models.of_peers = lambda *_: answers
             owner.serves = 2
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.5):

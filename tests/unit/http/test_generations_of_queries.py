@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from balance_service import api
+from balance_service.cluster.directory import PublishedModel
 from balance_service.http.app import make_app
 from balance_service.http.handlers import Handlers
 from balance_service.http.model_queries import ModelAnswers, ModelQueries
@@ -47,7 +48,7 @@ class Two:
         self.instances = {number: Instance(folder / str(number)) for number in (1, 2)}
         for number, instance in self.instances.items():
             instance.put(f"{number}.00")
-        self.elsewhere: dict[str, Partitioning] = {}
+        self.elsewhere: dict[str, PublishedModel] = {}
         self.asked_of_peers: list[str] = []
 
     def ask(self, *targets: str) -> list[Answer]:
@@ -57,7 +58,7 @@ class Two:
         proxy = Proxy()
         answers = {number: self._answers(number, proxy) for number in (1, 2)}
 
-        def of_peers(name: str, _partitioning: Partitioning) -> ModelAnswers:
+        def of_peers(name: str, *_: object) -> ModelAnswers:
             self.asked_of_peers.append(name)
             return answers[2]
 
@@ -138,7 +139,7 @@ def test_what_is_no_number_of_a_generation_is_answered_400(two: Two, target: str
 
 
 def test_a_generation_that_only_peers_host_is_asked_of_them(two: Two) -> None:
-    two.elsewhere = {"balance.g7": Partitioning(PARTITIONS, "murmur2")}
+    two.elsewhere = {"balance.g7": PublishedModel("balance.g7", Partitioning(PARTITIONS, "murmur2"))}
 
     (answer,) = two.ask(with_generation(BY_KEY, 7))
 
@@ -146,7 +147,7 @@ def test_a_generation_that_only_peers_host_is_asked_of_them(two: Two) -> None:
 
 
 def test_all_generations_are_listed_as_one_read_model(two: Two) -> None:
-    two.elsewhere = {"balance.g7": Partitioning(PARTITIONS, "murmur2")}
+    two.elsewhere = {"balance.g7": PublishedModel("balance.g7", Partitioning(PARTITIONS, "murmur2"))}
 
     ((status, text, _),) = two.ask("/api/models")
 

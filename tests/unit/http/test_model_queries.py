@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
@@ -12,6 +12,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 from yarl import URL
 
+from balance_service.cluster.directory import PublishedModel
 from balance_service.http.app import make_app
 from balance_service.http.declared_queries import key_route
 from balance_service.http.handlers import Handlers
@@ -20,7 +21,7 @@ from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.route import RouteTable
 from balance_service.http.streams.event_stream import Streams
-from balance_service.kafka.partitioner import partition_of
+from balance_service.kafka.partitioner import Partitioning, partition_of
 from balance_service.model.read_model import Routes
 from balance_service.read_models.leaderboard import Leaderboard
 from tests.support.fakes import IdleInstance
@@ -46,7 +47,7 @@ def asked(instance: Instance, model: str, *targets: str, routes: RouteTable = RO
         handlers = Handlers(Operations(IdleInstance()), Streams(10))
         queries, scatter, changes = instance.queries(proxy), instance.scatter(""), instance.changes(proxy)
         answers = ModelAnswers(queries, scatter, changes, description_of(model, KNOWN))
-        handlers.models = ModelQueries(KNOWN, {model: answers}, dict, lambda _n, _of: answers, {}, handlers.streams)
+        handlers.models = ModelQueries(KNOWN, {model: answers}, dict, lambda *_: answers, {}, handlers.streams)
         found = []
         async with TestServer(make_app(handlers, routes)) as server, ClientSession() as client:
             for target in targets:
@@ -120,3 +121,21 @@ def test_a_malformed_answer_of_a_peer_is_refused(tmp_path: Path) -> None:
 
     assert status == 503
     assert "does not have the form" in body
+
+
+@pytest.mark.parametrize(("has_number_keys", "key"), [(True, b"\x80" + bytes(6) + b"*"), (False, b"42")])
+def test_keys_of_a_model_that_only_peers_know_are_looked_for_as_the_peers_do(
+    *, has_number_keys: bool, key: bytes
+) -> None:
+    published = PublishedModel("board.g2", Partitioning(PARTITIONS, "murmur2"), has_number_keys)
+    asked_for: list[object] = []
+
+    def of_peers(*of: object) -> Any:
+        asked_for.extend(of)
+
+    models = ModelQueries({}, {}, lambda: {"board.g2": published}, of_peers, {}, Streams(10), lambda _model: 2)
+
+    models.of("board")
+
+    assert models.key_type_of("board").parse("42") == key
+    assert asked_for == ["board.g2", published.partitioning, models.key_type_of("board")]

@@ -427,7 +427,7 @@ class Host(Instance):
         queries.view = lambda frame: self.read_model.view(self.codec.decode(frame))
         answers = ModelAnswers(queries, self.scatter("/"), self.changes(proxy), self.read_model.description())
         name, known = self.read_model.name, {self.read_model.name: self.read_model}
-        return ModelQueries(known, {name: answers}, dict, lambda _name, _partitions: answers, {}, Streams(10))
+        return ModelQueries(known, {name: answers}, dict, lambda *_: answers, {}, Streams(10))
 
 
 @pytest.fixture(params=[Balance(), Rewards(), Leaderboard()], ids=lambda read_model: read_model.name)

@@ -146,12 +146,12 @@ def test_pages_contain_every_key_once(states: dict[str, Decimal], limit: int) ->
     assert found == sorted(states.items())
 
 
-@given(states=_STATES)
-def test_pages_truncated_by_size_lose_no_entry(states: dict[str, Decimal]) -> None:
+@given(states=_STATES, most=st.sampled_from([1, 100]))
+def test_pages_truncated_by_size_lose_no_entry(states: dict[str, Decimal], most: int) -> None:
     found: list[tuple[str, Decimal]] = []
     after = None
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(scan, "MAX_BYTES", 100)
+        patched.setattr(scan, "MAX_BYTES", most)
         while True:
             page = answer(EntriesScan(after=after, limit=1000), states, [[0], [1], [2]])
             found += pairs(page)
