@@ -28,7 +28,7 @@ from balance_service.errors import RetriableError
 from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.database import Snapshot
@@ -309,6 +309,36 @@ class Letters:
             waits = is_same_code and other is not None and other.status.needs_decision
             is_retried = letter.status.is_open and not is_hopeless and not waits
             self._change(changes, offset, before.get(offset), letter.due_at_once(now) if is_retried else letter)
+        self._schedule_unblocked(store, changes)
+        store.look_for(_DUE, changes.records)
+        return changes
+
+    def open_in_any(self, store: StateStore, others: Iterable[StateStore]) -> dict[int, Letter]:
+        """Returns the open dead letters here, and those of other generations' records that were not read here."""
+        start = store.position.offset if store.position else 0
+        theirs = {letter.offset: letter for other in others for letter in self.between(other, start)}
+        unknown = theirs.keys() - self.at(store, theirs).keys()
+        return self.open_in(store) | {at: theirs[at] for at in unknown if theirs[at].status.is_open}
+
+    def on_begin_to_send(
+        self, store: StateStore, letters: Mapping[int, Letter], sent: Collection[int]
+    ) -> LetterChanges:
+        """Returns the changes that make a generation send whose sender is lost.
+
+        The former sender has applied what it sent, so only this generation could not, and its attempt comes into the
+        topic. It had a dead letter of the rest too. One that was sent and not read here is read in its turn.
+
+        Args:
+            letters: as `open_in_any` returns.
+            sent: those whose outputs were sent.
+        """
+        now, changes, before = self.now_ms(), LetterChanges(_counts(store)), self.at(store, letters)
+        for offset, letter in letters.items():
+            if offset not in sent:
+                self._change(changes, offset, before.get(offset), letter)
+            elif offset in before:
+                after = replace(letter, is_sent=True, is_in_topic=False).due_at_once(now)
+                self._change(changes, offset, before[offset], after)
         self._schedule_unblocked(store, changes)
         store.look_for(_DUE, changes.records)
         return changes

@@ -20,6 +20,8 @@ from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.topic_specs import dead_letter_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from balance_service.engine.dead_letters import LetterChanges
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import TaskId
@@ -191,6 +193,31 @@ def _starting_to_send(hosted: HostedStage, partition: int) -> int:
     if hosted.siblings.starts_silent(stage, partition):
         return SILENT
     return sent_up_to(hosted.settings, hosted.topics, stage, hosted.source, partition)
+
+
+def beginning_to_send(
+    store: StateStore, others: Sequence[StateStore], hosted: HostedStage, partition: int
+) -> tuple[int, LetterChanges]:
+    """Returns `emitted_up_to`, and the changes of dead letters, of a silent task if no generation sends.
+
+    No generation has applied a record that the lost sender had not: what lies below any position was sent, but the
+    outputs of dead letters. The rest is as for a task without a position: the topics of the outputs show it.
+
+    Args:
+        others: the stores of the other generations.
+
+    Raises: as `sent_of`.
+    """
+    letters = hosted.processor.letters
+    # Without outputs, those of other generations say nothing about this one.
+    is_open = letters.open_in_any(store, others if hosted.stage.outputs else ())
+    sent = set[int]()
+    up_to = max(one.position.offset for one in (store, *others) if one.position is not None)
+    for offset in sent_of(hosted.settings, hosted.topics, hosted.stage, hosted.source, partition):
+        up_to = max(up_to, offset + 1)
+        if offset in is_open:
+            sent.add(offset)
+    return up_to, letters.on_begin_to_send(store, is_open, sent)
 
 
 def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> LetterChanges:

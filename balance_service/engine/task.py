@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +18,7 @@ import structlog
 from balance_service.engine.commit import Committed, commit, decide, write_position
 from balance_service.engine.dead_letters import DueLetters
 from balance_service.engine.opening import (
+    beginning_to_send,
     check_same_log,
     check_still_there,
     open_writer,
@@ -398,6 +399,42 @@ class Task:
         reach("taken-over")
         self._log.info("outputs are sent by another generation", before=str(other.task_id), position=theirs.offset)
         return True
+
+    def begin_to_send(self, others: Iterable[Task]) -> None:
+        """Sends the outputs from now on, as no other generation does.
+
+        The one that sent has lost its changelog, or the end that says so. What it had sent is not sent again. If the
+        transaction fails, this task must be opened again.
+
+        Args:
+            others: the tasks of all other generations of the partition. None of them can begin to send meanwhile.
+
+        Raises:
+            RetriableError: one of them sends, or the broker does not respond.
+            BalanceServiceError: as `process`.
+        """
+        partition, processor = self.task_id.partition, self._hosted.processor
+        with ExitStack() as held:
+            held.enter_context(self._held())
+            store, writer = self._running()
+            stores = []
+            for other in others:
+                held.enter_context(other._held())
+                stores.append(other._running(or_waiting=True)[0])
+                if other.sends:
+                    raise RetriableError(f"{other.task_id} sends")
+            up_to, letters = beginning_to_send(store, stores, self._hosted, partition)
+            # The topics may have taken long to read.
+            if self._closing.is_set():
+                raise TaskMigratedError("the task is closed")
+            sends = replace(self._required_position(), emitted_up_to=up_to)
+            try:
+                write_position(sends, processor.position_codec, store, writer, letters)
+            except BaseException:
+                self.give_up()
+                raise
+            self._shown = store.view
+        self._log.warning("no generation sent the outputs, so this one begins to", first=up_to)
 
     def check_log(self, topic: Topic | None, start: int, position: int, end: int) -> None:
         """Halts the task if the source is no longer the log that it folds.

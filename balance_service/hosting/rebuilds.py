@@ -249,19 +249,27 @@ class Rebuilds(PeriodicThread):
         ]
         for partition, task in self._owned(serving).items():
             if not task.sends:
-                yield from (partial(self._switch, partition, serving, task, tasks) for tasks in others)
+                yield partial(self._switch, partition, serving, task, others)
 
     @staticmethod
-    def _switch(partition: int, serving: Tasks, task: Task, former: Tasks) -> None:
-        other = former.answering().get(partition)
-        if other is None or other.role is not Role.ACTIVE or not other.sends:
-            return
+    def _switch(partition: int, serving: Tasks, task: Task, others: Sequence[Tasks]) -> None:
+        opened: dict[Task, Tasks] = {}
+        for tasks in others:
+            other = tasks.answering().get(partition)
+            # Whether it sends is unknown until then.
+            if other is None or other.role is not Role.ACTIVE:
+                raise _WaitingError(f"{tasks.name}_{partition}, which may send the outputs, does not answer yet")
+            opened[other] = tasks
+        sender = next((other for other in opened if other.sends), None)
         try:
-            task.take_over(other)
+            if sender is None:
+                task.begin_to_send(opened)
+            else:
+                task.take_over(sender)
         finally:
             # It was given up before the transaction, whose outcome may be unknown: the changelogs have it.
-            if other.view is None:
-                former.failed(other, RetriableError("another generation sends the outputs"))
+            if sender is not None and sender.view is None:
+                opened[sender].failed(sender, RetriableError("another generation sends the outputs"))
             if task.view is None:
                 serving.failed(task, RetriableError("it is unknown which generation sends the outputs"))
 

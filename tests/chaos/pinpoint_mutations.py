@@ -690,10 +690,26 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a task that gave its outputs away is not opened again",
         "hosting/rebuilds.py",
-        "            if other.view is None:\n                former.failed",
-        "            if False:\n                former.failed",
+        "            if sender is not None and sender.view is None:\n",
+        "            if False:\n",
         "unit/hosting/test_rebuilds",
         "test_the_serving_generation_takes_the_outputs_over_and_the_former_one_is_opened_again",
+    ),
+    _pinpoint(
+        "no generation sends after a changelog is lost",
+        "hosting/rebuilds.py",
+        "                task.begin_to_send(opened)\n",
+        "                return\n",
+        "unit/hosting/test_rebuilds",
+        "test_the_serving_generation_begins_to_send_if_no_other_one_does",
+    ),
+    _pinpoint(
+        "outputs are sent again after a changelog is lost",
+        "engine/opening.py",
+        "        up_to = max(up_to, offset + 1)\n",
+        "",
+        "unit/engine/test_take_over",
+        "test_the_serving_task_sends_after_the_one_that_sent_lost_its_changelog",
     ),
     _pinpoint(
         "a task is not opened again after its switch has failed",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from balance_service.engine import opening
 from balance_service.engine import task as module
 from balance_service.engine.commit import write_position
 from balance_service.engine.dead_letter import Status
@@ -76,6 +77,7 @@ class Generation:
         self.hosted: Any = SimpleNamespace(
             processor=self.driven._processor, stage=stage, siblings=siblings, decisions=decisions, stands_still=""
         )
+        self.hosted.settings = self.hosted.topics = self.hosted.source = None
         siblings.add(cast("Tasks", self))
         self.opened(0 if number == 1 else SILENT)
 
@@ -446,3 +448,135 @@ def test_a_record_that_is_discarded_before_it_is_read_is_not_applied_by_a_batch_
 
     with pytest.raises(RetriableError, match="before it was read"):
         pair.new.given(paid("1.00"))
+
+
+def found_in_topics(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
+    """The topics of the outputs have those of these events."""
+    monkeypatch.setattr(opening, "sent_of", lambda *_: iter(offsets))
+
+
+def test_the_serving_task_sends_after_the_one_that_sent_lost_its_changelog(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.given(paid("1.00"), paid("2.00"))
+    found_in_topics(monkeypatch, 0, 2, 1)
+    # The old one is folded again from the start.
+    moved = replace(pair.old.position, offset=0, emitted_up_to=SILENT)
+    write_position(moved, pair.old.driven._processor.position_codec, pair.old.driven.store, pair.old.driven.writer)
+    commits = len(pair.new.driven.writer.commits)
+
+    pair.new.the_task.begin_to_send([pair.old.the_task])
+    pair.new.given(paid("3.00"), paid("4.00"))
+
+    assert len(pair.new.driven.writer.commits) == commits + 2
+    assert (pair.new.the_task.sends, pair.old.the_task.sends) == (True, False)
+    assert pair.new.sent == [3]
+
+
+def test_the_serving_task_sends_after_its_changelog_lost_the_end_that_says_so(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The former one followed, and the outputs expired.
+    pair.old.given(paid("1.00"), paid("2.00"))
+    pair.old.sends_from(SILENT)
+    found_in_topics(monkeypatch)
+
+    pair.new.the_task.begin_to_send([pair.old.the_task])
+    pair.new.given(paid("1.00"), paid("2.00"), paid("3.00"))
+
+    assert pair.new.sent == [2]
+    # The other one may apply the same.
+    assert pair.old.the_task.limit == 3
+
+
+def test_the_only_generation_that_is_left_sends_what_lies_behind_its_position(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.given(paid("1.00"), paid("2.00"))
+    found_in_topics(monkeypatch)
+
+    pair.new.the_task.begin_to_send([])
+    pair.new.given(paid("3.00"))
+
+    assert pair.new.sent == [2]
+
+
+def test_a_task_begins_to_send_the_dead_letters_that_were_not_sent_and_no_others(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.given(paid("1.00", "new"), late("2.00"), paid("3.00"))
+    pair.old.sends_from(SILENT)
+    found_in_topics(monkeypatch, 0, 2)
+
+    pair.new.the_task.begin_to_send([pair.old.the_task])
+    pair.new.driver.advance(minutes=0)
+
+    # The new generation alone could not apply it.
+    assert pair.new.written == [0]
+    pair.new.model.refuses = ""
+    pair.new.driver.redrive(0)
+    pair.new.driver.mend(LATE).redrive(1)
+    assert pair.new.sent == [1]
+
+
+def test_a_dead_letter_that_the_lost_end_had_is_sent_once_it_can_be_applied(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The former generation followed: it has the one that was not sent, and one that it alone could not apply.
+    pair.old.given(late("1.00"), paid("2.00", "old"))
+    pair.old.the_task.decide([0], Verdict(Decision.REDRIVE, "", ""))
+    pair.old.sends_from(SILENT)
+    found_in_topics(monkeypatch, 1)
+
+    pair.new.the_task.begin_to_send([pair.old.the_task])
+
+    assert pair.new.the_task.left_out() == [0]
+    assert [(at, letter.is_sent) for at, letter in pair.new.letters.items()] == [(0, False)]
+
+
+def test_no_task_begins_to_send_while_another_one_does_or_is_not_open(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found_in_topics(monkeypatch)
+    written = pair.written()
+
+    with pytest.raises(RetriableError, match="test-noted_0 sends"):
+        pair.new.the_task.begin_to_send([pair.old.the_task])
+    pair.old.sends_from(SILENT)
+    written += 1
+    pair.old.the_task._state = TaskState.RESTORING
+    with pytest.raises(TaskMigratedError, match="RESTORING"):
+        pair.new.the_task.begin_to_send([pair.old.the_task])
+
+    assert (pair.written(), pair.new.the_task.sends) == (written, False)
+
+
+def test_a_task_is_given_up_if_it_is_unknown_whether_it_begins_to_send(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.old.sends_from(SILENT)
+    found_in_topics(monkeypatch)
+    pair.new.driven.writer.fails_with = RetriableError("the broker does not respond")
+
+    with pytest.raises(RetriableError, match="the broker does not respond"):
+        pair.new.the_task.begin_to_send([pair.old.the_task])
+
+    assert pair.new.the_task.view is None
+    assert pair.old.the_task.view is not None
+
+
+def test_a_task_that_was_closed_while_the_topics_were_read_does_not_begin_to_send(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sent(*_: object) -> Iterator[int]:
+        pair.new.the_task.give_up()
+        yield 0
+
+    pair.old.sends_from(SILENT)
+    monkeypatch.setattr(opening, "sent_of", sent)
+    written = pair.written()
+
+    with pytest.raises(TaskMigratedError):
+        pair.new.the_task.begin_to_send([pair.old.the_task])
+
+    assert pair.written() == written

@@ -28,7 +28,7 @@ from balance_service.settings import load_settings
 from tests.support.fakes import DECLARED, Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.errors import BalanceServiceError
@@ -47,8 +47,10 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 class Standing(Task):
     """A task in a state, which sends or is silent."""
 
-    def __init__(self, generation: int, *, sends: bool, state: TaskState = TaskState.RUNNING) -> None:
-        super().__init__(TaskId(FIRST.of_generation(generation).name, 0), cast("HostedStage", None), Role.ACTIVE)
+    def __init__(
+        self, generation: int, *, sends: bool, state: TaskState = TaskState.RUNNING, role: Role = Role.ACTIVE
+    ) -> None:
+        super().__init__(TaskId(FIRST.of_generation(generation).name, 0), cast("HostedStage", None), role)
         position = Position(5, 1, "id", emitted_up_to=0 if sends else SILENT)
         self.replica.store = cast("Any", SimpleNamespace(position=position, sizes=None))
         self._state = state
@@ -57,6 +59,7 @@ class Standing(Task):
         self.compared = Compared(5, Comparison(), ())
         self.fails_with: BalanceServiceError | None = None
         self.took_over: list[Task] = []
+        self.began_next_to: list[list[Task]] = []
 
     def take_over(self, other: Task) -> bool:
         if self.fails_with is not None:
@@ -66,12 +69,20 @@ class Standing(Task):
         self.replica.store = cast("Any", SimpleNamespace(position=Position(5, 1, "id"), sizes=None))
         return True
 
+    def begin_to_send(self, others: Iterable[Task]) -> None:
+        if self.fails_with is not None:
+            self.give_up()
+            raise self.fails_with
+        self.began_next_to.append([*others])
+        self.replica.store = cast("Any", SimpleNamespace(position=Position(5, 1, "id"), sizes=None))
+
 
 class Here:
     """The tasks of a generation in this instance, by partition."""
 
     def __init__(self, generation: int, *tasks: Task) -> None:
         self.hosted = SimpleNamespace(stage=FIRST.of_generation(generation), source=SimpleNamespace(partitions=2))
+        self.name = self.hosted.stage.name
         self.the_tasks = tasks
         self.failures: list[BalanceServiceError] = []
 
@@ -170,9 +181,61 @@ def test_outputs_are_taken_over_only_between_running_tasks(state: TaskState) -> 
         old = Here(1, Standing(1, sends=True, state=states[0]))
         new = Here(2, Standing(2, sends=False, state=states[1]))
 
-        step(Engine(SWITCHED, old, new), SWITCHED)
+        with suppress(RetriableError):
+            step(Engine(SWITCHED, old, new), SWITCHED)
 
         assert (cast("Standing", new.the_task).took_over, old.failures) == ([], [])
+
+
+@pytest.mark.parametrize("state", [TaskState.RUNNING, TaskState.WAITING])
+@pytest.mark.parametrize("now", [SWITCHED, SWITCHED.settled()], ids=["within a switch", "after it"])
+def test_the_serving_generation_begins_to_send_if_no_other_one_does(now: Generations, state: TaskState) -> None:
+    old, new = Here(1, Standing(1, sends=False, state=state)), Here(2, Standing(2, sends=False))
+
+    step(Engine(now, old, new), now)
+    step(Engine(now, old, new), now)
+
+    assert cast("Standing", new.the_task).began_next_to == [[old.the_task]]
+    assert cast("Standing", old.the_task).began_next_to == []
+    assert new.the_task.sends_as_of == now.number
+    assert (old.failures, new.failures) == ([], [])
+
+
+def test_the_last_generation_begins_to_send_alone() -> None:
+    now = SWITCHED.settled().dropped(1, "", "")
+    new = Here(2, Standing(2, sends=False))
+
+    step(Engine(now, new), now)
+
+    assert cast("Standing", new.the_task).began_next_to == [[]]
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        *(Here(1, Standing(1, sends=False, state=state)) for state in (TaskState.RESTORING, TaskState.HALTED)),
+        Here(1, Standing(1, sends=False, state=TaskState.TAILING, role=Role.STANDBY)),
+        Here(1),
+    ],
+    ids=["opens", "halted", "standby", "no task"],
+)
+def test_no_generation_begins_to_send_while_another_one_is_not_open(old: Here) -> None:
+    new = Here(2, Standing(2, sends=False))
+
+    with pytest.raises(RetriableError, match="rewards_0, which may send the outputs, does not answer yet"):
+        step(Engine(SWITCHED, old, new), SWITCHED)
+
+    assert cast("Standing", new.the_task).began_next_to == []
+
+
+def test_a_task_is_opened_again_if_it_is_unknown_whether_it_begins_to_send() -> None:
+    old, new = Here(1, Standing(1, sends=False)), Here(2, Standing(2, sends=False))
+    cast("Standing", new.the_task).fails_with = RetriableError("the broker does not respond")
+
+    with pytest.raises(RetriableError, match="the broker does not respond"):
+        step(Engine(SWITCHED, old, new), SWITCHED)
+
+    assert (len(old.failures), len(new.failures)) == (0, 1)
 
 
 @pytest.mark.parametrize("why", [TaskHaltedError("their open dead letters differ"), RetriableError("it is behind")])
@@ -303,7 +366,9 @@ def test_a_switch_is_settled_once_the_owners_of_all_partitions_send_and_know_of_
 def test_an_owner_publishes_under_which_state_its_task_sends(*, sends: bool, number: int) -> None:
     new = Here(2, Standing(2, sends=sends))
 
-    step(Engine(SWITCHED, Here(1, Standing(1, sends=False)), new), SWITCHED)
+    # Until the other task opens, this one cannot begin to send.
+    with suppress(RetriableError):
+        step(Engine(SWITCHED, Here(1, Standing(1, sends=False, state=TaskState.RESTORING)), new), SWITCHED)
 
     assert new.the_task.sends_as_of == number
 
