@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -35,8 +36,12 @@ class Follower(Protocol):
     is_of_key: bool
     """Whether it follows the key `start` alone."""
 
-    def changed(self) -> None:
-        """Called when a state may have changed, or when the feed has ended."""
+    def changed(self, before: int) -> None:
+        """Called when a state may have changed, or when the feed has ended.
+
+        Args:
+            before: the feed's `number` until then. No state of the follower has changed from its last call to that.
+        """
 
     def go(self) -> None:
         """Called when it is the follower's turn to read."""
@@ -86,6 +91,9 @@ def _mark(end: int, *, is_retry: bool) -> int:
     return 2 * end + is_retry
 
 
+_mark_of = attrgetter("mark")
+
+
 def _position_before(mark: int) -> int:
     """A position from which the changes with a mark, and all later ones, are found again."""
     return max(0, mark - 1) // 2
@@ -108,6 +116,8 @@ class Feed:
         self._loop = asyncio.get_running_loop()
         self.empty_since = self._loop.time()
         self._changes: OrderedDict[bytes, _Change] = OrderedDict()
+        self._commits: list[_Change] = []
+        """The last change of each of the latest commits, in order."""
         self._forgotten = _Change(0, 0)
         self._of_keys: dict[bytes, set[Follower]] = {}
         self._of_ranges: set[Follower] = set()
@@ -147,7 +157,7 @@ class Feed:
         """Ends the feed: its followers look for the partition's owner again."""
         self.has_ended = True
         self.task.watch(None)
-        self._wake(self._followers())
+        self._wake(self._followers(), self.number)
 
     def number_at(self, position: int) -> int | None:
         """What `number` was when the changes up to a position had been seen.
@@ -158,10 +168,8 @@ class Feed:
         mark = _mark(position, is_retry=False)
         if mark < self._forgotten.mark or position > self.end:
             return None
-        for change in reversed(self._changes.values()):
-            if change.mark <= mark:
-                return change.number
-        return self._forgotten.number
+        at = bisect_right(self._commits, mark, key=_mark_of)
+        return max(self._forgotten.number, self._commits[at - 1].number if at else 0)
 
     def has_changed(self, key: bytes, number: int) -> bool:
         """Whether the state of a key may have changed since a number."""
@@ -192,21 +200,27 @@ class Feed:
         if end < self.end or (end == self.end and not is_retry):
             # The view that the feed began with has it.
             return
-        mark, is_next = _mark(end, is_retry=is_retry), start <= self.end
+        mark, is_next, before = _mark(end, is_retry=is_retry), start <= self.end, self.number
         self.end = end
         if keys is None or not is_next:
             self.number += 1
             self._changes.clear()
+            self._commits.clear()
             self._forgotten = _Change(self.number, mark)
-            self._wake(self._followers())
+            self._wake(self._followers(), before)
             return
         for key in keys:
             self.number += 1
             self._changes[key] = _Change(self.number, mark)
             self._changes.move_to_end(key)
+        if keys:
+            self._commits.append(_Change(self.number, mark))
         while len(self._changes) > MOST_REMEMBERED:
             _, self._forgotten = self._changes.popitem(last=False)
-        self._wake(self._followers_of(keys))
+        if len(self._commits) > 2 * MOST_REMEMBERED:
+            # Who has reached one of the others reads some states again.
+            del self._commits[:-MOST_REMEMBERED]
+        self._wake(self._followers_of(keys), before)
 
     def _followers(self) -> list[Follower]:
         return [follower for of_key in self._of_keys.values() for follower in of_key] + [*self._of_ranges]
@@ -226,9 +240,9 @@ class Feed:
                     found.append(follower)
         return found
 
-    def _wake(self, followers: list[Follower]) -> None:
+    def _wake(self, followers: list[Follower], before: int) -> None:
         for follower in followers:
-            follower.changed()
+            follower.changed(before)
         self._pace.wake(followers)
 
 

@@ -188,7 +188,10 @@ class LocalPart:
             self._may_read.set()
         feed.add(self)
 
-    def changed(self) -> None:
+    def changed(self, before: int) -> None:
+        if self._changes == 0 and not self._in_snapshot and not self._may_read.is_set():
+            # The feed may forget what it has seen, as nothing of it is in the range.
+            self._seen = before
         self._changes += 1
 
     def go(self) -> None:
@@ -241,6 +244,7 @@ class LocalPart:
         return self._batch(Kind.CHANGES, [self._reader.entry(self.start, frame)], copy, copy.position.offset)
 
     def _changed(self) -> Batch | None:
+        self._changes = 0
         limit, copy = PAGE, self._copy()
         while True:
             changed = self._feed.since(self._seen, self, limit)

@@ -196,6 +196,44 @@ def test_a_range_begins_anew_if_changes_may_be_missing(owner: Owner, monkeypatch
     asyncio.run(run())
 
 
+def test_changes_of_other_keys_do_not_begin_an_idle_range_anew(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "MOST_REMEMBERED", 2)
+
+    async def run() -> None:
+        owner.show({"a": "1.00"})
+        async with stage(owner) as on, on.listening(owner, f"{CHANGES}?prefix=a") as listener:
+            await listener.some(3)
+            for amount in ("2.00", "3.00"):
+                for number in range(5):
+                    owner.commit({f"k{number}": amount})
+                owner.commit({"k0": "9.00", "a": amount})
+                assert (await listener.next()).entry == ("a", amount)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("commits", [1, 3, 30])
+def test_a_client_that_returns_gets_what_changed_after_its_position(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, commits: int
+) -> None:
+    monkeypatch.setattr(feed, "MOST_REMEMBERED", 4)
+
+    async def run() -> None:
+        owner.show({"a": "1.00", "b": "1.00"})
+        async with stage(owner) as on:
+            async with on.listening(owner, CHANGES) as listener:
+                await listener.some(4)
+                for number in range(commits):
+                    owner.commit({"a": f"{number + 2}.00"})
+                while (event := await listener.next()).entry != ("a", f"{commits + 1}.00"):
+                    continue
+            owner.commit({"b": "5.00"})
+            async with on.listening(owner, CHANGES, event.event_id) as listener:
+                assert (await listener.next()).entry == ("b", "5.00")
+
+    asyncio.run(run())
+
+
 def test_a_snapshot_of_many_pages_ends_with_the_newest_states(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part, "PAGE", 3)
     scan, pages = part.LocalPart._scan, iter(range(100))
