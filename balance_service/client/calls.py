@@ -406,8 +406,14 @@ class Calls:
 
 
 def segment(text: str) -> str:
-    """Returns a segment of a path, percent-encoded; dots alone, which change a path, too."""
-    return quote(text, safe="") if text.strip(".") else "%2E" * len(text)
+    """Returns a segment of a path, percent-encoded; dots alone, which change a path, too.
+
+    Raises InvalidCallError: the text is not UTF-8.
+    """
+    try:
+        return quote(text, safe="") if text.strip(".") else "%2E" * len(text)
+    except UnicodeEncodeError:
+        raise InvalidCallError(f"{text!r} is not UTF-8") from None
 
 
 def _path(model: str) -> str:

@@ -13,6 +13,7 @@ import httpx
 
 from balance_service import api
 from balance_service.client.calls import Calls, Pages
+from balance_service.client.errors import InvalidCallError
 from balance_service.client.exchange import NoReply, Reply
 from balance_service.errors import ConfigurationError
 from balance_service.process.package import __version__
@@ -134,14 +135,17 @@ class _Connected(ABC, Generic[Http]):
         headers = dict(request.headers)
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token() if callable(self._token) else self._token}"
-        return self._http.build_request(
-            request.method,
-            request.path,
-            params=request.parameters or None,
-            headers=headers,
-            content=request.body,
-            timeout=timeout,
-        )
+        try:
+            return self._http.build_request(
+                request.method,
+                request.path,
+                params=request.parameters or None,
+                headers=headers,
+                content=request.body,
+                timeout=timeout,
+            )
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise InvalidCallError(f"the request cannot be sent: {error}") from error
 
 
 class Client(_Connected[httpx.Client]):

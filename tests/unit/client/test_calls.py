@@ -54,6 +54,14 @@ def targets(received: Iterable[Received]) -> list[str]:
     return [request.target for request in received]
 
 
+@pytest.mark.parametrize("key", ["\ud800", "k" * 70_000])
+def test_a_key_that_no_request_can_have_is_an_invalid_call(run: Run, key: str) -> None:
+    with scripted() as (url, received), pytest.raises(InvalidCallError):
+        run(url, "get", "balance", key)
+
+    assert received == []
+
+
 # Retries
 
 
