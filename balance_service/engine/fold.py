@@ -240,6 +240,7 @@ class _OneByOne:
         letters: list[DeadLetter] = []
         outputs: list[Output] = []
         state, duplicates, last, frame = before, 0, None, None
+        last_to_send: KeyedUpdate | None = None
         blocked_after = self.blocked.get(events[0].key, events[-1].offset)
         for update in events:
             try:
@@ -265,6 +266,9 @@ class _OneByOne:
                 letters.append(replace(update.record, cause=error.cause))
             else:
                 state, frame, last = following, following_frame, update
+                # Retries may end with an event whose outputs were sent before it failed.
+                if self.emission is not None and self.emission.sends_for(update):
+                    last_to_send = update
                 self.idempotency_keys.remember(update)
         if last is not None:
             if frame is None and state is not None:
@@ -274,12 +278,12 @@ class _OneByOne:
                     # Encoding the state after each event finds the event that made it unfit.
                     self.idempotency_keys.forget(events)
                     return self._fold(before, events, frames_each=True)
-            if self.emission is not None and state != before:
+            if self.emission is not None and last_to_send is not None and state != before:
                 try:
-                    outputs += self.emission.of_last(last, state, frame)
+                    outputs += self.emission.of_last(last_to_send, state, frame)
                 except OwnCodeFailedError as error:
                     # The output depends on all of the events, so none of them is applied.
-                    self._require_retried(error, last)
+                    self._require_retried(error, last_to_send)
                     self.idempotency_keys.forget(events)
                     refused = {letter.offset for letter in letters}
                     rest = [event.record for event in events if event.record and event.offset not in refused]

@@ -138,6 +138,10 @@ class BatchEmission:
         """Whether `of_event` sends the framed state itself."""
         return self.emission.emit.each is Each.EVENT and self.emission.emit.record is None
 
+    def sends_for(self, update: KeyedUpdate) -> bool:
+        """Whether outputs of an event are sent now: not if they were sent before, or if another generation sends."""
+        return self.batch.is_to_be_sent(update.offset, self.sent_before)
+
     def of_event(
         self, update: KeyedUpdate, event: Event | None, state: State | None, frame: bytes | None
     ) -> Sequence[Output]:
@@ -154,15 +158,19 @@ class BatchEmission:
             return ()
         # Made even if sent before: otherwise, whether an event is applied would depend on it.
         made = self._made(update, event, state, frame)
-        return made if self.batch.is_to_be_sent(update.offset, self.sent_before) else ()
+        return made if self.sends_for(update) else ()
 
     def of_last(self, update: KeyedUpdate, state: State | None, frame: bytes | None) -> Sequence[Output]:
-        """Returns the outputs of a key after its last event of a batch.
+        """Returns the outputs of a key after a batch.
+
+        Args:
+            update: the last event of the key that outputs are sent for.
+            state: after the key's last event.
 
         Raises:
             OwnCodeFailedError: the outputs cannot be sent.
         """
-        if self.emission.emit.each is not Each.LAST or not self.batch.is_to_be_sent(update.offset, self.sent_before):
+        if self.emission.emit.each is not Each.LAST:
             return ()
         try:
             return self._made(update, None, state, frame)

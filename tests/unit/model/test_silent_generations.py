@@ -131,6 +131,24 @@ def test_a_task_that_begins_to_send_sends_the_dead_letters_that_heal_from_then_o
         assert len(set(times)) == 1
 
 
+def test_an_output_is_sent_though_the_keys_last_event_of_the_batch_was_sent_before_it_failed() -> None:
+    with Driver(LastPaid()) as driver:
+        driver.given(late(paid("5.00")))
+        # The outputs of a later event were sent, which cannot be read now.
+        sends_from(driver, 2)
+        driver.given(late(paid("6.00")))
+        assert [letter.is_sent for letter in driver.letters()] == [False, True]
+
+        driver.mend(LATE).redrive(0, 1)
+
+        assert [letter.status.value for letter in driver.letters()] == ["applied", "applied"]
+        (output,) = driver._last.writer.sent
+        state = driver.view("g")
+        assert state is not None
+        assert state["paid"] == Decimal("11.00")
+        assert (output.offset, output.value) == (0, driver.states()[b"g"])
+
+
 @pytest.mark.parametrize("model", [Rewards, Totals, Picky, Purchases])
 def test_two_generations_of_which_one_sends_at_a_time_send_what_one_would(model: type[ReadModel]) -> None:
     events = [bought(f"{n}.00") for n in (5, 6, 8, 9, 11, 12)]
