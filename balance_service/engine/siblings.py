@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from balance_service.engine.opening import open_writer
 from balance_service.engine.records import SILENT, Role, TaskId
-from balance_service.errors import BalanceServiceError, RetriableError
+from balance_service.errors import RetriableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -85,18 +85,16 @@ class Siblings:
     def follow(self, stage: Stage, partition: int, decided: Mapping[int, Letter]) -> None:
         """Has the other generations follow a decision about dead letters, or retry those that were applied.
 
-        One that does not now reads the topic of decisions when it is opened again.
+        Returns at once. A task that has not fenced its predecessors yet reads the topic of decisions afterwards.
 
         Args:
             decided: the dead letters after it.
         """
         for tasks in self._others(stage) if decided else ():
             task = tasks.task(partition)
-            if task is not None and task.role is Role.ACTIVE:
-                try:
-                    task.follow(decided)
-                except BalanceServiceError as error:
-                    tasks.failed(task, error)
+            # A standby that is promoted may have read the topic already.
+            if task is not None and (task.role is Role.ACTIVE or task.has_fenced):
+                task.follow(decided)
 
     def decided(self, hosted: HostedStage, partition: int) -> Mapping[int, Letter]:
         """Returns what was decided about dead letters of a partition, if other generations may have carried it out.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from enum import Enum
@@ -142,6 +143,8 @@ class Task:
         self._epoch = 0
         self._shown: StoreView | None = None
         self._watcher: Watcher | None = None
+        # Any thread appends; who holds the lock takes.
+        self._decided_elsewhere: deque[Mapping[int, Letter]] = deque()
         self.compared: Compared | None = None
         """The comparison with the serving generation, once made."""
         self.sends_as_of = 0
@@ -184,7 +187,8 @@ class Task:
         so that the two can be compared.
         """
         siblings, stage, partition = self._hosted.siblings, self._hosted.stage, self.task_id.partition
-        if self.sends:
+        at = self._stands_at
+        if at is not None and at.emitted_up_to != SILENT:
             return None
         if not stage.outputs:
             return siblings.still_at(stage, partition)
@@ -329,16 +333,23 @@ class Task:
             return refused
 
     def follow(self, decided: Mapping[int, Letter]) -> None:
-        """Carries out a decision that another generation's task has carried out, given the dead letters after it.
+        """Has the task carry out a decision that another generation's task has carried out, before anything else.
 
-        Raises: as `decide`.
+        Returns at once: the task may be restoring for long. One that ends before drops the decision, since the next
+        one reads the topic of decisions when it opens.
+
+        Args:
+            decided: the dead letters after the decision.
         """
-        with self._held():
-            store, writer = self._running(or_waiting=True)
-            changes = self._hosted.processor.letters.on_decision_elsewhere(store, decided)
-            if changes.records:
-                decide(changes, (), self._hosted.processor, store, writer)
-                self._shown = store.view
+        if self._state not in _ENDS:
+            self._decided_elsewhere.append(decided)
+
+    def carry_out(self) -> None:
+        """Carries out what `follow` was told, if the task runs or waits. Raises: as `decide`."""
+        if self._decided_elsewhere:
+            with self._held():
+                if self._state in (TaskState.RUNNING, TaskState.WAITING):
+                    self._running(or_waiting=True)
 
     def letters_at(self, offsets: Iterable[int]) -> Mapping[int, Letter]:
         """Returns the dead letters of some offsets. Raises TaskMigratedError if the task is closed."""
@@ -606,11 +617,23 @@ class Task:
         return self._stands_at
 
     def _running(self, *, or_waiting: bool = False) -> tuple[StateStore, ChangelogWriter]:
-        """Returns the store and the writer of an owner. Raises TaskMigratedError if the task is not one now."""
+        """Returns the store and the writer of an owner, which has carried out what `follow` was told.
+
+        Raises:
+            TaskMigratedError: the task is no owner now.
+            BalanceServiceError: as `decide`; what `follow` was told is not lost.
+        """
         is_running = self._state is TaskState.RUNNING or (or_waiting and self._state is TaskState.WAITING)
         if not is_running or self._writer is None:
             raise TaskMigratedError(f"the task is {self._state.value}, not RUNNING")
-        return self._store(), self._writer
+        store = self._store()
+        while self._decided_elsewhere:
+            changes = self._hosted.processor.letters.on_decision_elsewhere(store, self._decided_elsewhere[0])
+            if changes.records:
+                decide(changes, (), self._hosted.processor, store, self._writer)
+                self._shown = store.view
+            self._decided_elsewhere.popleft()
+        return store, self._writer
 
     def _to(self, state: TaskState) -> None:
         if state not in TRANSITIONS[self._state]:

@@ -348,6 +348,7 @@ class _Supervisor:
                 error = self._attempt(partial(self._runner.run, self.task, self._wake))
             elif not self._wake.wait(_WAITING_SECONDS if state is TaskState.WAITING else None):
                 self._resume()
+                error = self._attempt(self.task.carry_out)
                 self._on_change()
             self._wake.clear()
             error = self._reported() or error

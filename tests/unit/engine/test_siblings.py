@@ -16,7 +16,7 @@ from balance_service.engine.dead_letter import Letter
 from balance_service.engine.records import SILENT, Position, Role, TaskId
 from balance_service.engine.siblings import Siblings
 from balance_service.engine.task import Task
-from balance_service.errors import RetriableError, TaskMigratedError
+from balance_service.errors import RetriableError
 from balance_service.model.generations import Comparison, Generations, Switch
 from balance_service.read_models.rewards import Rewards
 from tests.support.fakes import DECLARED, Clock
@@ -60,11 +60,8 @@ class Standing(Task):
             self.replica.store = cast("Any", SimpleNamespace(position=position))
             self._shown = cast("Any", SimpleNamespace(position=position, needed=position.offset))
         self.told: list[Mapping[int, Letter]] = []
-        self.fails_with: BalanceServiceError | None = None
 
     def follow(self, decided: Mapping[int, Letter]) -> None:
-        if self.fails_with is not None:
-            raise self.fails_with
         self.told.append(decided)
 
 
@@ -78,14 +75,10 @@ class Here:
     def __init__(self, generation: int, tasks: Mapping[int, Task], model: ReadModel | None = None) -> None:
         self.hosted = hosted(generation, model)
         self.name = self.hosted.stage.name
-        self.failures: list[tuple[Task, BalanceServiceError]] = []
         self._tasks = tasks
 
     def task(self, partition: int) -> Task | None:
         return self._tasks.get(partition)
-
-    def failed(self, task: Task, error: BalanceServiceError) -> None:
-        self.failures.append((task, error))
 
 
 def siblings(now: Generations, *here: Here) -> Siblings:
@@ -259,17 +252,15 @@ def test_a_decision_is_not_carried_out_where_the_partition_is_not_owned(tasks: d
     siblings(SWITCHED, here, Here(2, {})).follow(stage(2), 0, DECIDED)
 
     assert [told for task in tasks.values() for told in task.told] == []
-    assert here.failures == []
 
 
-def test_a_task_that_cannot_follow_a_decision_is_opened_again() -> None:
-    old = Standing(1, at(9))
-    old.fails_with = TaskMigratedError("fenced")
-    here = Here(1, {0: old})
+def test_a_standby_that_is_promoted_is_told_since_it_may_have_read_the_decisions_already() -> None:
+    promoted = fenced_task(1)
+    promoted._role = Role.STANDBY
 
-    siblings(SWITCHED, here, Here(2, {})).follow(stage(2), 0, DECIDED)
+    siblings(SWITCHED, Here(1, {0: promoted}), Here(2, {})).follow(stage(2), 0, DECIDED)
 
-    assert here.failures == [(old, old.fails_with)]
+    assert promoted.told == [DECIDED]
 
 
 def test_no_decision_is_nothing_to_follow() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -100,10 +101,6 @@ class Generation:
 
     def task(self, _partition: int) -> Task:
         return self.the_task
-
-    def failed(self, _task: Task, _error: BalanceServiceError) -> None:
-        """Only a task that gave its outputs away cannot follow: it is closed."""
-        assert self.the_task.view is None
 
     def deliver(self, batch: TaskBatch) -> Committed:
         done = self.the_task.process(batch)
@@ -334,7 +331,8 @@ def test_a_record_that_the_old_task_could_not_apply_is_sent_once_by_the_task_tha
     assert [letter.status.is_open for letter in pair.new.letters.values()] == [True, True, True]
 
     pair.old.driver.mend(LATE).redrive(0)
-    # The new one has followed.
+    # The new one follows.
+    pair.new.the_task.carry_out()
     pair.new.driver.advance(minutes=0)
     assert pair.new.letters[0].status is Status.APPLIED
     pair.new.the_task.take_over(pair.old.the_task)
@@ -580,3 +578,85 @@ def test_a_task_that_was_closed_while_the_topics_were_read_does_not_begin_to_sen
         pair.new.the_task.begin_to_send([pair.old.the_task])
 
     assert pair.written() == written
+
+
+def discards(pair: Pair, offset: int) -> None:
+    """The old task discards a dead letter, and the new one is told."""
+    pair.old.the_task.decide([offset], Verdict(Decision.DISCARD, "", ""))
+    pair.old.followed([offset])
+
+
+@pytest.mark.parametrize("state", [TaskState.CREATED, TaskState.RESTORING])
+def test_no_decision_waits_for_a_task_that_opens_and_it_is_carried_out_before_that_one_folds(
+    pair: Pair, state: TaskState
+) -> None:
+    pair.given(late("1.00"))
+    task = pair.new.the_task
+    task._state = state
+    with task._lock:
+        other = threading.Thread(target=discards, args=(pair, 0), daemon=True)
+        other.start()
+        other.join(5)
+        assert not other.is_alive()
+
+    task.carry_out()
+    assert pair.new.letters[0].status.is_open
+    task._state = TaskState.RUNNING
+    assert [*task.due().again] == []
+
+    assert pair.new.letters[0].status is Status.DISCARDED
+
+
+def test_a_task_that_waits_carries_decisions_out(pair: Pair) -> None:
+    pair.given(late("1.00"))
+    pair.new.the_task.wait("for a table")
+    discards(pair, 0)
+
+    pair.new.the_task.carry_out()
+
+    assert pair.new.letters[0].status is Status.DISCARDED
+    view = pair.new.the_task.view
+    assert view is not None
+    assert pair.new.hosted.processor.letters.first_open(view) is None
+
+
+def test_decisions_are_carried_out_once_and_in_order(pair: Pair) -> None:
+    pair.given(late("1.00"), late("2.00"))
+    pair.old.the_task.decide([0, 1], Verdict(Decision.REDRIVE, "", ""))
+    pair.old.hosted.siblings.follow(pair.old.hosted.stage, 0, pair.old.letters)
+    discards(pair, 0)
+    commits = len(pair.new.driven.writer.commits)
+
+    due = [pair.new.the_task.due() for _ in range(2)]
+
+    assert [[letter.offset for letter in letters.again] for letters in due] == [[1], [1]]
+    assert len(pair.new.driven.writer.commits) == commits + 2
+
+
+@pytest.mark.parametrize("successor", ["new", "old"])
+def test_a_switch_begins_with_the_decisions_that_both_tasks_were_told(pair: Pair, successor: str) -> None:
+    pair.given(late("1.00"))
+    new, old = (pair.new, pair.old) if successor == "new" else (pair.old, pair.new)
+    if successor == "old":
+        new.sends_from(SILENT)
+        old.sends_from(1)
+    old.the_task.decide([0], Verdict(Decision.DISCARD, "", ""))
+    old.followed([0])
+    new.hosted.siblings.follow(new.hosted.stage, 0, old.letters)
+
+    assert new.the_task.take_over(old.the_task)
+
+    assert [[*generation.the_task._decided_elsewhere] for generation in (new, old)] == [[], []]
+    assert new.letters[0].status is Status.DISCARDED
+
+
+def test_a_task_that_has_halted_keeps_no_decisions_and_stays_halted(pair: Pair) -> None:
+    pair.given(late("1.00"), late("2.00"))
+    discards(pair, 0)
+    pair.new.the_task.halt("for a person to look")
+
+    discards(pair, 1)
+    pair.new.the_task.carry_out()
+
+    assert pair.new.the_task.state is TaskState.HALTED
+    assert len(pair.new.the_task._decided_elsewhere) == 1

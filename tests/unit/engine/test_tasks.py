@@ -13,7 +13,7 @@ from balance_service.engine import tasks as module
 from balance_service.engine.records import Role
 from balance_service.engine.task import Task, TaskState
 from balance_service.engine.tasks import Tasks
-from balance_service.errors import StoreCorruptedError, StoreFullError, TaskHaltedError
+from balance_service.errors import RetriableError, StoreCorruptedError, StoreFullError, TaskHaltedError
 from balance_service.hosting.engine import Engine
 from tests.support.waiting import eventually
 
@@ -251,3 +251,24 @@ def test_damage_reported_for_a_closed_task_does_not_affect_its_successor_or_the_
     time.sleep(0.5)
     assert (tmp_path / "store").exists()
     assert opening.opened == [Role.ACTIVE, Role.ACTIVE]
+
+
+def test_a_task_that_waits_carries_out_what_other_generations_decide(
+    tasks: Tasks, opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carried_out = threading.Event()
+
+    def still_waits(_partition: int, _interrupted: threading.Event) -> None:
+        raise RetriableError("the table is not read yet")
+
+    def wait_at_once(task: Task, _interrupted: threading.Event) -> None:
+        task.wait("for a table")
+
+    monkeypatch.setattr(opening, "check_resumption", still_waits)
+    monkeypatch.setattr(opening, "run", wait_at_once)
+    monkeypatch.setattr(_Task, "carry_out", lambda _task: carried_out.set())
+
+    tasks.assign([0])
+
+    assert carried_out.wait(5)
+    becomes(tasks, Role.ACTIVE, TaskState.WAITING)
