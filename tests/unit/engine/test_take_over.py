@@ -21,7 +21,7 @@ from balance_service.engine.records import POSITION_KEY, SILENT, KeyedUpdate, Ou
 from balance_service.engine.siblings import Siblings
 from balance_service.engine.store import StateStore
 from balance_service.engine.task import Task, TaskState
-from balance_service.errors import PoisonRecordError, RetriableError, TaskMigratedError
+from balance_service.errors import PoisonRecordError, RetriableError, StoreFullError, TaskMigratedError
 from balance_service.model.generations import Declaration, Generations
 from balance_service.testing import Driver, event
 from tests.support.models import SCORED, Noted
@@ -660,3 +660,26 @@ def test_a_task_that_has_halted_keeps_no_decisions_and_stays_halted(pair: Pair) 
 
     assert pair.new.the_task.state is TaskState.HALTED
     assert len(pair.new.the_task._decided_elsewhere) == 1
+
+
+def test_a_task_on_a_full_disk_keeps_answering_and_follows_a_decision_once_there_is_room(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def has_no_room() -> None:
+        raise StoreFullError("make room")
+
+    pair.given(late("1.00"))
+    task = pair.new.the_task
+    with monkeypatch.context() as full:
+        full.setattr(pair.new.driven.store, "require_room", has_no_room)
+        discards(pair, 0)
+        # Its own thread meets the full disk, and waits for room.
+        for meets in (task.due, task.left_out, task.carry_out):
+            with pytest.raises(StoreFullError):
+                meets()
+        task.wait("make room")
+        assert task.view is not None
+
+    task.carry_out()
+
+    assert pair.new.letters[0].status is Status.DISCARDED

@@ -272,3 +272,34 @@ def test_a_task_that_waits_carries_out_what_other_generations_decide(
 
     assert carried_out.wait(5)
     becomes(tasks, Role.ACTIVE, TaskState.WAITING)
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_a_task_that_has_no_room_to_follow_a_decision_answers_until_there_is_room(
+    tasks: Tasks, opening: Opening, monkeypatch: pytest.MonkeyPatch, *, is_waiting: bool
+) -> None:
+    def carry_out(_task: Task) -> None:
+        if not opening.has_room:
+            raise StoreFullError("make room")
+
+    def run(task: Task, interrupted: threading.Event) -> None:
+        if is_waiting:
+            task.wait("for a table")
+        while not interrupted.wait(0.01) and task.state is TaskState.RUNNING:
+            task.carry_out()
+
+    monkeypatch.setattr(_Task, "carry_out", carry_out)
+    monkeypatch.setattr(opening, "run", run)
+    tasks.assign([0])
+    eventually(lambda: opening.opened == [Role.ACTIVE] and tasks.all()[0].state is not TaskState.CREATED, "it opens")
+    first = tasks.task(0)
+    opening.has_room = False
+    eventually(lambda: [t.reason for t in tasks.snapshots()] == ["make room"], "the reason is told")
+
+    # Several looks for room.
+    time.sleep(0.3)
+    assert tasks.task(0) is first
+    becomes(tasks, Role.ACTIVE, TaskState.WAITING)
+    opening.has_room = True
+
+    eventually(lambda: tasks.task(0) is not first, "it is opened again")
