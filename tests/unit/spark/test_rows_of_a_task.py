@@ -44,10 +44,11 @@ def note_commits(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         rows: Any = table["offset"].to_pylist()
         return Gathered(PartitionUpdates(), rows[-1] + 1, rows=rows)
 
-    def commit(_runner: TaskRunner, gathered: Gathered, start: int, _left_out: object, of: Running, _: object) -> None:
+    def commit(_runner: TaskRunner, gathered: Gathered, start: int, _left_out: object, of: Running, _: object) -> int:
         assert start == of.position
         commits.append(cast("Any", gathered.rows))
         of.applied += commits[-1]
+        return len(commits[-1])
 
     monkeypatch.setattr(TaskRunner, "_part", part)
     monkeypatch.setattr(TaskRunner, "_commit", commit)
