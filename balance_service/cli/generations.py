@@ -151,8 +151,8 @@ def _follow(client: Client, model: str, *, quiet: bool) -> None:
             (one,) = building
             if not quiet and one["lag"] is not None:
                 bar.update(task, completed=one["position"], total=one["position"] + one["lag"])
-            if now["problem"]:
-                bar.update(task, description=f"rebuilding {model}: {now['problem']}")
+            why = f": {now['problem']}" if now["problem"] else ""
+            bar.update(task, description=f"rebuilding {model}{why}")
             time.sleep(_LOOK_SECONDS)
 
 

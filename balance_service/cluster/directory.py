@@ -46,7 +46,7 @@ _MESSAGE_TIMEOUT_MS = 3_000
 _WARN_EVERY_SECONDS = 60.0
 _LOGGED_CHARACTERS = 300
 # Each instance publishes the reasons of its tasks every second.
-_MOST_REASON = 300
+_MOST_REASON, _MOST_PROBLEM = 300, 1000
 _FORGET_AFTER_SECONDS = 3600.0
 # For a server that was only read from the past. A running one publishes every second, or later on a busy machine.
 _FORGET_UNHEARD_AFTER_SECONDS = 60.0
@@ -148,7 +148,7 @@ class PublishedModel:
             **asdict(self.partitioning),
             "numberKeys": self.has_number_keys,
             "versions": [*self.versions],
-            "problem": self.problem[:_MOST_REASON],
+            "problem": self.problem[:_MOST_PROBLEM],
         }
 
 

@@ -320,17 +320,22 @@ class Letters:
         unknown = theirs.keys() - self.at(store, theirs).keys()
         return self.open_in(store) | {at: theirs[at] for at in unknown if theirs[at].status.is_open}
 
+    def has_applied(self, store: StateStore, offset: int) -> bool:
+        """Whether a task has applied a record without a dead letter."""
+        position = store.position
+        return position is not None and offset < position.offset and not self.at(store, (offset,))
+
     def on_begin_to_send(
         self, store: StateStore, letters: Mapping[int, Letter], sent: Collection[int]
     ) -> LetterChanges:
         """Returns the changes that make a generation send whose sender is lost.
 
-        The former sender has applied what it sent, so only this generation could not, and its attempt comes into the
-        topic. It had a dead letter of the rest too. One that was sent and not read here is read in its turn.
+        Only this generation has a dead letter of what the former sender applied: its attempt comes into the topic. One
+        that was not read here is read in its turn.
 
         Args:
             letters: as `open_in_any` returns.
-            sent: those whose outputs were sent.
+            sent: those that the former sender has applied.
         """
         now, changes, before = self.now_ms(), LetterChanges(_counts(store)), self.at(store, letters)
         for offset, letter in letters.items():

@@ -20,7 +20,7 @@ from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.topic_specs import dead_letter_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from balance_service.engine.dead_letters import LetterChanges
     from balance_service.engine.hosted_stage import HostedStage
@@ -195,8 +195,21 @@ def _starting_to_send(hosted: HostedStage, partition: int) -> int:
     return sent_up_to(hosted.settings, hosted.topics, stage, hosted.source, partition)
 
 
+def found_sent(hosted: HostedStage, partition: int, open_letters: Collection[int]) -> tuple[int, set[int]]:
+    """Returns the end of the source records whose outputs the topics have, and which open dead letters are among them.
+
+    Reads the topics of the outputs from first to last. Raises as `sent_of`.
+    """
+    end, sent = 0, set[int]()
+    for offset in sent_of(hosted.settings, hosted.topics, hosted.stage, hosted.source, partition):
+        end = max(end, offset + 1)
+        if offset in open_letters:
+            sent.add(offset)
+    return end, sent
+
+
 def beginning_to_send(
-    store: StateStore, others: Sequence[StateStore], hosted: HostedStage, partition: int
+    store: StateStore, others: Sequence[StateStore], hosted: HostedStage, found: tuple[int, set[int]]
 ) -> tuple[int, LetterChanges]:
     """Returns `emitted_up_to`, and the changes of dead letters, of a silent task if no generation sends.
 
@@ -205,19 +218,14 @@ def beginning_to_send(
 
     Args:
         others: the stores of the other generations.
-
-    Raises: as `sent_of`.
+        found: as `found_sent` returns it.
     """
-    letters = hosted.processor.letters
-    # Without outputs, those of other generations say nothing about this one.
+    letters, (end, sent) = hosted.processor.letters, found
     is_open = letters.open_in_any(store, others if hosted.stage.outputs else ())
-    sent = set[int]()
-    up_to = max(one.position.offset for one in (store, *others) if one.position is not None)
-    for offset in sent_of(hosted.settings, hosted.topics, hosted.stage, hosted.source, partition):
-        up_to = max(up_to, offset + 1)
-        if offset in is_open:
-            sent.add(offset)
-    return up_to, letters.on_begin_to_send(store, is_open, sent)
+    # The lost sender has applied what another generation has applied.
+    applied = {at for at in is_open if others and all(letters.has_applied(other, at) for other in others)}
+    end = max(end, *(one.position.offset for one in (store, *others) if one.position is not None))
+    return end, letters.on_begin_to_send(store, is_open, sent | applied)
 
 
 def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> LetterChanges:

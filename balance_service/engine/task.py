@@ -22,6 +22,7 @@ from balance_service.engine.opening import (
     beginning_to_send,
     check_same_log,
     check_still_there,
+    found_sent,
     open_writer,
     starting_letters,
     starting_position,
@@ -424,7 +425,25 @@ class Task:
             RetriableError: one of them sends, or the broker does not respond.
             BalanceServiceError: as `process`.
         """
-        partition, processor = self.task_id.partition, self._hosted.processor
+        hosted, processor = self._hosted, self._hosted.processor
+        with self._all_silent(others) as (store, _, stores):
+            known = processor.letters.open_in_any(store, stores).keys()
+        # For long, if the topics are. Silent tasks with outputs fold nothing meanwhile.
+        found = found_sent(hosted, self.task_id.partition, known)
+        with self._all_silent(others) as (store, writer, stores):
+            up_to, letters = beginning_to_send(store, stores, hosted, found)
+            sends = replace(self._required_position(), emitted_up_to=up_to)
+            try:
+                write_position(sends, processor.position_codec, store, writer, letters)
+            except BaseException:
+                self.give_up()
+                raise
+            self._shown = store.view
+        self._log.warning("no generation sent the outputs, so this one begins to", first=up_to)
+
+    @contextmanager
+    def _all_silent(self, others: Iterable[Task]) -> Iterator[tuple[StateStore, ChangelogWriter, list[StateStore]]]:
+        """Holds this task and the others, of which none may send. Raises as `begin_to_send`."""
         with ExitStack() as held:
             held.enter_context(self._held())
             store, writer = self._running()
@@ -434,18 +453,7 @@ class Task:
                 stores.append(other._running(or_waiting=True)[0])
                 if other.sends:
                     raise RetriableError(f"{other.task_id} sends")
-            up_to, letters = beginning_to_send(store, stores, self._hosted, partition)
-            # The topics may have taken long to read.
-            if self._closing.is_set():
-                raise TaskMigratedError("the task is closed")
-            sends = replace(self._required_position(), emitted_up_to=up_to)
-            try:
-                write_position(sends, processor.position_codec, store, writer, letters)
-            except BaseException:
-                self.give_up()
-                raise
-            self._shown = store.view
-        self._log.warning("no generation sent the outputs, so this one begins to", first=up_to)
+            yield store, writer, stores
 
     def check_log(self, topic: Topic | None, start: int, position: int, end: int) -> None:
         """Halts the task if the source is no longer the log that it folds.

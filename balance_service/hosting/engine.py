@@ -154,9 +154,11 @@ class Engine:
         tasks, brokers = _most_tasks(stages, prepared), until_up(self.topics.brokers)
         # A second generation of each read model, as far as there is room.
         alone = [live[0] for model in versions.with_states if len(live := versions.live(model)) == 1]
-        self._more_tasks = sum(sources[stage.source].partitions for stage in alone)
-        while self._more_tasks and open_files.need_of(tasks + self._more_tasks, brokers) > open_files.limit():
-            self._more_tasks -= 1
+        self._more_tasks = 0
+        for partitions in sorted(sources[stage.source].partitions for stage in alone):
+            more = self._more_tasks + partitions
+            if open_files.need_of(tasks + more, brokers) <= open_files.limit():
+                self._more_tasks = more
         self.open_files = files = open_files.divided(tasks + self._more_tasks, brokers, open_files.limit())
         log.info(
             "open files",

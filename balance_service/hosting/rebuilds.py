@@ -242,17 +242,14 @@ class Rebuilds(PeriodicThread):
         """
         if time.monotonic() - self._known_at.get(generations.model, -_SPREAD_SECONDS) < _SPREAD_SECONDS:
             return
-        others = [
-            tasks
-            for number in generations.live
-            if number != generations.serving and (tasks := self._tasks(generations.model, number)) is not None
-        ]
+        live = [self._tasks(generations.model, number) for number in generations.live if number != generations.serving]
+        others = [tasks for tasks in live if tasks is not None]
         for partition, task in self._owned(serving).items():
             if not task.sends:
-                yield partial(self._switch, partition, serving, task, others)
+                yield partial(self._switch, partition, serving, task, others, are_all=None not in live)
 
     @staticmethod
-    def _switch(partition: int, serving: Tasks, task: Task, others: Sequence[Tasks]) -> None:
+    def _switch(partition: int, serving: Tasks, task: Task, others: Sequence[Tasks], *, are_all: bool) -> None:
         opened: dict[Task, Tasks] = {}
         for tasks in others:
             other = tasks.answering().get(partition)
@@ -261,6 +258,8 @@ class Rebuilds(PeriodicThread):
                 raise _WaitingError(f"{tasks.name}_{partition}, which may send the outputs, does not answer yet")
             opened[other] = tasks
         sender = next((other for other in opened if other.sends), None)
+        if sender is None and not are_all:
+            raise _WaitingError(f"{task.task_id} does not send, and a generation that may is not hosted here")
         try:
             if sender is None:
                 task.begin_to_send(opened)

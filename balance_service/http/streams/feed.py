@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from balance_service.http.routing import ReadableTask
 
 MOST_REMEMBERED = 50_000
+_MOST_COMMITS = 5_000
 # Followers get at most this part of a processor, so that queries and folding keep the rest.
 _SHARE = 0.2
 
@@ -217,9 +218,9 @@ class Feed:
             self._commits.append(_Change(self.number, mark))
         while len(self._changes) > MOST_REMEMBERED:
             _, self._forgotten = self._changes.popitem(last=False)
-        if len(self._commits) > 2 * MOST_REMEMBERED:
+        if len(self._commits) > 2 * _MOST_COMMITS:
             # Who has reached one of the others reads some states again.
-            del self._commits[:-MOST_REMEMBERED]
+            del self._commits[:-_MOST_COMMITS]
         self._wake(self._followers_of(keys), before)
 
     def _followers(self) -> list[Follower]:

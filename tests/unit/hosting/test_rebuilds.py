@@ -210,6 +210,14 @@ def test_the_last_generation_begins_to_send_alone() -> None:
     assert cast("Standing", new.the_task).began_next_to == [[]]
 
 
+def test_no_generation_begins_to_send_while_another_one_is_not_hosted_here() -> None:
+    engine = Engine(BUILT, Here(1, Standing(1, sends=False)))
+    cast("Any", engine.versions).live = lambda _model: [FIRST]
+
+    with pytest.raises(RetriableError, match="rewards_0 does not send, and a generation that may is not hosted here"):
+        step(engine, BUILT)
+
+
 @pytest.mark.parametrize(
     "old",
     [
