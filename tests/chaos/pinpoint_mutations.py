@@ -706,7 +706,7 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "outputs are sent again after a changelog is lost",
         "engine/opening.py",
-        "        up_to = max(up_to, offset + 1)\n",
+        "        end = max(end, offset + 1)\n",
         "",
         "unit/engine/test_take_over",
         "test_the_serving_task_sends_after_the_one_that_sent_lost_its_changelog",
