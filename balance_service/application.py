@@ -52,7 +52,6 @@ from balance_service.model.binding import bound
 from balance_service.model.flow import flow_of
 from balance_service.model.generations import Switch
 from balance_service.model.json_view import exact_json
-from balance_service.model.keys import TEXT
 from balance_service.model.placing import hosted_stages, newest, stages_of, stages_of_retries
 from balance_service.model.stage import model_and_generation
 from balance_service.observability.metrics import Metrics
@@ -292,7 +291,7 @@ class Application:
                 PublishedModel(
                     name,
                     tasks.hosted.partitioning,
-                    tasks.hosted.folds is not None and tasks.hosted.folds.key_type.is_number,
+                    tasks.hosted.key_type.is_number,
                     engine.versions.of(owner),
                     rebuilds.problems.get(owner, ""),
                 )
@@ -403,7 +402,7 @@ class _Queries:
         scan = DeadLetterScan(
             stage=hosted.stage.identity,
             read_model=hosted.stage.owner,
-            key_type=TEXT if hosted.folds is None else hosted.folds.key_type,
+            key_type=hosted.key_type,
             letters=hosted.processor.letters,
         )
         records = SourceRecords(
@@ -431,8 +430,7 @@ class _Queries:
 
     def _hosted(self, tasks: Tasks) -> ModelAnswers:
         hosted = tasks.hosted
-        key_type = TEXT if hosted.folds is None else hosted.folds.key_type
-        return self._answers(hosted.name, hosted.partitioning, key_type, hosted.watermarks, tasks, hosted)
+        return self._answers(hosted.name, hosted.partitioning, hosted.key_type, hosted.watermarks, tasks, hosted)
 
     def _of_peers(self, name: str, partitioning: Partitioning, key_type: KeyType) -> ModelAnswers:
         nothing = _NotHosted()

@@ -20,6 +20,7 @@ from balance_service.kafka.messages import headers_of, offset_of
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.producers import RecoveringProducer
 from balance_service.model.generations import Comparison
+from balance_service.model.keys import KeyType
 from balance_service.model.stage import model_and_generation
 from balance_service.process.runtime import elapsed
 
@@ -132,6 +133,11 @@ class PublishedModel:
     has_number_keys: bool = False
     versions: tuple[int, ...] = ()
     problem: str = ""
+
+    @property
+    def key_type(self) -> KeyType:
+        """The type of the keys. The name of their column is not published."""
+        return KeyType("the key", self.has_number_keys)
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> PublishedModel:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from balance_service.engine.fold import FoldProcessor
 from balance_service.errors import FatalError
 from balance_service.kafka.partitioner import Partitioning
+from balance_service.model.keys import TEXT
 from balance_service.model.read_model import ReadModel
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from balance_service.engine.tables import JoinedTables
     from balance_service.kafka.topics import Topic, Topics, Watermarks
     from balance_service.model.events import State
+    from balance_service.model.keys import KeyType
     from balance_service.model.stage import Stage
     from balance_service.model.stream import Partitioner
     from balance_service.settings import Settings
@@ -55,6 +57,11 @@ class HostedStage:
     def is_last(self) -> bool:
         """Whether the stage folds or emits. It has the name of its read model then."""
         return self.read_model is not None and not self.stage.passes_on
+
+    @property
+    def key_type(self) -> KeyType:
+        """The type of the states' keys; text without states."""
+        return TEXT if self.folds is None else self.folds.key_type
 
     @property
     def partitioning(self) -> Partitioning:

@@ -66,13 +66,10 @@ class Rebuilds(PeriodicThread):
         self._switch_of_upgrade = switch
         self._comparing: dict[tuple[Task, Task], Generator[None, None, Compared]] = {}
         """Comparisons that have begun, by the tasks of the serving generation and of the one that is built."""
-        self._served: dict[str, int] = {}
-        self._known_at: dict[str, float] = {}
-        """Since when this instance knows which generation serves, by the model's name."""
-        self._deleted: set[str] = set()
-        self._undeleted: dict[str, tuple[BalanceServiceError, float]] = {}
-        """Why the changelog of a stage was not deleted, and when."""
-        self._forgotten_at = time.monotonic()
+        self._served: dict[str, tuple[int, float]] = {}
+        """Which generation serves, and since when this instance knows it, by the model's name."""
+        self._deletions: dict[str, tuple[float, BalanceServiceError | None]] = {}
+        """When the changelog of a dropped generation was last deleted or not, and why not, by the stage's name."""
         self.problems: Mapping[str, str] = {}
         """Why a step of a read model's rebuild fails here now, by the model's name. For the directory."""
 
@@ -144,7 +141,7 @@ class Rebuilds(PeriodicThread):
         for model in self._versions.with_states:
             if self._stopping.is_set():
                 return
-            failure = self._failure_of(model, lambda model=model: self._step(self._log.of(model)))  # type: ignore[misc]
+            failure = self._failure_of(model, partial(self._step, self._log.of(model)))
             if failure is None:
                 self.problems = {name: why for name, why in self.problems.items() if name != model}
                 continue
@@ -157,9 +154,8 @@ class Rebuilds(PeriodicThread):
         """Raises BalanceServiceError: a step fails, and is tried again."""
         model = generations.model
         self._host_live(generations)
-        if self._served.get(model, 1) != generations.serving:
-            self._served[model] = generations.serving
-            self._known_at[model] = time.monotonic()
+        if self._served_since(model)[0] != generations.serving:
+            self._served[model] = generations.serving, time.monotonic()
             self._engine.on_change()
         serving = self._engine.models[self._versions.stage(model, generations.serving).name]
         # A partition that cannot take a step must not keep the others from theirs.
@@ -214,6 +210,9 @@ class Rebuilds(PeriodicThread):
             reach("generation-hosted")
             log.info("a generation is hosted", stage=name)
 
+    def _served_since(self, model: str) -> tuple[int, float]:
+        return self._served.get(model, (1, float("-inf")))
+
     def _tasks(self, model: str, generation: int) -> Tasks | None:
         """Returns the tasks of a generation here; None if this instance leaves it alone."""
         return self._engine.models.get(self._versions.stage(model, generation).name)
@@ -240,7 +239,7 @@ class Rebuilds(PeriodicThread):
 
         The other one does not answer for a moment then. An instance that has not heard of the switch still asks it.
         """
-        if time.monotonic() - self._known_at.get(generations.model, -_SPREAD_SECONDS) < _SPREAD_SECONDS:
+        if time.monotonic() - self._served_since(generations.model)[1] < _SPREAD_SECONDS:
             return
         live = [self._tasks(generations.model, number) for number in generations.live if number != generations.serving]
         others = [tasks for tasks in live if tasks is not None]
@@ -376,18 +375,18 @@ class Rebuilds(PeriodicThread):
         """
         topics, live = self._engine.topics, set(generations.live)
         published = {task.stage for server in self._servers.servers() for task in server.tasks}
-        # An instance that is late creates the changelog again, and may drop it before its task is known here.
-        if time.monotonic() - self._forgotten_at >= _LOOK_AGAIN_SECONDS:
-            self._forgotten_at = time.monotonic()
-            self._deleted.clear()
-        self._deleted -= published
         for number in range(1, generations.newest + 1):
             stage = self._versions.stage(generations.model, number)
-            if number in live or stage.name in published or stage.name in self._deleted:
+            if number in live or stage.name in published:
+                # An instance that is late creates the changelog again.
+                self._deletions.pop(stage.name, None)
                 continue
-            failure, failed_at = self._undeleted.get(stage.name, (None, 0.0))
-            if failure is not None and time.monotonic() - failed_at < _DELETE_AGAIN_SECONDS:
-                raise failure
+            # It may also drop the generation before its task is known here.
+            at, failure = self._deletions.get(stage.name, (float("-inf"), None))
+            if time.monotonic() - at < (_LOOK_AGAIN_SECONDS if failure is None else _DELETE_AGAIN_SECONDS):
+                if failure is not None:
+                    raise failure
+                continue
             try:
                 # In this order: once the topic is gone, none looks for its subjects.
                 if topics.find(stage.changelog) is not None:
@@ -396,9 +395,9 @@ class Rebuilds(PeriodicThread):
                     topics.delete(stage.changelog)
                     reach("changelog-deleted")
             except BalanceServiceError as error:
-                self._undeleted[stage.name] = error, time.monotonic()
+                self._deletions[stage.name] = time.monotonic(), error
                 raise
-            self._deleted.add(stage.name)
+            self._deletions[stage.name] = time.monotonic(), None
 
     @staticmethod
     def _owned(tasks: Tasks) -> dict[int, Task]:

@@ -35,7 +35,7 @@ from balance_service.http.scheduling import asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.streams.event_stream import rendered
 from balance_service.http.streams.part import PartEndedError, Reached, Selection
-from balance_service.model.keys import TEXT, KeyType
+from balance_service.model.keys import TEXT
 from balance_service.model.stage import generation_name, model_and_generation
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from balance_service.http.streams.part import LocalPart
     from balance_service.kafka.partitioner import Partitioning
     from balance_service.model.flow import Flow
+    from balance_service.model.keys import KeyType
     from balance_service.model.read_model import ReadModel, Routes
 
 DEFAULT_ENTRIES, _DEFAULT_TOP = 100, 10
@@ -343,7 +344,8 @@ class ModelQueries:
             return answers
         published = self.elsewhere().get(stage)
         if published is not None:
-            return self.of_peers(stage, published.partitioning, self.key_type_of(name))
+            key_type = published.key_type if model is None else model.key_type
+            return self.of_peers(stage, published.partitioning, key_type)
         if generation is not None:
             raise Problem(404, f"the read model '{name[:100]}' has no generation {generation} here")
         raise Problem(404, f"there is no read model '{name[:100]}' here; {api.MODELS} lists all read models")
@@ -352,8 +354,9 @@ class ModelQueries:
         """Returns the type of a read model's keys. Raises Problem, as `elsewhere`, if only peers may know it."""
         if (model := self.known.get(name)) is not None:
             return model.key_type if model.has_states() else TEXT
+        # All generations have the same.
         found = (published for stage, published in self.elsewhere().items() if model_and_generation(stage)[0] == name)
-        return KeyType("the key", is_number=any(published.has_number_keys for published in found))
+        return next((published.key_type for published in found), TEXT)
 
 
 def description_of(name: str, known: Mapping[str, ReadModel]) -> Mapping[str, Any]:

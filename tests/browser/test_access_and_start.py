@@ -57,6 +57,7 @@ def test_an_instance_that_waits_for_its_broker_paints_its_page_and_says_so(
             view.wait_for_text("needs", r"It waits: Kafka at .* does not answer")
             expect(view.page.locator("#models-table")).to_contain_text("No read model is known yet")
             view.keep("starting")
+            assert view.unexpected() == []
 
             broker.start()
             # The same page shows the rest when there is more to show.

@@ -15,7 +15,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from balance_service import api
-from balance_service.cluster.directory import PublishedTask, ServerTable
+from balance_service.cluster.directory import PublishedModel, PublishedTask, ServerTable
 from balance_service.cluster.membership import Lease
 from balance_service.engine.records import POSITION_KEY, Position, Role
 from balance_service.engine.store import StateStore, StoreView
@@ -146,16 +146,7 @@ class Instance:
 
     def _hear(self, address: str, role: str, state: str, epoch: int, incarnation: str = "i") -> None:
         task = PublishedTask("balance", PARTITION, role, state, epoch, 1).record()
-        models = [
-            {
-                "name": "balance",
-                "partitions": PARTITIONS,
-                "partitioner": "murmur2",
-                "numberKeys": False,
-                "versions": [1],
-                "problem": "",
-            }
-        ]
+        models = [PublishedModel("balance", Partitioning(PARTITIONS, "murmur2"), versions=(1,)).record()]
         record = {"address": address, "incarnation": incarnation, "models": models, "tasks": [task]}
         self.servers.hear(address, record, live=True)
 

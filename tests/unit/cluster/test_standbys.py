@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.cluster.directory import PublishedTask, ServerTable
+from balance_service.cluster.directory import PublishedModel, PublishedTask, ServerTable
 from balance_service.cluster.standbys import StandbyChooser, chosen
+from balance_service.kafka.partitioner import Partitioning
 from tests.support.fakes import Clock
 
 ADDRESSES = st.sets(st.integers(1, 60).map(lambda n: f"host-{n}:5051"), min_size=1, max_size=12)
@@ -51,9 +52,7 @@ def test_standbys_are_spread_over_the_instances() -> None:
 def record(address: str, role: str, epoch: int, model: str = "balance", state: str = "RUNNING") -> dict[str, Any]:
     task = PublishedTask("balance", 0, role, state, epoch, 1).record()
     tasks = [task] if model == "balance" else []
-    models = [
-        {"name": model, "partitions": 1, "partitioner": "murmur2", "numberKeys": False, "versions": [1], "problem": ""}
-    ]
+    models = [PublishedModel(model, Partitioning(1, "murmur2"), versions=(1,)).record()]
     return {"address": address, "incarnation": "i", "models": models, "tasks": tasks}
 
 

@@ -7,12 +7,13 @@ import json
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import ClientSession, ClientTimeout
 
-from balance_service.cluster.directory import PublishedTask
+from balance_service.cluster.directory import PublishedModel, PublishedTask
 from balance_service.engine.records import POSITION_KEY, Position
 from balance_service.http.access.authorization import Access
 from balance_service.http.app import Site, make_app, serve
@@ -81,11 +82,11 @@ class Owner(Instance):
 
     def hear(self, other: Owner) -> None:
         """Learns from the directory that another instance owns the partition."""
-        one = {"partitions": 1, "partitioner": "murmur2", "numberKeys": False, "versions": [1], "problem": ""}
+        of_one = partial(PublishedModel, partitioning=Partitioning(1, "murmur2"), versions=(1,))
         record = {
             "address": other.address,
             "incarnation": other.trust.incarnation,
-            "models": [{"name": task.stage, **one} for task in other.published()],
+            "models": [of_one(task.stage).record() for task in other.published()],
             "tasks": [task.record() for task in other.published() if other.owns],
         }
         self.servers.hear(other.address, record, live=True)
