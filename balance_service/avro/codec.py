@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -30,16 +31,21 @@ MAGIC = 0
 SCHEMA_HEADER = "__value_schema_id"
 """Names the schema of a record whose value has no frame. Source: Confluent's `HeaderSchemaIdSerializer`."""
 SCHEMA_GUID_UNKNOWN = "schema-guid-unknown"
+VALUES_TOO_MANY = "values-too-many"
 _GUID_MAGIC = 1
 _GUID_BYTES = 16
 _HEADER = struct.Struct(">bI")
-# The number of empty records in nested records may double with each level.
-_MOST_EMPTY_VALUES = 1_000
-_UNFINISHED = -1
+# As in `spark/java/Body.java`, which counts them while it reads.
+_VALUES, _VALUES_PER_BYTE = 250_000, 4
+_COUNTLESS = 1 << 60
 
 
 class UndecodableError(Exception):
     """A frame without a header, with an unknown schema, or with a body that is not of its schema."""
+
+
+class TooManyValuesError(ValueError):
+    """A body that may hold more values than its bytes justify."""
 
 
 def frame_header(schema_id: int) -> bytes:
@@ -95,14 +101,41 @@ def parsed(schema: Any) -> Any:
     return fastavro.parse_schema(rewritten(schema, _with_uuid_as_text))
 
 
-def parsed_of_writer(text: str) -> Any:
-    """The schema of an untrusted writer, as `parsed`, once it is known to be safe to decode with.
+class UntrustedSchema:
+    """The schema of an untrusted writer, once it is known to be safe to decode with.
 
-    Raises an error of fastavro if it is no Avro schema, ValueError if it is not safe.
+    Nothing can interrupt fastavro. It follows a recursive schema as deep as the bytes say, which can end the process,
+    and reads values that take no bytes as often as the schema and the counts of arrays say. A record may hold 250,000
+    such values, and 4 more for each of its bytes.
     """
-    schema = parsed(json.loads(text))
-    _check_bounded(schema)
-    return schema
+
+    def __init__(self, text: str) -> None:
+        """Raises an error of fastavro if it is no Avro schema, ValueError if no record is safe to decode with it."""
+        self.parsed = parsed(json.loads(text))
+        found = _ValuesWithoutBytes()
+        self._once, _ = found.of(self.parsed)
+        self._per_byte = found.per_byte
+
+    def decode(self, body: bytes, wanted: Any = None) -> Any:
+        """Decodes a body; as `wanted`, a parsed schema, if that is given.
+
+        Raises an error of fastavro if the body does not decode, TooManyValuesError if it may hold too many values.
+        """
+        allowed = _VALUES + _VALUES_PER_BYTE * len(body)
+        if self._once + self._per_byte * len(body) > allowed:
+            raise TooManyValuesError(f"it may hold more than {allowed} values that take no bytes")
+        return fastavro.schemaless_reader(_Body(body), self.parsed, wanted)
+
+
+class _Body(io.BytesIO):
+    """A body that ends. fastavro passes over values beyond its end, however many a count announces."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Returns so many bytes. Raises EOFError if fewer are left."""
+        found = super().read(size)
+        if len(found) != size:
+            raise EOFError("the record ends within a value")
+        return found
 
 
 def _with_uuid_as_text(kind: Any) -> Any:
@@ -121,7 +154,8 @@ class AvroReader:
     def __init__(self, registry: SchemaRegistry, schema: Schema) -> None:
         self._registry = registry
         self._schema = parsed(schema)
-        self._writers: dict[int, Any] = {}
+        self._writers: dict[int, Callable[[bytes], Any]] = {}
+        """Id → decoder of bodies."""
 
     def framed(self, value: bytes, headers: Headers) -> bytes:
         """A record's value with its frame. Raises as `framed`."""
@@ -135,30 +169,28 @@ class AvroReader:
             RetriableError: the writer's schema is not cached and the registry cannot be reached.
         """
         schema_id, body = opened(frame)
-        writer = self._writers.get(schema_id) or self._learn(schema_id)
+        decode = self._writers.get(schema_id) or self._learn(schema_id)
         try:
-            record = fastavro.schemaless_reader(
-                io.BytesIO(body), writer, None if writer is self._schema else self._schema
-            )
+            record = decode(body)
         except Exception as error:  # fastavro raises errors of many types
-            message = f"a record under schema {schema_id} does not decode: {error}"
-            raise PoisonRecordError("body-undecodable", message) from error
+            cause = VALUES_TOO_MANY if isinstance(error, TooManyValuesError) else "body-undecodable"
+            raise PoisonRecordError(cause, f"a record under schema {schema_id} does not decode: {error}") from error
         if not isinstance(record, dict):
             raise PoisonRecordError("schema-incompatible", f"schema {schema_id} is not that of a record")
         return record
 
-    def _learn(self, schema_id: int) -> Any:
+    def _learn(self, schema_id: int) -> Callable[[bytes], Any]:
         registered = self._registry.writer_schema(schema_id)
         if registered is None:
             message = f"a record names schema {schema_id}, which the registry does not know"
             raise PoisonRecordError("schema-id-unknown", message)
         try:
-            writer = parsed_of_writer(registered.text)
+            writer = UntrustedSchema(registered.text)
         except Exception as error:  # fastavro raises errors of many types
             message = f"schema {schema_id} is no Avro schema, or no safe one: {error}"
             raise PoisonRecordError("schema-incompatible", message) from error
-        self._writers[schema_id] = writer
-        return writer
+        self._writers[schema_id] = partial(writer.decode, wanted=self._schema)
+        return self._writers[schema_id]
 
 
 class AvroCodec(AvroReader):
@@ -169,7 +201,7 @@ class AvroCodec(AvroReader):
         super().__init__(registry, schema)
         self.schema_id = registry.register(subject, schema)
         self._header = frame_header(self.schema_id)
-        self._writers[self.schema_id] = self._schema
+        self._writers[self.schema_id] = lambda body: fastavro.schemaless_reader(io.BytesIO(body), self._schema, None)
 
     def encode(self, record: Mapping[str, Any]) -> bytes:
         """Encodes a record. Raises an error of fastavro if the schema does not allow it."""
@@ -216,7 +248,7 @@ class FrameReader:
     def __init__(self, registry: SchemaRegistry) -> None:
         self._registry = registry
         self._writers: dict[int, WriterSchema | None] = {}
-        self._parsed: dict[int, Any] = {}
+        self._parsed: dict[int, UntrustedSchema] = {}
         self._unsafe: dict[int, str] = {}
 
     def framed(self, value: bytes, headers: Headers) -> bytes:
@@ -252,15 +284,14 @@ class FrameReader:
         if schema_id not in self._parsed and schema_id not in self._unsafe:
             writer = self._writer(schema_id)
             try:
-                self._parsed[schema_id] = parsed_of_writer(writer.text)
+                self._parsed[schema_id] = UntrustedSchema(writer.text)
             except Exception as error:  # fastavro raises errors of many types
                 self._unsafe[schema_id] = str(error) or type(error).__name__
         if schema_id in self._unsafe:
             why = self._unsafe[schema_id]
             raise UndecodableError(f"schema {schema_id} is no Avro schema, or no safe one: {why}")
-        schema = self._parsed[schema_id]
         try:
-            return fastavro.schemaless_reader(io.BytesIO(body), schema, None)
+            return self._parsed[schema_id].decode(body)
         except Exception as error:  # fastavro raises errors of many types
             raise UndecodableError(f"it does not decode under schema {schema_id}: {error}") from error
 
@@ -280,58 +311,59 @@ class FrameReader:
             raise UndecodableError(str(error)) from None
 
 
-def _check_bounded(schema: Any) -> None:
-    """Refuses a parsed schema under which a few bytes keep fastavro busy for long.
+class _ValuesWithoutBytes:
+    """Counts the values of a parsed schema whose encoding takes no bytes."""
 
-    fastavro follows a recursive schema as deep as the bytes say, which can end the process. It reads array items of no
-    bytes as often as the array's count says, and nothing can interrupt it.
+    def __init__(self) -> None:
+        self.per_byte = 0.0
+        """How many the items of arrays and maps hold at most, for each byte of a body."""
+        self._named: dict[str, tuple[int, int] | None] = {}
 
-    Raises:
-        ValueError: the schema is recursive, or has such items.
-    """
-    _empty_values(schema, {})
+    def of(self, kind: Any) -> tuple[int, int]:
+        """How many of them a value holds outside of arrays and maps, and how many bytes the value takes at least.
 
+        Raises:
+            ValueError: the schema is recursive, or has array items without bytes.
+        """
+        if isinstance(kind, list):
+            counted = [self.of(member) for member in kind]
+            return max((values for values, _ in counted), default=0), 1
+        if isinstance(kind, str):
+            if kind in self._named and self._named[kind] is None:
+                raise ValueError(f"{kind} contains itself")
+            return self._named.get(kind) or ((1, 0) if kind == "null" else (0, 1))
+        match kind["type"]:
+            case "array":
+                return self._items(kind["items"], key_bytes=0)
+            case "map":
+                return self._items(kind["values"], key_bytes=1)
+            case "record" | "error" | "enum" | "fixed":
+                return self._of_named(kind)
+            case other:
+                return (1, 0) if other == "null" else (0, 1)
 
-def _empty_values(kind: Any, named: dict[str, int]) -> int:
-    """The number of values in a type whose encoding takes no bytes; 0 if it takes some."""
-    if isinstance(kind, list):
-        for member in kind:
-            _empty_values(member, named)
-        # The member's index takes a byte.
-        return 0
-    if isinstance(kind, str):
-        if named.get(kind) == _UNFINISHED:
-            raise ValueError(f"{kind} contains itself")
-        return 1 if kind == "null" else named.get(kind, 0)
-    match kind["type"]:
-        case "array":
-            if _empty_values(kind["items"], named):
-                raise ValueError("an array's items take no bytes")
-            return 0
-        case "map":
-            _empty_values(kind["values"], named)
-            return 0
-        case "record" | "error" | "enum" | "fixed":
-            return _empty_values_of_named(kind, named)
-        case other:
-            return 1 if other == "null" else 0
+    def _items(self, kind: Any, *, key_bytes: int) -> tuple[int, int]:
+        values, size = self.of(kind)
+        if size + key_bytes == 0:
+            raise ValueError("an array's items take no bytes")
+        self.per_byte += values / (size + key_bytes)
+        return 0, 1
 
-
-def _empty_values_of_named(kind: dict[str, Any], named: dict[str, int]) -> int:
-    name = kind["name"]
-    # fastavro allows that for the members of a union, and would decode all with the last.
-    if name in named:
-        raise ValueError(f"{name} is defined twice")
-    named[name] = _UNFINISHED
-    match kind["type"]:
-        case "enum":
-            empty = 0
-        case "fixed":
-            empty = 0 if kind["size"] > 0 else 1
-        case _:
-            of_fields = [_empty_values(field["type"], named) for field in kind["fields"]]
-            empty = 1 + sum(of_fields) if all(of_fields) else 0
-    if empty > _MOST_EMPTY_VALUES:
-        raise ValueError(f"{name} holds more than {_MOST_EMPTY_VALUES} values that take no bytes")
-    named[name] = empty
-    return empty
+    def _of_named(self, kind: dict[str, Any]) -> tuple[int, int]:
+        name = kind["name"]
+        # fastavro allows that for the members of a union, and would decode all with the last.
+        if name in self._named:
+            raise ValueError(f"{name} is defined twice")
+        self._named[name] = None
+        match kind["type"]:
+            case "enum":
+                found = (0, 1)
+            case "fixed":
+                found = (0, kind["size"]) if kind["size"] > 0 else (1, 0)
+            case _:
+                counted = [self.of(field["type"]) for field in kind["fields"]]
+                # The record itself takes none.
+                found = 1 + sum(values for values, _ in counted), sum(size for _, size in counted)
+        # Nested twice in each other, records hold twice as many at each level.
+        self._named[name] = found = min(found[0], _COUNTLESS), found[1]
+        return found

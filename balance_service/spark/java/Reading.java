@@ -1,25 +1,23 @@
 package parts.code.balance;
 
 import java.io.ByteArrayOutputStream;
-import java.io.EOFException;
 import java.io.IOException;
 import java.math.BigDecimal;
 import java.math.BigInteger;
-import java.nio.ByteBuffer;
 import java.util.ArrayList;
+import java.util.Collections;
+import java.util.HashMap;
 import java.util.IdentityHashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import org.apache.avro.AvroRuntimeException;
+import java.util.UUID;
 import org.apache.avro.LogicalType;
 import org.apache.avro.LogicalTypes;
 import org.apache.avro.Schema;
 import org.apache.avro.generic.GenericData;
 import org.apache.avro.generic.GenericDatumWriter;
-import org.apache.avro.io.BinaryDecoder;
 import org.apache.avro.io.BinaryEncoder;
-import org.apache.avro.io.DecoderFactory;
 import org.apache.avro.io.EncoderFactory;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
 import org.apache.spark.sql.catalyst.util.ArrayBasedMapData;
@@ -35,11 +33,13 @@ import org.apache.spark.unsafe.types.UTF8String;
  *
  * Types resolve as Avro's specification and its Java library do, except that a decimal of any scale is read exactly;
  * that a logical type of the writer is never ignored; and that a value which does not resolve concerns its record only.
- * Fields that the reader lacks are read too, because damage in them may be damage of the next field.
+ * Fields that the reader lacks are read too, because damage in them may be damage of the next field. Values whose type
+ * takes no bytes are passed over unread, because a record of a few bytes can hold any number of them; an array of them
+ * that the reader wants does not resolve.
  */
 abstract class Reading {
   static final String INCOMPATIBLE = "schema-incompatible";
-  private static final String BODY = "body-undecodable";
+  static final String BODY = "body-undecodable";
   private static final int DIGITS = 38;
   private static final int LONG_DIGITS = 18;
   // Bounds the time that a forged decimal takes; those with more digits do not fit.
@@ -54,7 +54,7 @@ abstract class Reading {
   private static final Reading NOTHING = new Fields(new Reading[0], new int[0], null);
 
   /** @param level how many values this one is nested in. */
-  abstract Object read(BinaryDecoder in, int level) throws IOException;
+  abstract Object read(Body in, int level);
 
   /** Returns Spark's type for the values of a wanted type. */
   static DataType typeOf(Schema wanted) {
@@ -70,14 +70,15 @@ abstract class Reading {
         return name.equals("date") ? DataTypes.DateType : DataTypes.IntegerType;
       case LONG:
         return name.equals("long") ? DataTypes.LongType
-          : name.startsWith("local-") ? DataTypes.TimestampNTZType : DataTypes.TimestampType;
+          : name.startsWith("local-") ? DataTypes.TimestampNTZType
+          : name.startsWith("timestamp-") ? DataTypes.TimestampType : DataTypes.LongType;
       case FLOAT:
         return DataTypes.FloatType;
       case DOUBLE:
         return DataTypes.DoubleType;
       case BYTES:
       case FIXED:
-        return DataTypes.BinaryType;
+        return isUuid(kind) ? DataTypes.StringType : DataTypes.BinaryType;
       case ARRAY:
         return DataTypes.createArrayType(typeOf(kind.getElementType()));
       case MAP:
@@ -93,7 +94,7 @@ abstract class Reading {
     }
   }
 
-  static int index(BinaryDecoder in, int count, String of) throws IOException {
+  static int index(Body in, int count, String of) {
     long index = in.readLong();
     if (index < 0 || index >= count) {
       throw new Unreadable(BODY, of + " has no member " + index);
@@ -113,17 +114,18 @@ abstract class Reading {
     return logical == null || logical.getName().equals("uuid") ? kind.getType().getName() : logical.getName();
   }
 
+  /** Returns whether a type is a UUID of 16 bytes. */
+  private static boolean isUuid(Schema kind) {
+    return kind.getType() == Schema.Type.FIXED && kind.getLogicalType() != null
+      && kind.getLogicalType().getName().equals("uuid");
+  }
+
   private static String said(Schema kind) {
     return kind.getLogicalType() == null ? kind.getFullName() : kind.getLogicalType().getName();
   }
 
-  private static byte[] bytes(BinaryDecoder in) throws IOException {
-    ByteBuffer read = in.readBytes(null);
-    return read.array();
-  }
-
-  private static UTF8String text(BinaryDecoder in, String malformed, String path) throws IOException {
-    byte[] data = bytes(in);
+  private static UTF8String text(Body in, String malformed, String path) {
+    byte[] data = in.readBytes();
     UTF8String text = UTF8String.fromBytes(data);
     if (malformed != null) {
       for (int i = 0; i < data.length; i++) {
@@ -147,26 +149,15 @@ abstract class Reading {
       super(detail == null || detail.length() <= MOST_SAID ? detail : detail.substring(0, MOST_SAID), null, false, false);
       this.cause = UTF8String.fromString(cause);
     }
-
-    static Unreadable of(Throwable e) {
-      if (e instanceof Unreadable) {
-        return (Unreadable) e;
-      }
-      if (e instanceof EOFException) {
-        return new Unreadable(BODY, "the record ends within a value");
-      }
-      // Avro refuses lengths that no array of Java has by an UnsupportedOperationException.
-      boolean isOfBody = e instanceof IOException || e instanceof AvroRuntimeException
-        || e instanceof UnsupportedOperationException || e instanceof StackOverflowError;
-      // Another error, such as a lack of memory, may pass.
-      return new Unreadable(isOfBody ? BODY : "spark-failed", e.toString());
-    }
   }
 
   /** Makes the readings of one schema. */
   static final class Resolution {
     // Readings of skipped records by type. They may contain themselves.
     private final IdentityHashMap skipped = new IdentityHashMap();
+    private final IdentityHashMap least = new IdentityHashMap();
+    // What was found for the records of a type, by path. A schema may name one type any number of times.
+    private final IdentityHashMap resolved = new IdentityHashMap();
 
     /**
      * @param malformed as for `Resolving`; null if neither text nor times are checked.
@@ -186,7 +177,7 @@ abstract class Reading {
       boolean isPlain = theirName.equals(ourName) || theirName.equals(their.getName());
       switch (ours.getType()) {
         case LONG:
-          if (their == Schema.Type.LONG && theirName.replace("micros", "millis").equals(ourName.replace("micros", "millis"))) {
+          if (their == Schema.Type.LONG && withoutUnit(theirName).equals(withoutUnit(ourName))) {
             return new Single(their, ours.getType(), theirName, malformed, path);
           }
           // As for the other numbers.
@@ -199,20 +190,30 @@ abstract class Reading {
           }
           break;
         case STRING:
+          if (isUuid(written)) {
+            return new Fixed(written.getFixedSize(), true);
+          }
           if (isPlain && (their == Schema.Type.STRING || their == Schema.Type.BYTES)) {
             return new Single(their, ours.getType(), ourName, malformed, path);
           }
           break;
         case BYTES:
         case FIXED:
-          if (ourName.equals("decimal")) {
+          if (isUuid(ours)) {
+            if (isPlain && their == Schema.Type.STRING) {
+              return new Single(their, their, theirName, malformed, path);
+            }
+            if (isUuid(written) || isPlain && isNamedSo(written, ours) && written.getFixedSize() == ours.getFixedSize()) {
+              return new Fixed(written.getFixedSize(), true);
+            }
+          } else if (ourName.equals("decimal")) {
             if (theirName.equals("decimal") || theirName.equals("int") || theirName.equals("long")) {
               return new Exact(written, ((LogicalTypes.Decimal) ours.getLogicalType()).getScale(), path);
             }
           } else if (isPlain && ours.getType() == Schema.Type.BYTES && (their == Schema.Type.STRING || their == ours.getType())) {
             return new Single(their, ours.getType(), ourName, malformed, path);
           } else if (isPlain && isNamedSo(written, ours) && written.getFixedSize() == ours.getFixedSize()) {
-            return new Fixed(written.getFixedSize());
+            return new Fixed(written.getFixedSize(), false);
           }
           break;
         case ENUM:
@@ -222,14 +223,18 @@ abstract class Reading {
           break;
         case ARRAY:
           if (their == Schema.Type.ARRAY) {
+            long leastBytes = this.leastBytes(written.getElementType());
+            if (leastBytes == 0) {
+              throw new Unreadable(INCOMPATIBLE, path + " is written as an array of items without bytes, which is not read");
+            }
             Reading item = this.of(written.getElementType(), ours.getElementType(), path + "[]", malformed);
-            return new Items(false, item, true, malformed, path);
+            return new Items(false, item, leastBytes, true, malformed, path);
           }
           break;
         case MAP:
           if (their == Schema.Type.MAP) {
             Reading value = this.of(written.getValueType(), ours.getValueType(), path + "{}", malformed);
-            return new Items(true, value, true, malformed, path);
+            return new Items(true, value, this.leastBytes(written.getValueType()), true, malformed, path);
           }
           break;
         default:
@@ -240,8 +245,18 @@ abstract class Reading {
       throw new Unreadable(INCOMPATIBLE, path + " is written as " + said(written) + ", which is not read as " + said(ours));
     }
 
+    private static String withoutUnit(String name) {
+      return name.replace("micros", "millis").replace("nanos", "millis");
+    }
+
+    // Source: Avro 1.12 specification, "Schema Resolution": the names without their namespaces match.
     private static boolean isNamedSo(Schema written, Schema wanted) {
-      return written.getType() == wanted.getType() && written.getName().equals(wanted.getName());
+      boolean isNamed = written.getType() == wanted.getType() && written.getName().equals(wanted.getName());
+      for (Object alias : written.getType() == wanted.getType() ? wanted.getAliases() : Collections.emptySet()) {
+        String name = (String) alias;
+        isNamed = isNamed || written.getName().equals(name.substring(name.lastIndexOf('.') + 1));
+      }
+      return isNamed;
     }
 
     // Source: Avro 1.12 specification, "Schema Resolution".
@@ -276,27 +291,60 @@ abstract class Reading {
     }
 
     private Reading ofRecord(Schema written, Schema wanted, String path, String malformed) {
-      Object[] defaults = new Object[wanted.getFields().size()];
-      for (int i = 0; i < defaults.length; i++) {
-        Schema.Field field = (Schema.Field) wanted.getFields().get(i);
-        if (written.getField(field.name()) == null) {
-          defaults[i] = this.defaultOf(field, path + "." + field.name());
+      Map found = (Map) this.resolved.get(written);
+      if (found == null) {
+        found = new HashMap();
+        this.resolved.put(written, found);
+      }
+      if (!found.containsKey(path)) {
+        try {
+          found.put(path, this.ofFields(written, wanted, path, malformed));
+        } catch (Unreadable e) {
+          found.put(path, e);
         }
       }
-      Reading[] parts = new Reading[written.getFields().size()];
-      int[] columns = new int[parts.length];
-      for (int i = 0; i < parts.length; i++) {
-        Schema.Field theirs = (Schema.Field) written.getFields().get(i);
-        Schema.Field ours = wanted.getField(theirs.name());
-        columns[i] = ours == null ? -1 : ours.pos();
-        if (ours == null) {
-          parts[i] = this.skipped(theirs.schema());
+      if (found.get(path) instanceof Unreadable) {
+        throw (Unreadable) found.get(path);
+      }
+      return (Reading) found.get(path);
+    }
+
+    private Reading ofFields(Schema written, Schema wanted, String path, String malformed) {
+      Schema.Field[] read = new Schema.Field[written.getFields().size()];
+      Object[] defaults = new Object[wanted.getFields().size()];
+      for (int i = 0; i < defaults.length; i++) {
+        Schema.Field ours = (Schema.Field) wanted.getFields().get(i);
+        Schema.Field theirs = fieldOf(written, wanted, ours);
+        if (theirs == null) {
+          defaults[i] = this.defaultOf(ours, path + "." + ours.name());
         } else {
-          String cause = malformed == null ? ours.getProp("malformed") : malformed;
-          parts[i] = this.of(theirs.schema(), ours.schema(), path + "." + ours.name(), cause);
+          read[theirs.pos()] = ours;
+        }
+      }
+      Reading[] parts = new Reading[read.length];
+      int[] columns = new int[read.length];
+      for (int i = 0; i < read.length; i++) {
+        Schema theirs = ((Schema.Field) written.getFields().get(i)).schema();
+        columns[i] = read[i] == null ? -1 : read[i].pos();
+        if (read[i] == null) {
+          parts[i] = this.skipped(theirs);
+        } else {
+          String cause = malformed == null ? read[i].getProp("malformed") : malformed;
+          parts[i] = this.of(theirs, read[i].schema(), path + "." + read[i].name(), cause);
         }
       }
       return new Fields(parts, columns, defaults);
+    }
+
+    /** Returns the written field of a wanted one: of its name, or of an alias that no other wanted field has as name. */
+    private static Schema.Field fieldOf(Schema written, Schema wanted, Schema.Field field) {
+      Schema.Field found = written.getField(field.name());
+      for (Object alias : field.aliases()) {
+        if (found == null && wanted.getField((String) alias) == null) {
+          found = written.getField((String) alias);
+        }
+      }
+      return found;
     }
 
     private Object defaultOf(Schema.Field field, String path) {
@@ -307,10 +355,12 @@ abstract class Reading {
         ByteArrayOutputStream bytes = new ByteArrayOutputStream();
         BinaryEncoder out = EncoderFactory.get().directBinaryEncoder(bytes, null);
         new GenericDatumWriter(field.schema()).write(GenericData.get().getDefaultValue(field), out);
-        BinaryDecoder in = DecoderFactory.get().binaryDecoder(bytes.toByteArray(), null);
-        return this.of(field.schema(), field.schema(), path, null).read(in, 0);
-      } catch (IOException e) {
-        throw new IllegalStateException(e);
+        return this.of(field.schema(), field.schema(), path, null).read(new Body(bytes.toByteArray(), 0), 0);
+      } catch (Unreadable e) {
+        throw e;
+      } catch (Exception e) {
+        // Avro raises many types of errors for a default that is not of its type.
+        throw new Unreadable(INCOMPATIBLE, path + " is missing, and its default cannot be used: " + e);
       }
     }
 
@@ -318,14 +368,22 @@ abstract class Reading {
       switch (kind.getType()) {
         case NULL:
           return NOTHING;
+        case BYTES:
+        case STRING:
+          return new Skipped(-1);
         case FIXED:
-          return new Fixed(kind.getFixedSize());
+          return kind.getFixedSize() == 0 ? NOTHING : new Skipped(kind.getFixedSize());
+        case FLOAT:
+          return new Skipped(4);
+        case DOUBLE:
+          return new Skipped(8);
         case ENUM:
           return new Symbols(kind, kind, kind.getName());
         case ARRAY:
-          return new Items(false, this.skipped(kind.getElementType()), false, null, null);
+          return new Items(
+            false, this.skipped(kind.getElementType()), this.leastBytes(kind.getElementType()), false, null, null);
         case MAP:
-          return new Items(true, this.skipped(kind.getValueType()), false, null, null);
+          return new Items(true, this.skipped(kind.getValueType()), this.leastBytes(kind.getValueType()), false, null, null);
         case UNION:
           Reading[] members = new Reading[kind.getTypes().size()];
           for (int i = 0; i < members.length; i++) {
@@ -343,20 +401,55 @@ abstract class Reading {
       if (this.skipped.containsKey(kind)) {
         return (Reading) this.skipped.get(kind);
       }
+      Later later = new Later();
+      this.skipped.put(kind, later);
       Reading[] parts = new Reading[kind.getFields().size()];
       int[] columns = new int[parts.length];
-      this.skipped.put(kind, new Fields(parts, columns, null));
       boolean isEmpty = true;
       for (int i = 0; i < parts.length; i++) {
         columns[i] = -1;
         parts[i] = this.skipped(((Schema.Field) kind.getFields().get(i)).schema());
         isEmpty = isEmpty && parts[i] == NOTHING;
       }
-      if (isEmpty) {
-        // Nested twice in each other, such records would be more than can be counted, in no bytes.
-        this.skipped.put(kind, NOTHING);
+      // Nested twice in each other, such records would be more than can be counted, in no bytes.
+      later.record = isEmpty ? NOTHING : new Fields(parts, columns, null);
+      this.skipped.put(kind, later.record);
+      return later.record;
+    }
+
+    /** Returns how many bytes a value takes at least; of a record that contains itself, perhaps less. */
+    private long leastBytes(Schema kind) {
+      switch (kind.getType()) {
+        case NULL:
+          return 0;
+        case FLOAT:
+          return 4;
+        case DOUBLE:
+          return 8;
+        case FIXED:
+          return kind.getFixedSize();
+        case RECORD:
+          if (!this.least.containsKey(kind)) {
+            this.least.put(kind, Long.valueOf(0));
+            long sum = 0;
+            for (Object field : kind.getFields()) {
+              sum = Math.min(Integer.MAX_VALUE, sum + this.leastBytes(((Schema.Field) field).schema()));
+            }
+            this.least.put(kind, Long.valueOf(sum));
+          }
+          return ((Long) this.least.get(kind)).longValue();
+        default:
+          return 1;
       }
-      return (Reading) this.skipped.get(kind);
+    }
+  }
+
+  /** A record within itself. */
+  private static final class Later extends Reading {
+    private Reading record;
+
+    Object read(Body in, int level) {
+      return this.record.read(in, level);
     }
   }
 
@@ -367,7 +460,7 @@ abstract class Reading {
       this.problem = problem;
     }
 
-    Object read(BinaryDecoder in, int level) {
+    Object read(Body in, int level) {
       throw this.problem;
     }
   }
@@ -376,20 +469,22 @@ abstract class Reading {
   private static final class Single extends Reading {
     private final Schema.Type written;
     private final Schema.Type wanted;
-    // In microseconds; 0 if the value is no time.
+    // In microseconds; 0 if the value is no time. Of nanoseconds, whole microseconds are read.
     private final long unit;
+    private final boolean isOfNanos;
     private final String malformed;
     private final String path;
 
     Single(Schema.Type written, Schema.Type wanted, String name, String malformed, String path) {
       this.written = written;
       this.wanted = wanted;
-      this.unit = name.endsWith("millis") ? 1000 : name.endsWith("micros") ? 1 : name.equals("date") ? DAY : 0;
+      this.isOfNanos = name.endsWith("nanos");
+      this.unit = name.endsWith("millis") ? 1000 : name.endsWith("micros") || this.isOfNanos ? 1 : name.equals("date") ? DAY : 0;
       this.malformed = malformed;
       this.path = path;
     }
 
-    Object read(BinaryDecoder in, int level) throws IOException {
+    Object read(Body in, int level) {
       switch (this.wanted) {
         case BOOLEAN:
           return Boolean.valueOf(in.readBoolean());
@@ -399,6 +494,9 @@ abstract class Reading {
           return Integer.valueOf(day);
         case LONG:
           long number = this.number(in);
+          if (this.isOfNanos) {
+            number = Math.floorDiv(number, 1000L);
+          }
           if (this.unit > 0) {
             number = Math.max(-FARTHEST / this.unit, Math.min(number, FARTHEST / this.unit)) * this.unit;
             this.check(number);
@@ -413,11 +511,11 @@ abstract class Reading {
         case STRING:
           return text(in, this.malformed, this.path);
         default:
-          return bytes(in);
+          return in.readBytes();
       }
     }
 
-    private long number(BinaryDecoder in) throws IOException {
+    private long number(Body in) {
       return this.written == Schema.Type.INT ? in.readInt() : in.readLong();
     }
 
@@ -430,15 +528,36 @@ abstract class Reading {
 
   private static final class Fixed extends Reading {
     private final int size;
+    private final boolean isUuid;
 
-    Fixed(int size) {
+    Fixed(int size, boolean isUuid) {
+      this.size = size;
+      this.isUuid = isUuid;
+    }
+
+    Object read(Body in, int level) {
+      if (this.isUuid) {
+        return UTF8String.fromString(new UUID(in.readBigEndian(), in.readBigEndian()).toString());
+      }
+      return in.readFixed(this.size);
+    }
+  }
+
+  /** Passes over bytes: so many, or, if their number is negative, as many as the length before them says. */
+  private static final class Skipped extends Reading {
+    private final int size;
+
+    Skipped(int size) {
       this.size = size;
     }
 
-    Object read(BinaryDecoder in, int level) throws IOException {
-      byte[] data = new byte[this.size];
-      in.readFixed(data, 0, this.size);
-      return data;
+    Object read(Body in, int level) {
+      if (this.size < 0) {
+        in.skipBytes();
+      } else {
+        in.skipFixed(this.size);
+      }
+      return null;
     }
   }
 
@@ -466,15 +585,14 @@ abstract class Reading {
       this.path = path;
     }
 
-    Object read(BinaryDecoder in, int level) throws IOException {
+    Object read(Body in, int level) {
       byte[] data;
       switch (this.written.getType()) {
         case BYTES:
-          data = bytes(in);
+          data = in.readBytes();
           break;
         case FIXED:
-          data = new byte[this.written.getFixedSize()];
-          in.readFixed(data, 0, data.length);
+          data = in.readFixed(this.written.getFixedSize());
           break;
         default:
           data = BigInteger.valueOf(in.readLong()).toByteArray();
@@ -532,7 +650,7 @@ abstract class Reading {
       }
     }
 
-    Object read(BinaryDecoder in, int level) throws IOException {
+    Object read(Body in, int level) {
       int index = index(in, this.symbols.length, this.path);
       if (this.symbols[index] == null) {
         throw new Unreadable(INCOMPATIBLE, this.path + " is " + this.written.get(index) + ", a symbol that is not read");
@@ -550,7 +668,7 @@ abstract class Reading {
       this.path = path;
     }
 
-    Object read(BinaryDecoder in, int level) throws IOException {
+    Object read(Body in, int level) {
       return this.members[index(in, this.members.length, this.path)].read(in, level);
     }
   }
@@ -559,39 +677,53 @@ abstract class Reading {
   private static final class Items extends Reading {
     private final boolean isMap;
     private final Reading item;
+    private final long leastBytes;
     private final boolean isWanted;
     private final String malformed;
     private final String path;
 
-    Items(boolean isMap, Reading item, boolean isWanted, String malformed, String path) {
+    /** @param leastBytes how many bytes an item takes at least, without its key. */
+    Items(boolean isMap, Reading item, long leastBytes, boolean isWanted, String malformed, String path) {
       this.isMap = isMap;
       this.item = item;
+      this.leastBytes = isMap ? leastBytes + 1 : leastBytes;
       this.isWanted = isWanted;
       this.malformed = malformed;
       this.path = path;
     }
 
-    Object read(BinaryDecoder in, int level) throws IOException {
+    Object read(Body in, int level) {
+      if (!this.isWanted) {
+        return this.skip(in, level);
+      }
       List items = new ArrayList();
       // Of two entries with one key, the later holds.
       Map entries = new LinkedHashMap();
-      long count = this.isMap ? in.readMapStart() : in.readArrayStart();
-      while (count > 0) {
+      for (long count = in.items(this.leastBytes); count > 0; count = in.items(this.leastBytes)) {
+        in.spend(count);
         for (long i = 0; i < count; i++) {
-          UTF8String key = this.isMap ? text(in, this.malformed, this.path) : null;
-          Object value = this.item.read(in, level + 1);
-          if (this.isWanted && this.isMap) {
-            entries.put(key, value);
-          } else if (this.isWanted) {
-            items.add(value);
-          } else if (this.item == NOTHING && !this.isMap) {
-            break;
+          if (this.isMap) {
+            UTF8String key = text(in, this.malformed, this.path);
+            entries.put(key, this.item.read(in, level + 1));
+          } else {
+            items.add(this.item.read(in, level + 1));
           }
         }
-        count = this.isMap ? in.mapNext() : in.arrayNext();
       }
       return !this.isMap ? new GenericArrayData(items.toArray()) : new ArrayBasedMapData(
         new GenericArrayData(entries.keySet().toArray()), new GenericArrayData(entries.values().toArray()));
+    }
+
+    private Object skip(Body in, int level) {
+      for (long count = in.items(this.leastBytes); count > 0; count = in.items(this.leastBytes)) {
+        for (long i = 0; i < count && (this.isMap || this.item != NOTHING); i++) {
+          if (this.isMap) {
+            in.skipBytes();
+          }
+          this.item.read(in, level + 1);
+        }
+      }
+      return null;
     }
   }
 
@@ -601,17 +733,34 @@ abstract class Reading {
     private final int[] columns;
     // Null if the record is skipped.
     private final Object[] defaults;
+    private final int cost;
 
+    /** Leaves out the parts without bytes: any number of them would be read in no bytes. */
     Fields(Reading[] parts, int[] columns, Object[] defaults) {
-      this.parts = parts;
-      this.columns = columns;
+      int count = 0;
+      for (int i = 0; i < parts.length; i++) {
+        if (parts[i] != NOTHING) {
+          count++;
+        }
+      }
+      this.parts = new Reading[count];
+      this.columns = new int[count];
+      count = 0;
+      for (int i = 0; i < parts.length; i++) {
+        if (parts[i] != NOTHING) {
+          this.parts[count] = parts[i];
+          this.columns[count++] = columns[i];
+        }
+      }
       this.defaults = defaults;
+      this.cost = defaults == null ? 1 : 2 + defaults.length;
     }
 
-    Object read(BinaryDecoder in, int level) throws IOException {
+    Object read(Body in, int level) {
       if (level > MOST_LEVELS) {
         throw new Unreadable(BODY, "its values are nested more than " + MOST_LEVELS + " levels deep");
       }
+      in.spend(this.cost);
       Object[] row = this.defaults == null ? null : (Object[]) this.defaults.clone();
       for (int i = 0; i < this.parts.length; i++) {
         Object value = this.parts[i].read(in, level + 1);

@@ -8,8 +8,6 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.avro.NameValidator;
 import org.apache.avro.Schema;
-import org.apache.avro.io.BinaryDecoder;
-import org.apache.avro.io.DecoderFactory;
 import org.apache.spark.sql.Column;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
@@ -98,15 +96,20 @@ public final class Resolving implements Serializable {
         row[2] = Long.valueOf(id);
         throw new Reading.Unreadable("unresolved", null);
       }
-      BinaryDecoder in = DecoderFactory.get().binaryDecoder(frame, HEADER_BYTES, frame.length - HEADER_BYTES, null);
+      Body in = new Body(frame, HEADER_BYTES);
       int branch = schema.isUnion ? Reading.index(in, schema.readings.length, "the union") : 0;
       row[schema.columns[branch]] = schema.readings[branch].read(in, 0);
-    } catch (Throwable e) {
-      Reading.Unreadable why = Reading.Unreadable.of(e);
-      row[0] = why.cause;
-      row[1] = why.getMessage() == null ? null : UTF8String.fromString(why.getMessage());
+    } catch (Reading.Unreadable e) {
+      refuse(row, e);
+    } catch (StackOverflowError e) {
+      refuse(row, new Reading.Unreadable(Reading.BODY, "its values are nested too deeply"));
     }
     return new GenericInternalRow(row);
+  }
+
+  private static void refuse(Object[] row, Reading.Unreadable why) {
+    row[0] = why.cause;
+    row[1] = why.getMessage() == null ? null : UTF8String.fromString(why.getMessage());
   }
 
   private Branches schema(Long id) {
@@ -123,30 +126,43 @@ public final class Resolving implements Serializable {
   }
 
   private Branches branches(Told told) {
-    List types;
-    boolean isUnion;
     try {
-      Schema written = parsed(told.text);
-      isUnion = written.getType() == Schema.Type.UNION;
-      types = isUnion ? written.getTypes() : Collections.singletonList(written);
+      return this.resolved(parsed(told.text));
     } catch (RuntimeException e) {
       return this.unparsed(told, "the schema is not valid Avro: " + e.getMessage());
     } catch (StackOverflowError e) {
       return this.unparsed(told, "the schema is nested too deeply");
     }
+  }
+
+  private Branches resolved(Schema schema) {
+    boolean isUnion = schema.getType() == Schema.Type.UNION;
+    List types = isUnion ? schema.getTypes() : Collections.singletonList(schema);
     Branches made = new Branches(isUnion, types.size());
     for (int i = 0; i < types.size(); i++) {
       Schema branch = (Schema) types.get(i);
-      made.refuse(i, new Reading.Unreadable(IGNORED, branch.getFullName()));
-      for (int column = 0; column < this.wanted.length; column++) {
-        // Also of a record that the reader's schema knows by an alias.
-        Schema written = Schema.applyAliases(branch, this.wanted[column]);
-        if (written.getType() == Schema.Type.RECORD && written.getFullName().equals(this.wanted[column].getFullName())) {
-          made.resolve(i, written, this.wanted[column], FIRST_RECORD + column);
-        }
+      int column = this.columnOf(branch);
+      if (column < 0) {
+        made.refuse(i, new Reading.Unreadable(IGNORED, branch.getFullName()));
+      } else {
+        made.resolve(i, branch, this.wanted[column], FIRST_RECORD + column);
       }
     }
     return made;
+  }
+
+  /** Returns which of the reader's records a type is, by its name or by an alias of the reader's; -1 if it is none. */
+  private int columnOf(Schema branch) {
+    int found = -1;
+    for (int column = 0; column < this.wanted.length && branch.getType() == Schema.Type.RECORD; column++) {
+      if (branch.getFullName().equals(this.wanted[column].getFullName())) {
+        return column;
+      }
+      if (this.wanted[column].getAliases().contains(branch.getFullName())) {
+        found = column;
+      }
+    }
+    return found;
   }
 
   private Branches unparsed(Told told, String reason) {

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balance_service.avro.codec import AvroCodec, parsed_of_writer
+from balance_service.avro.codec import AvroCodec, UntrustedSchema
 from balance_service.avro.schemas import fields_of, full_name, subject_of, type_name
 from balance_service.errors import ConfigurationError, PoisonRecordError
 from balance_service.model.states import Scale, converter_of, inlined, scale
@@ -105,7 +105,7 @@ def holding(hint: Any, **of_field: Any) -> Any:
 
 def schema_of_field(hint: Any, **of_field: Any) -> dict[str, Any]:
     schema = converter_of(holding(hint, **of_field), "test").schema
-    parsed_of_writer(json.dumps(schema))
+    UntrustedSchema(json.dumps(schema))
     (found,) = schema["fields"]
     return {name: part for name, part in found.items() if name != "name"}
 
@@ -150,7 +150,7 @@ def test_a_schema_has_the_fields_in_order_and_the_read_models_namespace() -> Non
         "levels": {"type": "array", "items": "big_baskets.Level"},
     }
     assert __name__ not in json.dumps(schema)
-    parsed_of_writer(json.dumps(schema))
+    UntrustedSchema(json.dumps(schema))
 
 
 def test_named_types_are_inlined_for_inspection() -> None:
@@ -336,7 +336,7 @@ def test_an_older_state_gets_the_default_of_an_added_field() -> None:
     assert type(again.weight) is float
     assert there_and_back(again) == again
     # Other readers use the Avro defaults.
-    parsed_of_writer(json.dumps(newer.schema))
+    UntrustedSchema(json.dumps(newer.schema))
 
 
 @pytest.mark.parametrize(
