@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN
+from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN, VALUES_TOO_MANY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +33,7 @@ _BLOCKING = frozenset(
         "schema-id-unknown",
         "schema-incompatible",
         "time-out-of-range",
+        VALUES_TOO_MANY,
         BEHIND_CAUSE,
         SPARK_FAILED,
         OWN_CODE_FAILED,

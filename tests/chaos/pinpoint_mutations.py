@@ -35,6 +35,22 @@ PINPOINT_MUTATIONS = (
         "test_a_time_is_not_read_from_another_kind_of_time",
     ),
     _pinpoint(
+        "a record may hold any number of values",
+        "spark/java/Body.java",
+        "    if (this.values < 0) {\n",
+        "    if (false) {\n",
+        "integration/test_hostile_records",
+        "test_no_record_keeps_a_decoder_busy_or_takes_its_memory_and_both_decoders_agree",
+    ),
+    _pinpoint(
+        "a length is believed before its bytes are seen",
+        "spark/java/Body.java",
+        "    if (size < 0 || size > this.data.length - this.at) {\n",
+        "    if (size < 0) {\n",
+        "integration/test_hostile_records",
+        "test_no_record_keeps_a_decoder_busy_or_takes_its_memory_and_both_decoders_agree",
+    ),
+    _pinpoint(
         "rows that are decoded again come last",
         "spark/redrive.py",
         'return pa.concat_tables([others, again]).sort_by("offset")',

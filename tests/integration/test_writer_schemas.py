@@ -171,6 +171,68 @@ def test_aliases_and_defaults_are_those_of_the_reader(spark: SparkSession) -> No
     assert update(rows)["Added"] == expected
 
 
+def renamed(spark: SparkSession, fields: list[dict[str, Any]], writer: Schema, value: dict[str, Any]) -> PartitionRows:
+    """Decodes one `Added` for a reader with these fields."""
+    ship("Added", {"id": "string"})
+    load_schema("Added").update(aliases=["tests.Plus"], fields=fields)
+    return decoded(spark, Renamed(), [writer], [(b"g", 1, written(writer, value))])
+
+
+ID: dict[str, Any] = {"name": "id", "type": "string"}
+PAID: dict[str, Any] = {"name": "paid", "type": MONEY, "aliases": ["sum", "total"], "default": "\u0001\u0000"}
+
+
+def writer_of(*fields: dict[str, Any]) -> Schema:
+    return {"type": "record", "name": "Added", "namespace": "tests", "fields": [ID, *fields]}
+
+
+@pytest.mark.parametrize(
+    ("written_as", "expected"),
+    [(("sum", "paid"), "2.00"), (("total", "sum"), "2.00"), (("total",), "1.00"), (("other",), "2.56")],
+    ids=str,
+)
+def test_a_field_has_the_value_of_its_name_then_of_its_first_alias_then_its_default(
+    spark: SparkSession, written_as: tuple[str, ...], expected: str
+) -> None:
+    writer = writer_of(*({"name": name, "type": MONEY} for name in written_as))
+    value = {name: Decimal(n) for n, name in enumerate(written_as, 1)}
+
+    assert str(update(renamed(spark, [ID, PAID], writer, {"id": "g", **value}))["Added"]["paid"]) == expected
+
+
+def test_an_alias_takes_no_field_that_the_reader_has_by_its_name(spark: SparkSession) -> None:
+    total = {"name": "total", "type": MONEY}
+    writer = writer_of({"name": "total", "type": MONEY})
+
+    found = update(renamed(spark, [ID, PAID, total], writer, {"id": "g", "total": Decimal(1)}))["Added"]
+
+    assert (found["paid"], found["total"]) == (Decimal("2.56"), Decimal("1.00"))
+
+
+def test_nested_types_and_members_of_unions_have_aliases(spark: SparkSession) -> None:
+    kind = {"type": "enum", "name": "Kind", "aliases": ["Sort"], "symbols": ["A", "B"]}
+    place = {**PLACE, "aliases": ["Spot"], "fields": [{"name": "city", "type": "string", "aliases": ["town"]}]}
+    fields = [ID, {"name": "kind", "type": kind}, {"name": "place", "type": ["null", place]}, {**PAID}]
+    spot = {"type": "record", "name": "Spot", "fields": [{"name": "town", "type": "string"}]}
+    sort = {"type": "enum", "name": "Sort", "symbols": ["A", "B"]}
+    writer = writer_of({"name": "kind", "type": sort}, {"name": "place", "type": ["null", spot]})
+
+    found = update(renamed(spark, fields, writer, {"id": "g", "kind": "B", "place": {"town": "Bern"}}))["Added"]
+
+    assert (found["kind"], found["place"]) == ("B", {"city": "Bern"})
+
+
+def test_a_default_of_the_wrong_type_in_the_writers_schema_does_not_matter(spark: SparkSession) -> None:
+    writer = writer_of({"name": "paid", "type": MONEY})
+    wrong = {**writer, "fields": [writer["fields"][0], {**writer["fields"][1], "default": 7}]}
+
+    ship("Added", {"id": "string"})
+    load_schema("Added").update(fields=[ID, PAID])
+    body = written(writer, {"id": "g", "paid": Decimal("1.20")})
+
+    assert str(update(decoded(spark, Renamed(), [wrong], [(b"g", 1, body)]))["Added"]["paid"]) == "1.20"
+
+
 # Columns that the reader lacks
 
 
