@@ -42,6 +42,8 @@ POISON = (
     "schema-id-unknown",
     "schema-incompatible",
     "body-undecodable",
+    "length",
+    "values-too-many",
     "field-null",
     "decimal-loses-digits",
     "key-is-not-customer-id",
@@ -79,6 +81,8 @@ class Frames:
             "wide": _with_amount(shipped, ["null", _decimal(38, 3)]),
             "inexact": _with_amount(shipped, "double"),
             "seen": seen,
+            "nothing": _with_first(shipped, "nothing", _doubled(60)),
+            "hostile": _with_first(shipped, "hostile", {"type": "array", "items": _wrapped(100)}),
         }
         self._schemas = {name: fastavro.parse_schema(schema) for name, schema in schemas.items()}
         self._registry_url = registry_url
@@ -99,6 +103,10 @@ class Frames:
     def funds_added(self, customer: str, cents: int, schema: str = "shipped") -> bytes:
         """Returns a valid event; the schema `wide` holds more digits than the shipped one."""
         return self._frame(schema, customer, _EXACT.multiply(Decimal(cents), _CENT))
+
+    def with_nothing(self, customer: str, cents: int) -> bytes:
+        """Returns a valid event with a field of 2^60 values that take no bytes."""
+        return self._headers["nothing"] + self.funds_added(customer, cents)[5:]
 
     def expect_late(self) -> None:
         """Makes `late` use an id whose schema is not registered yet; the ids below it are for `release`."""
@@ -193,6 +201,12 @@ class Frames:
                 return Source(key, self._frame("inexact", customer, cents / 100))
             case "body-undecodable":
                 return Source(key, good[:9])
+            case "length":
+                # Announces a text of 16 MiB; the cause is `body-undecodable`.
+                return Source(key, good[:5] + b"\x80\x80\x80\x10")
+            case "values-too-many":
+                items = b"\xc0\x9a\x0c" + bytes(100_000) + b"\0"
+                return Source(key, self._headers["hostile"] + items + good[5:])
             case "field-null":
                 return Source(key, self._frame("wide", customer, None))
             case "decimal-loses-digits":
@@ -224,6 +238,27 @@ def _encoded(header: bytes, schema: Any, record: dict[str, Any]) -> bytes:
 
 def _decimal(precision: int, scale: int) -> dict[str, Any]:
     return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
+
+
+def _with_first(schema: dict[str, Any], name: str, kind: Any) -> dict[str, Any]:
+    return {**schema, "fields": [{"name": name, "type": kind}, *schema["fields"]]}
+
+
+def _doubled(times: int) -> dict[str, Any]:
+    """Returns the schema of a record with a power of two of values, none of which takes a byte."""
+    kind: dict[str, Any] = {"type": "record", "name": "D0", "fields": [{"name": "a", "type": "null"}]}
+    for level in range(1, times + 1):
+        fields = [{"name": "a", "type": kind}, {"name": "b", "type": f"D{level - 1}"}]
+        kind = {"type": "record", "name": f"D{level}", "fields": fields}
+    return kind
+
+
+def _wrapped(levels: int) -> Any:
+    """Returns the schema of records within each other, with one number."""
+    kind: Any = "int"
+    for level in range(levels):
+        kind = {"type": "record", "name": f"W{level}", "fields": [{"name": "a", "type": kind}]}
+    return kind
 
 
 def _with_amount(schema: dict[str, Any], amount: Any) -> dict[str, Any]:
@@ -436,6 +471,8 @@ class _Writer:
             return Source(whale.encode(), frames.funds_added(whale, cents, "wide"))
         if luck < 0.01:
             return Source(name.encode(), frames.funds_added(name, self._cents(), "wide"))
+        if luck < 0.012:
+            return Source(name.encode(), frames.with_nothing(name, self._cents()))
         return Source(name.encode(), self._valid(name, self._cents()))
 
     def _draw_keyed(self, name: str) -> Source:
