@@ -13,6 +13,8 @@ from uuid import UUID
 
 import fastavro
 
+from balance_service.avro.logical_types import of_writer, resolvable
+from balance_service.avro.named_types import contracted, expanded
 from balance_service.avro.number_reader import number_reader
 from balance_service.avro.schemas import rewritten
 from balance_service.errors import PoisonRecordError, StoreCorruptedError
@@ -90,9 +92,9 @@ def schema_id_of(frame: bytes | None) -> int | None:
 def parsed(schema: Any) -> Any:
     """A schema as fastavro parses it, with UUIDs as strings: fastavro would refuse some that producers write.
 
-    Raises an error of fastavro if it is no Avro schema.
+    A named type may be in full at each use. Raises an error of fastavro if it is no Avro schema.
     """
-    return fastavro.parse_schema(rewritten(schema, _with_uuid_as_text))
+    return fastavro.parse_schema(rewritten(contracted(schema), _with_uuid_as_text))
 
 
 def parsed_of_writer(text: str) -> Any:
@@ -100,7 +102,7 @@ def parsed_of_writer(text: str) -> Any:
 
     Raises an error of fastavro if it is no Avro schema, ValueError if it is not safe.
     """
-    schema = parsed(json.loads(text))
+    schema = fastavro.parse_schema(rewritten(json.loads(text), lambda kind: of_writer(_with_uuid_as_text(kind))))
     _check_bounded(schema)
     return schema
 
@@ -120,8 +122,10 @@ class AvroReader:
 
     def __init__(self, registry: SchemaRegistry, schema: Schema) -> None:
         self._registry = registry
+        self._wanted = expanded(schema)
         self._schema = parsed(schema)
         self._writers: dict[int, Any] = {}
+        self._readers: dict[int, Any] = {}
 
     def framed(self, value: bytes, headers: Headers) -> bytes:
         """A record's value with its frame. Raises as `framed`."""
@@ -138,7 +142,7 @@ class AvroReader:
         writer = self._writers.get(schema_id) or self._learn(schema_id)
         try:
             record = fastavro.schemaless_reader(
-                io.BytesIO(body), writer, None if writer is self._schema else self._schema
+                io.BytesIO(body), writer, None if writer is self._schema else self._readers[schema_id]
             )
         except Exception as error:  # fastavro raises errors of many types
             message = f"a record under schema {schema_id} does not decode: {error}"
@@ -154,6 +158,8 @@ class AvroReader:
             raise PoisonRecordError("schema-id-unknown", message)
         try:
             writer = parsed_of_writer(registered.text)
+            wanted = resolvable(self._wanted, writer)
+            self._readers[schema_id] = self._schema if wanted is self._wanted else parsed(wanted)
         except Exception as error:  # fastavro raises errors of many types
             message = f"schema {schema_id} is no Avro schema, or no safe one: {error}"
             raise PoisonRecordError("schema-incompatible", message) from error
