@@ -173,7 +173,7 @@ class AvroCodec(AvroReader):
     def __init__(self, registry: SchemaRegistry, subject: str, schema: Schema) -> None:
         """Registers the schema. Raises as `SchemaRegistry.register`."""
         super().__init__(registry, schema)
-        self.schema_id = registry.register(subject, schema)
+        self.schema_id = registry.register(subject, contracted(schema))
         self._header = frame_header(self.schema_id)
         self._writers[self.schema_id] = self._schema
 

@@ -15,7 +15,6 @@ import structlog
 from confluent_kafka.schema_registry import Schema as RegistrySchema
 from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistryError
 
-from balance_service.avro.named_types import contracted
 from balance_service.avro.schemas import full_name, subject_of
 from balance_service.avro.writer_schema import WriterSchema, self_contained
 from balance_service.errors import ConfigurationError, RetriableError
@@ -110,7 +109,7 @@ class SchemaRegistry:
         Raises:
             ConfigurationError: the registry refuses the schema or the credentials, or its certificate is not trusted.
         """
-        ours = RegistrySchema(json.dumps(contracted(schema)), "AVRO")
+        ours = RegistrySchema(json.dumps(schema), "AVRO")
         with self._request():
             try:
                 return int(self.client.register_schema(subject, ours))

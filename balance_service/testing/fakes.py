@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from balance_service.avro.named_types import contracted
 from balance_service.avro.writer_schema import WriterSchema
 from balance_service.engine.changelog_writer import ChangelogWriter
 from balance_service.errors import RetriableError, TaskMigratedError
@@ -30,10 +29,9 @@ class FakeRegistry(SchemaRegistry):
     def register(self, subject: str, schema: Schema) -> int:  # noqa: ARG002  (ids belong to schemas, not to subjects)
         """Returns ids from 1; equal schemas have the same id."""
         self._ask()
-        written = contracted(schema)
-        if written not in self.schemas:
-            self.schemas.append(written)
-        return self.schemas.index(written) + 1
+        if schema not in self.schemas:
+            self.schemas.append(schema)
+        return self.schemas.index(schema) + 1
 
     def writer_schema(self, schema_id: int) -> WriterSchema | None:
         self._ask()
