@@ -32,6 +32,7 @@ _TIMES = {
     "org.apache.kafka.connect.data.Date": ("int", "date"),
     "org.apache.kafka.connect.data.Timestamp": ("long", "timestamp-millis"),
 }
+_DEBEZIUM = "io.debezium.time."
 _OF_CONNECT = "connect-"
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001  (times of some types have no zone)
 _NANOS_OF_MICRO = 1_000
@@ -49,6 +50,16 @@ def _with_time(kind: dict[str, Any]) -> dict[str, Any]:
     return (
         {**kind, "logicalType": logical} if plain and kind.get("type") == plain and "logicalType" not in kind else kind
     )
+
+
+def is_time(kind: Any) -> bool:
+    """Whether values of a type are dates, or times with a date."""
+    return simple_name(kind).removeprefix("local-").startswith(("date", "timestamp-"))
+
+
+def is_time_by_name(text: str) -> bool:
+    """Whether a schema, or a `connect.name`, has a time that no `logicalType` told: one of Debezium's."""
+    return _DEBEZIUM in text
 
 
 def of_writer(kind: Any) -> Any:
@@ -153,11 +164,11 @@ def _of_connect(plain: str, logical: str) -> Callable[..., Any]:
     as_time = LOGICAL_READERS[f"{plain}-{logical}"]
 
     def read(number: int, written: Any = None, wanted: Any = None) -> Any:
-        wish = simple_name(without_null(wanted)[0]) if wanted is not None else logical
-        if wish == plain:
+        wish, _ = without_null(written if wanted is None else wanted)
+        if wanted is not None and not is_time(wish):
             return number
         moment = as_time(number, written, wanted)
-        return moment.replace(tzinfo=None) if wish.startswith("local-") else moment
+        return moment.replace(tzinfo=None) if simple_name(wish).startswith("local-") else moment
 
     return read
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from datetime import UTC
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,8 @@ def _decimals(kind: Any) -> SearchStrategy[Decimal]:
 
 
 _MOMENTS = st.datetimes(timezones=st.just(UTC)).map(lambda at: at.replace(microsecond=at.microsecond // 1000 * 1000))
+# Of the years whose nanoseconds a long holds.
+_NANOS = st.datetimes(datetime(1678, 1, 1), datetime(2261, 12, 31))  # noqa: DTZ001
 _PLAIN: Mapping[str, SearchStrategy[Any]] = {
     "null": st.none(),
     "boolean": st.booleans(),
@@ -119,10 +121,10 @@ _PLAIN: Mapping[str, SearchStrategy[Any]] = {
     "date": st.dates(),
     "timestamp-millis": _MOMENTS,
     "timestamp-micros": st.datetimes(timezones=st.just(UTC)),
-    "timestamp-nanos": st.datetimes(timezones=st.just(UTC)),
+    "timestamp-nanos": _NANOS.map(lambda at: at.replace(tzinfo=UTC)),
     "local-timestamp-millis": _MOMENTS.map(lambda at: at.replace(tzinfo=None)),
     "local-timestamp-micros": st.datetimes(),
-    "local-timestamp-nanos": st.datetimes(),
+    "local-timestamp-nanos": _NANOS,
     "uuid": st.uuids().map(str),
 }
 _MADE_OF: Mapping[str, Callable[[Any], SearchStrategy[Any]]] = {

@@ -30,9 +30,12 @@ pytestmark = pytest.mark.usefixtures("no_environment")
 EQUAL = {"equal": 3, "different": 0, "onlyServing": 0, "onlyBuilding": 0}
 
 
+RULES = {"decoderRules": 2, "readOtherwise": list[int]()}
+
+
 def generation(number: int, status: str, lag: int | None = 0) -> dict[str, Any]:
     of_it = {"partitions": 4, "running": 3, "position": 1200, "lag": lag}
-    return {"generation": number, "version": 1, "declarationChanged": False, "status": status, **of_it}
+    return {"generation": number, "version": 1, "declarationChanged": False, "status": status, **of_it, **RULES}
 
 
 def told(*generations: dict[str, Any], **more: Any) -> Scripted:
