@@ -201,7 +201,7 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
         return declared
     kind = "string" if not key_type.is_number else "long"
     named = state_schema["name"]
-    if state.get(key) != kind:
+    if key not in state or simple_name(state[key]) != kind:
         refuse(model, f"has states without its key: {named} has no {kind} '{key}'")
     if different := folds.keys() ^ (state.keys() - {key}):
         refuse(model, f"folds {sorted(folds)}, but {named} has other fields: {sorted(different)}")

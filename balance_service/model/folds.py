@@ -138,7 +138,7 @@ class RunningSum(StandardFold):
 
     def acceleration(self, field: str, state: Schema, codec: AvroCodec) -> Addition | None:
         (_, text), (last, number) = fields_of(state).items()
-        fits = text == "string" and last == field and simple_name(number) == "decimal"
+        fits = simple_name(text) == "string" and last == field and simple_name(number) == "decimal"
         return Addition(field, number.get("scale", 0), codec.schema_id) if fits else None
 
 
