@@ -14,6 +14,8 @@ from uuid import UUID
 
 import fastavro
 
+from balance_service.avro.logical_types import of_writer, resolvable
+from balance_service.avro.named_types import contracted, expanded
 from balance_service.avro.number_reader import number_reader
 from balance_service.avro.schemas import rewritten
 from balance_service.errors import PoisonRecordError, StoreCorruptedError
@@ -96,9 +98,9 @@ def schema_id_of(frame: bytes | None) -> int | None:
 def parsed(schema: Any) -> Any:
     """A schema as fastavro parses it, with UUIDs as strings: fastavro would refuse some that producers write.
 
-    Raises an error of fastavro if it is no Avro schema.
+    A named type may be in full at each use. Raises an error of fastavro if it is no Avro schema.
     """
-    return fastavro.parse_schema(rewritten(schema, _with_uuid_as_text))
+    return fastavro.parse_schema(rewritten(contracted(schema), _with_uuid_as_text))
 
 
 class UntrustedSchema:
@@ -111,7 +113,9 @@ class UntrustedSchema:
 
     def __init__(self, text: str) -> None:
         """Raises an error of fastavro if it is no Avro schema, ValueError if no record is safe to decode with it."""
-        self.parsed = parsed(json.loads(text))
+        self.parsed: Any = fastavro.parse_schema(
+            rewritten(json.loads(text), lambda kind: of_writer(_with_uuid_as_text(kind)))
+        )
         found = _ValuesWithoutBytes()
         self._once, _ = found.of(self.parsed)
         self._per_byte = found.per_byte
@@ -153,6 +157,7 @@ class AvroReader:
 
     def __init__(self, registry: SchemaRegistry, schema: Schema) -> None:
         self._registry = registry
+        self._wanted = expanded(schema)
         self._schema = parsed(schema)
         self._writers: dict[int, Callable[[bytes], Any]] = {}
         """Id → decoder of bodies."""
@@ -186,10 +191,12 @@ class AvroReader:
             raise PoisonRecordError("schema-id-unknown", message)
         try:
             writer = UntrustedSchema(registered.text)
+            wanted = resolvable(self._wanted, writer.parsed)
+            reader = self._schema if wanted is self._wanted else parsed(wanted)
         except Exception as error:  # fastavro raises errors of many types
             message = f"schema {schema_id} is no Avro schema, or no safe one: {error}"
             raise PoisonRecordError("schema-incompatible", message) from error
-        self._writers[schema_id] = partial(writer.decode, wanted=self._schema)
+        self._writers[schema_id] = partial(writer.decode, wanted=reader)
         return self._writers[schema_id]
 
 
@@ -199,7 +206,7 @@ class AvroCodec(AvroReader):
     def __init__(self, registry: SchemaRegistry, subject: str, schema: Schema) -> None:
         """Registers the schema. Raises as `SchemaRegistry.register`."""
         super().__init__(registry, schema)
-        self.schema_id = registry.register(subject, schema)
+        self.schema_id = registry.register(subject, contracted(schema))
         self._header = frame_header(self.schema_id)
         self._writers[self.schema_id] = lambda body: fastavro.schemaless_reader(io.BytesIO(body), self._schema, None)
 

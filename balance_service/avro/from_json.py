@@ -30,6 +30,8 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 # `datetime.fromisoformat` truncates further digits.
 _BEYOND_MICROSECONDS = re.compile(r"[.,][0-9]{7}")
 _SHOWN_CHARACTERS = 60
+# The whole years whose nanoseconds since 1970 a long holds.
+_FIRST_NANO_YEAR, _LAST_NANO_YEAR = 1678, 2261
 
 
 def parsed_json(text: str) -> Any:
@@ -214,6 +216,8 @@ def _time(kind: Any, value: Any, path: str) -> datetime:
     except (ValueError, TypeError):
         moment = None
     is_cut = moment is not None and (_BEYOND_MICROSECONDS.search(value) or (is_millis and moment.microsecond % 1000))
+    if moment is not None and name.endswith("-nanos") and not _FIRST_NANO_YEAR <= moment.year <= _LAST_NANO_YEAR:
+        _refuse(path, f"a time in the years {_FIRST_NANO_YEAR} to {_LAST_NANO_YEAR}", value)
     if moment is None or is_cut or (moment.tzinfo is None) != is_local:
         example = f"2026-02-28T12:30:00.{'123' if is_millis else '123456'}{'' if is_local else 'Z'}"
         _refuse(path, f"a time such as {example}, with no more digits of a second", value)
@@ -257,8 +261,10 @@ _FORMS: Mapping[str, Callable[[Any, Any, str], Any]] = {
     "date": _date,
     "timestamp-millis": _time,
     "timestamp-micros": _time,
+    "timestamp-nanos": _time,
     "local-timestamp-millis": _time,
     "local-timestamp-micros": _time,
+    "local-timestamp-nanos": _time,
     "array": _array,
     "map": _map,
     "record": _record,

@@ -60,6 +60,8 @@ def _reader(kind: Any) -> Read | None:
             return lambda data, at: _FLOAT.unpack_from(data, at)[0]
         case "double":
             return lambda data, at: _DOUBLE.unpack_from(data, at)[0]
+        case {"type": str(plain)} if "logicalType" not in kind and plain in ("int", "long", "float", "double"):
+            return _reader(plain)
         case {"type": "bytes", "logicalType": "decimal"}:
             return _decimal(kind.get("scale", 0))
         case ["null", other] | [other, "null"]:

@@ -68,8 +68,20 @@ def simple_name(kind: Any) -> str:
     nested = kind["type"]
     plain = nested if isinstance(nested, str) else simple_name(nested)
     logical = kind.get("logicalType", plain)
-    # Spark and fastavro both decode a UUID of 16 bytes to bytes.
-    return plain if (plain, logical) == ("fixed", "uuid") else str(logical)
+    is_uuid_of_other_size = plain == "fixed" and logical == "uuid" and not is_fixed_uuid(kind)
+    return plain if is_uuid_of_other_size else str(logical)
+
+
+UUID_BYTES = 16
+
+
+def is_fixed_uuid(kind: Any) -> bool:
+    """Whether a type is a UUID of 16 bytes; its values are text, as those of a UUID that is a string."""
+    return isinstance(kind, dict) and (kind.get("type"), kind.get("logicalType"), kind.get("size")) == (
+        "fixed",
+        "uuid",
+        UUID_BYTES,
+    )
 
 
 def type_name(kind: Any) -> str:

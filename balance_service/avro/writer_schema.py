@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from balance_service.avro.logical_types import with_times
 from balance_service.avro.number_reader import long_at
 from balance_service.avro.schemas import full_name
 
@@ -22,14 +23,14 @@ _PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "st
 @dataclass(frozen=True)
 class WriterSchema:
     text: str
-    """As JSON, with the definitions of all types that it names; as registered if it is not Avro."""
+    """As JSON, with the definitions of all types that it names, and `with_times`; as registered if it is not Avro."""
     records: tuple[str, ...]
     """Full names of the records that a value can be: of a record one, of a union several, of anything else none."""
 
     @classmethod
     def of(cls, schema: Any) -> WriterSchema:
         members = schema if isinstance(schema, list) else [schema]
-        return cls(json.dumps(schema), tuple(name for name in map(_record_name, members) if name))
+        return cls(json.dumps(with_times(schema)), tuple(name for name in map(_record_name, members) if name))
 
     def record_of(self, body: bytes) -> str:
         """The full name of the record that a body holds; empty if it is none, or if a union has no such member."""

@@ -16,9 +16,11 @@ from balance_service.settings.network import environment_proxies
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from balance_service.settings import Settings
+
+_MOST_LISTED = 5
 
 at_url = click.option(
     "--url",
@@ -67,6 +69,13 @@ def status(url: str | None, *, as_json: bool) -> None:
             click.echo(f"  {task['task']} is {task['state']}: {task['reason']}")
     for problem in known["problems"]:
         click.echo(f"  {problem}")
+    for model in known["models"]:
+        if model["status"] == "serving" and model["readOtherwise"]:
+            click.echo(
+                f"  {model['name']} began under older rules of the decoder, and its states may have other values than "
+                f"today's of events under schema {listed(model['readOtherwise'])}: rebuild it by `balance-service "
+                f"rebuild {model['model']}`"
+            )
     for server in known["applicationServers"]:
         marks = "".join(f" ({mark})" for mark in ("suspect", "shared") if server[mark])
         click.echo(f"  {server['applicationServer']}{marks}")
@@ -75,6 +84,13 @@ def status(url: str | None, *, as_json: bool) -> None:
                 f"    {task['task']}  {task['role']} {task['state']}  "
                 f"epoch {task['epoch']}  position {task['position']}"
             )
+
+
+def listed(schema_ids: Sequence[int]) -> str:
+    """Returns a few ids in words."""
+    shown = ", ".join(map(str, schema_ids[:_MOST_LISTED]))
+    more = len(schema_ids) - _MOST_LISTED
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 @contextmanager

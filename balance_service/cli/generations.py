@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from balance_service.api import KEEP_OLD_SECONDS
-from balance_service.cli.client import as_json, at_url, client_of
+from balance_service.cli.client import as_json, at_url, client_of, listed
 from balance_service.errors import BalanceServiceError
 from balance_service.model.json_view import exact_json
 from balance_service.observability.logs import configure_logging
@@ -134,6 +134,18 @@ def _differs(found: dict[str, Any]) -> bool:
     return counts is not None and any(count for name, count in counts.items() if name != "equal")
 
 
+def _rules_that_differ(found: dict[str, Any]) -> str:
+    """Returns which rules of the decoder the generations differ by; empty if none reads other values."""
+    rules = sorted({generation["decoderRules"] for generation in found["generations"]})
+    schemas = sorted({schema for generation in found["generations"] for schema in generation["readOtherwise"]})
+    if len(rules) == 1 or not schemas:
+        return ""
+    return (
+        f"they began under rules {' and '.join(map(str, rules))} of the decoder, which read other values of events "
+        f"under schema {listed(schemas)}"
+    )
+
+
 def _keeps_states(client: Client, model: str) -> bool:
     return any(one["name"] == model and one["key"] for one in client.models())
 
@@ -174,12 +186,20 @@ def _show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
                 click.echo(
                     "  its class is declared in another way since: rebuild it, or give the class a higher version"
                 )
+            if generation["readOtherwise"]:
+                click.echo(
+                    f"  it began under rules {generation['decoderRules']} of the decoder, and newer rules read other "
+                    f"values of events under schema {listed(generation['readOtherwise'])}: `balance-service rebuild "
+                    f"{one['model']}` reads all by the newest"
+                )
         if one["comparison"] is not None:
             counts = one["comparison"]
             click.echo(
                 f"  keys: {counts['equal']} equal, {counts['different']} different, "
                 f"{counts['onlyServing']} only in the old, {counts['onlyBuilding']} only in the new"
             )
+            if _differs(one) and (rules := _rules_that_differ(one)):
+                click.echo(f"  a reason of differences: {rules}")
         if any(generation["status"] == "ready" for generation in one["generations"]):
             click.echo(f"  `balance-service switch {one['model']} --reason R` has the new one serve")
         if one["keptUntil"] is not None:

@@ -223,6 +223,7 @@ def schemas_register() -> None:
 
 def _written_schemas(settings: Settings, hosted: list[ReadModel]) -> dict[str, Schema]:
     """Subject → schema of each record that the service writes, or that is shipped for its producers."""
+    from balance_service.avro.named_types import contracted
     from balance_service.avro.schemas import is_shipped, load_schema, subject_of
     from balance_service.model.placing import hosted_stages, newest, stages_of_retries
 
@@ -246,7 +247,7 @@ def _written_schemas(settings: Settings, hosted: list[ReadModel]) -> dict[str, S
                 written.append((stage.changelog, model.state_schema))
                 written.append((stage.changelog, load_schema("IdempotencyMarker")))
             written += model.sent_schemas()
-    return {subject_of(topic, schema): schema for topic, schema in written}
+    return {subject_of(topic, schema): contracted(schema) for topic, schema in written}
 
 
 @schemas.command("pull")

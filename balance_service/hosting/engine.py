@@ -187,6 +187,8 @@ class Engine:
         self._changing = threading.RLock()
         """Held while stages are added, and while the group's partitions change."""
         self.stages: Mapping[str, Tasks] = {}
+        self._decoders: dict[str, Decoder] = {}
+        """By the stage's name."""
         self._wipe_dropped(stages)
         warm_ups = [until_up(partial(self._host_if_live, stage)) for stage in stages]
         # The first query of a JVM is slow. It runs while the instance joins its group and opens its tasks.
@@ -232,6 +234,17 @@ class Engine:
     def problems(self) -> list[str]:
         """Why some partition is not folded now; empty if all are."""
         return [problem for tasks in self.stages.values() for problem in tasks.problems]
+
+    def read_otherwise(self, stage: Stage) -> list[int]:
+        """Returns the ids of the schemas whose records had other values by the rules that a generation began under.
+
+        None is known of a generation that this instance does not fold.
+        """
+        decoder = self._decoders.get(stage.name)
+        declared = self.generations.of(stage.owner).declarations.get(stage.generation)
+        if decoder is None or declared is None or stage.passes_on:
+            return []
+        return sorted(known for known, rules in decoder.rules.items() if rules > declared.decoder_rules)
 
     def start(self) -> None:
         """Joins the group and starts to process. Returns at once."""
@@ -291,6 +304,7 @@ class Engine:
         if not tasks.stop(_STOP_TASKS_SECONDS):
             return False
         with self._changing:
+            self._decoders.pop(name, None)
             self.stages = {other: kept for other, kept in self.stages.items() if other != name}
             stage = tasks.hosted.stage
             self._siblings[stage.owner].remove(stage.generation)
@@ -381,6 +395,7 @@ class Engine:
             return StandingStill(hosted.stands_still), None
         with_traces = self._tracer is not UNTRACED
         decoder = Decoder(self.spark, hosted.read_model, hosted.stage, self.registry, with_traces=with_traces)
+        self._decoders[hosted.stage.name] = decoder
         known = decoder.resolve_all()
         runner = TaskRunner(hosted, decoder, self.spark, self._self_test, self._slots, self.metrics, self._tracer)
         return runner, partial(runner.warm_up, known)

@@ -86,6 +86,7 @@ class Instance:
                     "name": model.name,
                     "model": model.stage.owner,
                     "status": self.rebuilds.status_of(model.stage),
+                    "readOtherwise": engine.read_otherwise(model.stage),
                     "source": model.source.name,
                     "partitions": model.source.partitions,
                     # A read model without states has no standbys.

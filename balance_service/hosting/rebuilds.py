@@ -109,6 +109,8 @@ class Rebuilds(PeriodicThread):
             "generation": number,
             "version": now.declarations[number].version,
             "declarationChanged": self._versions.has_changed(now.model, number),
+            "decoderRules": now.declarations[number].decoder_rules,
+            "readOtherwise": self._engine.read_otherwise(stage),
             "status": now.status_of(number),
             "partitions": len(partitions),
             "running": sum(task.state == TaskState.RUNNING.value for task in claims.values()),

@@ -180,6 +180,11 @@ class Generation(TypedDict):
     """The version of the class that folds it."""
     declarationChanged: bool
     """Whether this instance has that version with another declaration than the generation was begun with."""
+    decoderRules: Annotated[int, Field(ge=1)]
+    """The number of the decoder's rules under which the generation began."""
+    readOtherwise: list[int]
+    """Ids of the schemas whose events had other values by these rules, so that states have values of both. None is
+    known of a generation that this instance does not fold."""
     status: Literal["serving", "building", "ready", "kept"]
     """`serving` answers queries and sends outputs. `building` replays the topic; `ready` has caught up and was
     compared. `kept` served before, and may serve again."""
@@ -235,6 +240,8 @@ _EXAMPLE: ModelGenerations = {
             "generation": 1,
             "version": 1,
             "declarationChanged": False,
+            "decoderRules": 2,
+            "readOtherwise": [],
             "status": "serving",
             "partitions": 4,
             "running": 4,
@@ -245,6 +252,8 @@ _EXAMPLE: ModelGenerations = {
             "generation": 2,
             "version": 1,
             "declarationChanged": False,
+            "decoderRules": 2,
+            "readOtherwise": [],
             "status": "building",
             "partitions": 4,
             "running": 4,

@@ -206,6 +206,9 @@ class HostedModel(TypedDict):
     """The read model."""
     status: Literal["serving", "building", "ready", "kept"]
     """What the generation is for: see `/api/models/{model}/generations`."""
+    readOtherwise: list[int]
+    """Ids of the schemas whose events had other values by the decoder's rules under which the generation began, so that
+    states have values of both until it is rebuilt."""
     source: Annotated[str, Field(examples=["balance"])]
     """The topic that it folds."""
     partitions: Positive
@@ -300,6 +303,7 @@ _STATUS: Status = {
             "name": "balance",
             "model": "balance",
             "status": "serving",
+            "readOtherwise": [],
             "source": "balance",
             "partitions": 2,
             "standbyReplicas": 1,

@@ -33,7 +33,11 @@ _OF_ORDER = ("<", "<=", ">", ">=")
 _LOWERED = str.maketrans(UPPER, LOWER)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXTS = ("string", "uuid", "enum")
-_TIMES = ("date", "timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros")
+_TIMES = (
+    "date",
+    *("timestamp-millis", "timestamp-micros", "timestamp-nanos"),
+    *("local-timestamp-millis", "local-timestamp-micros", "local-timestamp-nanos"),
+)
 # Spark also orders booleans, bytes and enum symbols, but such an order has no meaning.
 _ORDERED = ("int", "long", "float", "double", "decimal", "string", "uuid", *_TIMES)
 _PLAIN = re.compile(r"[\w.:/+@-]+")
@@ -313,7 +317,7 @@ def _kinds_of(value: Any) -> Sequence[str]:
             return ("bytes", "fixed")
         case datetime():
             kind = "local-timestamp" if value.utcoffset() is None else "timestamp"
-            return (f"{kind}-millis", f"{kind}-micros")
+            return (f"{kind}-millis", f"{kind}-micros", f"{kind}-nanos")
         case date():
             return ("date",)
         case _:

@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import fields_of, simple_name, type_name, without_null
 from balance_service.errors import ConfigurationError
 from balance_service.model.events import ANY, EVENT, PER_KEY, Emit, Order
 from balance_service.model.folds import Combination, Count, Earliest, Greatest, Latest, StandardFold, Top
 from balance_service.model.keys import KeyType
 from balance_service.model.stage import declared_stages
-from balance_service.model.states import converter_of, inlined, located, unconverted
+from balance_service.model.states import converter_of, located, unconverted
 from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, join_misfit
 
 if TYPE_CHECKING:
@@ -33,7 +34,14 @@ _TAKEN = frozenset((*_ENVELOPE, "note"))
 READ_TYPES = frozenset(
     (
         *("boolean", "int", "long", "float", "double", "string", "bytes", "fixed", "enum", "decimal", "uuid", "date"),
-        *("timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros"),
+        *(
+            "timestamp-millis",
+            "timestamp-micros",
+            "timestamp-nanos",
+            "local-timestamp-millis",
+            "local-timestamp-micros",
+        ),
+        "local-timestamp-nanos",
     )
 )
 """The Avro types of single values that events may have; `spark/java/Reading.java` reads them."""
@@ -173,7 +181,7 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     events = events_of(model, stages[-1])
     key, key_type = _key(model, stages[-1], events)
     form = _state(model)
-    state_schema = inlined(form.schema)
+    state_schema = expanded(form.schema)
     state = fields_of(state_schema)
     if bool(folds) == own_fold:
         refuse(model, "has both standard folds and a `fold` of its own" if folds else "has no fold")
@@ -193,7 +201,7 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
         return declared
     kind = "string" if not key_type.is_number else "long"
     named = state_schema["name"]
-    if state.get(key) != kind:
+    if key not in state or simple_name(state[key]) != kind:
         refuse(model, f"has states without its key: {named} has no {kind} '{key}'")
     if different := folds.keys() ^ (state.keys() - {key}):
         refuse(model, f"folds {sorted(folds)}, but {named} has other fields: {sorted(different)}")
@@ -259,7 +267,7 @@ def _key(model: Any, stage: Stage, events: Mapping[str, Schema]) -> tuple[str, K
             refuse(model, f"continues by '{key}', which is text in some of its records and a number in others")
         return key, types.pop() or KeyType(key, is_number=False)
     for record, kind in kinds.items():
-        if kind != "string":
+        if kind is None or simple_name(kind) != "string":
             found = "no such column" if kind is None else f"one of type {type_name(kind)}"
             refuse(model, f"has the key '{key}', which must be a string; {record} has {found}")
     return key, KeyType(key, is_number=False)

@@ -28,10 +28,17 @@ _EXACT = Context(prec=60, traps=[Inexact, InvalidOperation, Overflow, DivisionBy
 _DIGITS = 38
 _LONG_LIMIT = 2**63
 # Arrow and Python order these types alike. Doubles have NaN, which has no order.
-_ORDERED = ("decimal", "int", "long", "string", "date", "timestamp-millis", "timestamp-micros")
+_ORDERED = ("decimal", "int", "long", "string", "date", "timestamp-millis", "timestamp-micros", "timestamp-nanos")
 _DOUBLES = ("double", "float")
 # Every value of the first type is a value of the second.
-_WIDENED = {("int", "long"), ("float", "double"), ("timestamp-millis", "timestamp-micros")}
+_WIDENED = {
+    ("int", "long"),
+    ("float", "double"),
+    ("timestamp-millis", "timestamp-micros"),
+    # The time is read to microseconds.
+    ("timestamp-nanos", "timestamp-micros"),
+    ("local-timestamp-nanos", "local-timestamp-micros"),
+}
 
 
 class Combine(Enum):
@@ -131,7 +138,7 @@ class RunningSum(StandardFold):
 
     def acceleration(self, field: str, state: Schema, codec: AvroCodec) -> Addition | None:
         (_, text), (last, number) = fields_of(state).items()
-        fits = text == "string" and last == field and simple_name(number) == "decimal"
+        fits = simple_name(text) == "string" and last == field and simple_name(number) == "decimal"
         return Addition(field, number.get("scale", 0), codec.schema_id) if fits else None
 
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from balance_service.avro.rules import DECODER_RULES
 from balance_service.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Declaration:
     reads: str
     state: str
     own_view: bool
+    decoder_rules: int = DECODER_RULES
 
     def record(self, generation: int) -> dict[str, Any]:
         """Returns the Avro record `Declaration`."""
@@ -85,12 +87,18 @@ class Declaration:
             "reads": self.reads,
             "state": self.state,
             "ownView": self.own_view,
+            "decoderRules": self.decoder_rules,
         }
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> Declaration:
         return Declaration(
-            record["version"], record["fingerprint"], record["reads"], record["state"], record["ownView"]
+            record["version"],
+            record["fingerprint"],
+            record["reads"],
+            record["state"],
+            record["ownView"],
+            record["decoderRules"],
         )
 
 

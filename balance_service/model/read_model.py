@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import fields_of, type_name
 from balance_service.errors import InvalidInputError, PoisonRecordError
 from balance_service.model.declaration import check_class, check_declaration, refuse
@@ -13,7 +14,6 @@ from balance_service.model.events import EVENT
 from balance_service.model.folds import OutOfRangeError, StandardFold
 from balance_service.model.keys import words_of
 from balance_service.model.schemas import Schemas
-from balance_service.model.states import inlined
 
 if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
@@ -155,7 +155,7 @@ class ReadModel:
             return
         self.key, self.key_type, self.state_schema = declared.key, declared.key_type, declared.state.schema
         self._states = declared.state
-        self.state_fields = fields_of(inlined(self.state_schema))
+        self.state_fields = fields_of(expanded(self.state_schema))
         as_kept = {name: type_name(kind) for name, kind in self.state_fields.items() if name != self.key}
         self.field_types = getattr(own, "fields", as_kept)
 

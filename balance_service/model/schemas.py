@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from balance_service.avro.logical_types import with_times
+from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import full_name, load_schema
 from balance_service.errors import ConfigurationError
 
@@ -46,15 +48,27 @@ class Schemas:
         Args:
             topic: the topic that the record is read from. Without one, the registry is not asked.
 
+        Returns:
+            The schema with each named type in full at each use, and times as `logicalType` has them.
+
         Raises:
-            ConfigurationError: the schema is not found, or its file is invalid; the message says what was searched.
+            ConfigurationError: the schema is not found, or is invalid; the message says what was searched.
             RetriableError: the registry does not answer.
         """
+        found, where = self._found(name, topic)
+        try:
+            whole: Schema = expanded(with_times(found))
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"the schema {name} {where} cannot be used: {error}; correct it") from None
+        return whole
+
+    def _found(self, name: str, topic: str | None) -> tuple[Schema, str]:
+        """Returns a schema, and where it is."""
         for folder in self.folders:
             if (file := folder / f"{name}.avsc").is_file():
-                return read_schema(file, name)
+                return read_schema(file, name), f"in {file}"
         try:
-            return load_schema(name)
+            return load_schema(name), "of this package"
         except FileNotFoundError:
             pass
         looked_for = f"there is no {name}.avsc in {' or '.join(map(str, self.folders)) or 'schemas'}"
@@ -67,7 +81,7 @@ class Schemas:
         found = self.in_registry(topic, name)
         if isinstance(found, str):
             raise ConfigurationError(f"{looked_for}, and {found}; write that file, or register the schema")
-        return found
+        return found, "in the schema registry"
 
 
 def read_schema(file: Path, name: str) -> Schema:

@@ -17,7 +17,6 @@ from operator import attrgetter
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from balance_service.avro.schemas import full_name, rewritten
 from balance_service.errors import ConfigurationError, PoisonRecordError
 
 if TYPE_CHECKING:
@@ -92,23 +91,6 @@ def converter_of(state: type, name: str) -> StateConverter:
 def unconverted(schema: Schema) -> StateConverter:
     """Returns a converter that leaves records unchanged, for a read model that names a schema."""
     return StateConverter(schema, _same, _same)
-
-
-def inlined(schema: Schema) -> Schema:
-    """Returns a state's schema with each named type inlined at every use; Avro defines it at the first use.
-
-    The result is for inspection of types, and is not a valid Avro schema.
-    """
-    named: dict[str, Any] = {}
-
-    def note(kind: Any) -> Any:
-        if isinstance(kind, dict) and "name" in kind:
-            named[full_name(kind)] = kind
-        return kind
-
-    rewritten(schema, note)
-    whole: Schema = rewritten(schema, lambda kind: named.get(kind, kind) if isinstance(kind, str) else kind)
-    return whole
 
 
 class _NoDefaultError(Exception):

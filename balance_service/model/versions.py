@@ -10,12 +10,13 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from balance_service.avro.named_types import contracted, expanded
 from balance_service.avro.schemas import fields_of, type_name
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.model.generations import Declaration
 from balance_service.model.placing import stages_of
 from balance_service.model.read_model import ReadModel
-from balance_service.model.states import inlined, unconverted
+from balance_service.model.states import unconverted
 from balance_service.model.stream import Global
 
 if TYPE_CHECKING:
@@ -147,19 +148,20 @@ def declaration_of(model: ReadModel) -> Declaration:
         "topic": last.source,
         "key": [model.key, model.key_type.is_number],
     }
+    state = contracted(model.state_schema)
     folded = {
         "reads": reads,
         "last": _described(last),
         "partitioner": last.partitioner,
-        "events": last.wanted_schemas,
+        "events": {name: contracted(schema) for name, schema in last.wanted_schemas.items()},
         "folds": {name: repr(fold) for name, fold in model.standard_folds.items()},
         "outputs": [[emit.topic, emit.record, emit.each.value, str(emit.where)] for emit in model.outputs],
-        "made": model.made_schemas,
-        "state": model.state_schema,
+        "made": {name: contracted(schema) for name, schema in model.made_schemas.items()},
+        "state": state,
         "keepsOrder": model.keeps_order,
     }
     own_view = type(model).view is not ReadModel.view
-    return Declaration(model.version, _digest(folded), _digest(reads), json.dumps(model.state_schema), own_view)
+    return Declaration(model.version, _digest(folded), _digest(reads), json.dumps(state), own_view)
 
 
 def _described(stage: Stage) -> Mapping[str, Any]:
@@ -195,7 +197,7 @@ def _without_class(newest: ReadModel, declared: Declaration) -> ReadModel:
     def init(self: ReadModel) -> None:
         self.key, self.key_type, self.state_schema = newest.key, newest.key_type, state_schema
         self._states = unconverted(state_schema)
-        self.state_fields = fields_of(inlined(state_schema))
+        self.state_fields = fields_of(expanded(state_schema))
         self.field_types = {name: type_name(kind) for name, kind in self.state_fields.items() if name != self.key}
         self.stages, self.outputs, self.made_schemas, self.standard_folds = newest.stages, (), {}, {}
         self.needs_events, self.combine, self.keeps_order = False, None, newest.keeps_order

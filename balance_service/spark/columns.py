@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
+from balance_service.avro.named_types import contracted
 from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.model.conditions import COMPARISONS, IN, IS_NULL, LOWER, UPPER, Compound, Not
 from balance_service.model.folds import StandardFold, Top
@@ -87,7 +88,7 @@ def read_schemas(read_model: ReadModel, stage: Stage) -> list[Schema]:
         return {**field, "malformed": key if key and field["name"] == read_model.key else "text-malformed"}
 
     return [
-        {**schema, "fields": [marked(schema["name"], field) for field in schema["fields"]]}
+        contracted({**schema, "fields": [marked(schema["name"], field) for field in schema["fields"]]})
         for schema in stage.wanted_schemas.values()
     ]
 

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from pyspark.sql.classic.column import Column as ClassicColumn
 
 from balance_service.avro.codec import SCHEMA_HEADER, framed
+from balance_service.avro.rules import rules_of
 from balance_service.avro.schemas import is_shipped, subject_of
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.errors import RetriableError
@@ -74,6 +75,8 @@ class Decoder:
             jvm: Any = spark._jvm
             self._frames = jvm.parts.code.balance.Resolving([*map(json.dumps, read_schemas(read_model, stage))])
         self._known: set[int] = set()
+        self.rules: dict[int, int] = {}
+        """The schema ids whose records were decoded to other values before: → the rules since when they are not."""
         self._resolving = threading.Lock()
 
     def resolve(self, schema_ids: Iterable[int]) -> set[int]:
@@ -131,6 +134,8 @@ class Decoder:
                 schema_id=schema_id,
                 reason=reason,
             )
+        if (rules := rules_of(writer.text, self._stage.wanted_schemas)) > 1:
+            self.rules = {**self.rules, schema_id: rules}
         self._known.add(schema_id)
         return True
 

@@ -6,12 +6,13 @@ import io
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import fastavro
 import pyarrow as pa
 
 from balance_service.avro.codec import parsed
-from balance_service.avro.schemas import fields_of, full_name, simple_name, type_name, without_null
+from balance_service.avro.schemas import fields_of, full_name, is_fixed_uuid, simple_name, type_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.folds import Top
@@ -52,8 +53,10 @@ _ARROW: Mapping[str, pa.DataType] = {
     "date": pa.date32(),
     "timestamp-millis": pa.timestamp("us", "UTC"),
     "timestamp-micros": pa.timestamp("us", "UTC"),
+    "timestamp-nanos": pa.timestamp("us", "UTC"),
     "local-timestamp-millis": pa.timestamp("us"),
     "local-timestamp-micros": pa.timestamp("us"),
+    "local-timestamp-nanos": pa.timestamp("us"),
 }
 _ZERO: Mapping[str, Any] = {"boolean": False, "bytes": b"", "string": "", "uuid": "", "array": [], "map": {}}
 
@@ -88,8 +91,8 @@ def encoded(given: InputEvent, stage: Stage) -> InputEvent:
         return given
     if given.record not in stage.schemas:
         raise ValueError(f"{given.record} is not a record of {stage.owner}'s source")
+    fields = {**_zero(stage.schemas[given.record]), **given.fields}
     schema = parsed(stage.schemas[given.record])
-    fields = {**_zero(schema), **given.fields}
     body = io.BytesIO()
     try:
         fastavro.schemaless_writer(body, schema, fields, strict_allow_default=True)
@@ -286,5 +289,7 @@ def _zero(kind: Any) -> Any:
             return kind["symbols"][0]
         case "fixed":
             return bytes(kind["size"])
+        case "uuid" if is_fixed_uuid(kind):
+            return str(UUID(int=0))
         case name:
             return _ZERO.get(name, 0)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
-from datetime import UTC
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import fastavro
 from hypothesis import strategies as st
 
-from balance_service.avro.schemas import fields_of, simple_name, without_null
+from balance_service.avro.codec import parsed
+from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, without_null
 from balance_service.testing.rows import InputEvent, driven_stages, tombstone
 
 if TYPE_CHECKING:
@@ -61,13 +62,15 @@ def _literals(read_model: ReadModel) -> Mapping[str, Sequence[Any]]:
 def _sent(kind: Any, path: str, literals: Mapping[str, Sequence[Any]]) -> SearchStrategy[Any]:
     """Generates values of an Avro type as producers send them, including values for which conditions hold.
 
-    A UUID may be malformed, because producers need not check it.
+    A UUID that is a string may be malformed, because producers need not check it.
     """
     inner, is_nullable = without_null(kind)
     if simple_name(inner) == "record" and any(compared.startswith(f"{path}.") for compared in literals):
         fields = {name: _sent(field, f"{path}.{name}", literals) for name, field in fields_of(inner).items()}
         return st.fixed_dictionaries(fields) | (st.none() if is_nullable else st.nothing())
-    values = values_of(kind) | (st.sampled_from(["", "nonsense"]) if simple_name(inner) == "uuid" else st.nothing())
+    values = values_of(kind) | (
+        st.nothing() if simple_name(inner) != "uuid" or is_fixed_uuid(inner) else st.sampled_from(["", "nonsense"])
+    )
     return _or_of(values, inner, literals.get(path, ()))
 
 
@@ -82,7 +85,7 @@ def _or_of(values: SearchStrategy[Any], kind: Any, literals: Sequence[Any]) -> S
 def _is_allowed(kind: Any, value: Any) -> bool:
     """Whether a value can be sent: a literal may have more digits than its column, for example."""
     try:
-        fastavro.schemaless_writer(io.BytesIO(), kind, value)
+        fastavro.schemaless_writer(io.BytesIO(), parsed(kind), value)
     except Exception:  # fastavro raises many types of errors.
         return False
     return True
@@ -104,6 +107,8 @@ def _decimals(kind: Any) -> SearchStrategy[Decimal]:
 
 
 _MOMENTS = st.datetimes(timezones=st.just(UTC)).map(lambda at: at.replace(microsecond=at.microsecond // 1000 * 1000))
+# Of the years whose nanoseconds a long holds.
+_NANOS = st.datetimes(datetime(1678, 1, 1), datetime(2261, 12, 31))  # noqa: DTZ001
 _PLAIN: Mapping[str, SearchStrategy[Any]] = {
     "null": st.none(),
     "boolean": st.booleans(),
@@ -116,8 +121,10 @@ _PLAIN: Mapping[str, SearchStrategy[Any]] = {
     "date": st.dates(),
     "timestamp-millis": _MOMENTS,
     "timestamp-micros": st.datetimes(timezones=st.just(UTC)),
+    "timestamp-nanos": _NANOS.map(lambda at: at.replace(tzinfo=UTC)),
     "local-timestamp-millis": _MOMENTS.map(lambda at: at.replace(tzinfo=None)),
     "local-timestamp-micros": st.datetimes(),
+    "local-timestamp-nanos": _NANOS,
     "uuid": st.uuids().map(str),
 }
 _MADE_OF: Mapping[str, Callable[[Any], SearchStrategy[Any]]] = {

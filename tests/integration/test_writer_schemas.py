@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -390,6 +391,31 @@ def invoice(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 # Text, times and nulls
+
+
+def connect(name: str, plain: str = "long") -> dict[str, Any]:
+    return {"type": plain, "connect.version": 1, "connect.name": name}
+
+
+@pytest.mark.parametrize(("name", "per_second"), [("Timestamp", 10**3), ("MicroTimestamp", 10**6)])
+def test_a_time_of_debezium_is_read_in_the_unit_that_its_name_tells(
+    spark: SparkSession, name: str, per_second: int
+) -> None:
+    rows = scored(spark, {"at": 1_767_323_045 * per_second}, at=connect(f"io.debezium.time.{name}"))
+
+    assert update(rows)["Scored"]["at"] == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def test_a_time_of_debezium_is_a_number_to_a_model_that_reads_numbers(spark: SparkSession) -> None:
+    rows = scored(spark, {"level": 5}, level=connect("io.debezium.time.Date", "int"))
+
+    assert update(rows)["Scored"]["level"] == 5
+
+
+def test_a_time_of_day_is_not_read_as_a_time(spark: SparkSession) -> None:
+    rows = scored(spark, {"at": 5}, at=connect("io.debezium.time.MicroTime"))
+
+    assert causes(rows) == ["schema-incompatible"]
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,17 @@ abstract class Reading {
       && kind.getLogicalType().getName().equals("uuid");
   }
 
+  /**
+   * Returns the name that Kafka Connect or Debezium gives a time; null if it gives none. Such a time is a number to a reader
+   * of numbers, and has no zone.
+   */
+  private static String connectName(Schema kind) {
+    String name = kind.getProp("connect.name");
+    boolean isNumber = kind.getType() == Schema.Type.INT || kind.getType() == Schema.Type.LONG;
+    boolean isTime = name != null && (name.startsWith("io.debezium.time.") || name.startsWith("org.apache.kafka.connect.data."));
+    return isNumber && isTime ? name : null;
+  }
+
   private static String said(Schema kind) {
     return kind.getLogicalType() == null ? kind.getFullName() : kind.getLogicalType().getName();
   }
@@ -173,6 +184,12 @@ abstract class Reading {
       Schema ours = nonNull(wanted);
       String theirName = nameOf(written), ourName = nameOf(ours);
       Schema.Type their = written.getType();
+      String unit = connectName(written);
+      if (unit != null) {
+        boolean isNumber = ours.getLogicalType() == null || ourName.equals("decimal");
+        theirName = isNumber ? their.getName() : written.getLogicalType() == null ? unit
+          : ourName.startsWith("local-") ? "local-" + theirName : theirName;
+      }
       // Only a type that says nothing else is read as what the reader says.
       boolean isPlain = theirName.equals(ourName) || theirName.equals(their.getName());
       switch (ours.getType()) {

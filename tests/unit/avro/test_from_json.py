@@ -35,10 +35,7 @@ PLAIN: dict[str, Any] = {
     "decimal": MONEY,
     "uuid": {"type": "string", "logicalType": "uuid"},
     "date": {"type": "int", "logicalType": "date"},
-    **{
-        name: {"type": "long", "logicalType": name}
-        for name in ("timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros")
-    },
+    **{name: {"type": "long", "logicalType": name} for name in sorted(READ_TYPES) if "timestamp" in name},
 }
 NESTED: dict[str, Any] = {
     "array": {"type": "array", "items": MONEY},

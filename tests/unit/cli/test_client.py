@@ -98,3 +98,21 @@ def test_a_url_with_an_invalid_host_name_is_rejected(host: str) -> None:
 
     assert isinstance(failed, ConfigurationError)
     assert str(failed).startswith(f"http://{host}:5051 is not an http or https URL; give one")
+
+
+def test_the_status_names_the_schemas_that_a_serving_generation_read_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [
+        {"name": "balance.g2", "model": "balance", "status": "serving", "readOtherwise": [7, 8, 9, 10, 11, 12, 13]},
+        {"name": "balance", "model": "balance", "status": "kept", "readOtherwise": [7]},
+        {"name": "activity", "model": "activity", "status": "serving", "readOtherwise": []},
+    ]
+    empty: dict[str, Any] = {name: [] for name in ("reasons", "tasks", "problems", "applicationServers")}
+    known = {"applicationServer": "a:1", "ready": True, "models": models, **empty}
+
+    printed = run(monkeypatch, httpx.Response(200, json=known), "status").stdout
+
+    assert printed.splitlines() == [
+        "a:1 is ready",
+        "  balance.g2 began under older rules of the decoder, and its states may have other values than today's of "
+        "events under schema 7, 8, 9, 10, 11 and 2 more: rebuild it by `balance-service rebuild balance`",
+    ]

@@ -30,9 +30,12 @@ pytestmark = pytest.mark.usefixtures("no_environment")
 EQUAL = {"equal": 3, "different": 0, "onlyServing": 0, "onlyBuilding": 0}
 
 
+RULES = {"decoderRules": 2, "readOtherwise": list[int]()}
+
+
 def generation(number: int, status: str, lag: int | None = 0) -> dict[str, Any]:
     of_it = {"partitions": 4, "running": 3, "position": 1200, "lag": lag}
-    return {"generation": number, "version": 1, "declarationChanged": False, "status": status, **of_it}
+    return {"generation": number, "version": 1, "declarationChanged": False, "status": status, **of_it, **RULES}
 
 
 def told(*generations: dict[str, Any], **more: Any) -> Scripted:
@@ -93,8 +96,25 @@ def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
                 "  the kept generation is dropped at 2026-01-02T03:04:05.678Z",
             ],
         ),
+        (
+            told(
+                {**generation(1, "serving"), "decoderRules": 1, "readOtherwise": [7]},
+                generation(2, "ready"),
+                comparison={**EQUAL, "different": 2},
+            ),
+            [
+                "balance 1  serving   version 1  3 of 4 partitions run  position 1200  lag 0",
+                "  it began under rules 1 of the decoder, and newer rules read other values of events under schema 7: "
+                "`balance-service rebuild balance` reads all by the newest",
+                "balance 2  ready     version 1  3 of 4 partitions run  position 1200  lag 0",
+                "  keys: 3 equal, 2 different, 0 only in the old, 0 only in the new",
+                "  a reason of differences: they began under rules 1 and 2 of the decoder, which read other values of "
+                "events under schema 7",
+                "  `balance-service switch balance --reason R` has the new one serve",
+            ],
+        ),
     ],
-    ids=["one", "is built", "has caught up", "is kept"],
+    ids=["one", "is built", "has caught up", "is kept", "began under older rules"],
 )
 def test_generations_are_printed_with_what_can_be_done(reply: Scripted, lines: list[str]) -> None:
     done, (request,) = run("generations", "balance", replies=[reply])

@@ -73,6 +73,7 @@ def running(*stages: Any, shared: str = "", has_begun: bool = True) -> Instance:
         has_begun=has_begun,
         watermarks={s.name: s.hosted.watermarks for s in stages},
         settings=SimpleNamespace(num_standby_replicas=1),
+        read_otherwise=lambda _stage: [],
     )
     directory = SimpleNamespace(problem="", shared_address_problem=shared, table=ServerTable(elapsed))
     rebuilds = SimpleNamespace(status_of=lambda _stage: "serving")

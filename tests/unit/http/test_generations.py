@@ -72,7 +72,10 @@ def rebuilds(log: Log) -> Rebuilds:
     versions = Versions([Balance()], load_settings(), log.of)
     hosted = SimpleNamespace(stage=versions.stage("balance", 1), source=SimpleNamespace(partitions=0))
     engine: Any = SimpleNamespace(
-        generations=log, models={"balance": SimpleNamespace(hosted=hosted)}, versions=versions
+        generations=log,
+        models={"balance": SimpleNamespace(hosted=hosted)},
+        versions=versions,
+        read_otherwise=lambda _stage: [],
     )
     return Rebuilds(engine, ServerTable(elapsed), Switch.NEVER)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
-from balance_service.avro.schemas import load_schema
+from balance_service.avro.rules import DECODER_RULES
+from balance_service.avro.schemas import fields_of, load_schema
 from balance_service.errors import InvalidInputError
 from balance_service.model.generations import Building, Comparison, Declaration, Generations, Switch
 from balance_service.model.stage import generation_name, model_and_generation
@@ -331,3 +333,17 @@ def test_the_name_of_a_stage_says_its_read_model_and_generation(model: str, numb
 @pytest.mark.parametrize("name", ["balance", "a.g", "a.gx", "a.by-card", "app.goods", "a.g1234567890", ".g2"])
 def test_a_name_that_is_no_generations_is_that_of_a_first_one(name: str) -> None:
     assert model_and_generation(name) == (name, 1)
+
+
+def test_a_generation_whose_record_has_no_number_began_under_the_first_rules() -> None:
+    older = copy.deepcopy(load_schema("Generations"))
+    declared = fields_of(older)["declarations"]["items"]
+    declared["fields"] = [field for field in declared["fields"] if field["name"] != "decoderRules"]
+    registry = FakeRegistry()
+    record = first().record()
+    del record["declarations"][0]["decoderRules"]
+    frame = AvroCodec(registry, "s", older).encode(record)
+
+    read = Generations.of("balance", AvroCodec(registry, "s", load_schema("Generations")).decode(frame))
+
+    assert (read.declarations[1].decoder_rules, DECLARED.decoder_rules) == (1, DECODER_RULES)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from balance_service.avro.schemas import fields_of, type_name
 from balance_service.errors import ConfigurationError
+from balance_service.model.keys import KeyType
 from balance_service.model.schemas import Schemas
 
 if TYPE_CHECKING:
@@ -134,4 +136,46 @@ def test_a_file_without_the_records_schema_is_refused(folder: Path, text: str, w
     (folder / "schemas" / "OrderPlaced.avsc").write_text(text)
 
     with pytest.raises(ConfigurationError, match=why):
+        orders()()
+
+
+JAVA = {"type": "string", "avro.java.string": "String"}
+
+
+@pytest.mark.parametrize("key", ["string", {"type": "string"}, JAVA], ids=str)
+def test_a_key_is_a_string_in_each_form_of_the_type(folder: Path, key: Any) -> None:
+    put(folder / "schemas", record("OrdersPlaced", customerId=JAVA, orders={"type": "long"}))
+    put(folder / "schemas", record("OrderPlaced", customerId=key, price={"type": "long"}))
+
+    assert orders()().key_type == KeyType("customerId", is_number=False)
+
+
+def test_a_key_that_may_be_null_is_refused(folder: Path) -> None:
+    put(folder / "schemas", record("OrdersPlaced", orders="long"))
+    put(folder / "schemas", record("OrderPlaced", customerId=["null", JAVA]))
+
+    with pytest.raises(ConfigurationError, match=r"must be a string; OrderPlaced has one of type string\?"):
+        orders()()
+
+
+def test_a_model_reads_a_type_that_is_used_twice_and_times_of_connect(folder: Path) -> None:
+    row = record("Row", at={"type": "long", "connect.name": "io.debezium.time.Timestamp"})
+    put(folder / "schemas", record("OrdersPlaced", orders="long"))
+    put(folder / "schemas", record("OrderPlaced", before=["null", row], after=["null", "Row"]))
+    row_type = "Row{customerId string, at timestamp-millis}?"
+
+    fields = fields_of(orders()().stages[0].schemas["OrderPlaced"])
+
+    assert {name: type_name(kind) for name, kind in fields.items()} == {
+        "customerId": "string",
+        "before": row_type,
+        "after": row_type,
+    }
+
+
+def test_a_schema_that_defines_one_name_in_two_ways_is_refused(folder: Path) -> None:
+    put(folder / "schemas", record("OrdersPlaced", orders="long"))
+    put(folder / "schemas", record("OrderPlaced", before=record("Row"), after=record("Row", at="long")))
+
+    with pytest.raises(ConfigurationError, match=r"OrderPlaced in .*/OrderPlaced\.avsc .*: it defines Row in two ways"):
         orders()()

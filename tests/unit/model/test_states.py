@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec, UntrustedSchema
+from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import fields_of, full_name, subject_of, type_name
 from balance_service.errors import ConfigurationError, PoisonRecordError
-from balance_service.model.states import Scale, converter_of, inlined, scale
+from balance_service.model.states import Scale, converter_of, scale
 from balance_service.testing.fakes import FakeRegistry
 from balance_service.testing.rows import arrow_type
 
@@ -156,7 +157,7 @@ def test_a_schema_has_the_fields_in_order_and_the_read_models_namespace() -> Non
 def test_named_types_are_inlined_for_inspection() -> None:
     schema = converter_of(Basket, "baskets").schema
 
-    whole = fields_of(inlined(schema))
+    whole = fields_of(expanded(schema))
 
     assert type_name(whole["last"]) == "Line{sku string, price decimal(38,2), level Level(LOW, HIGH)}?"
     assert type_name(whole["levels"]) == "array<Level(LOW, HIGH)>"

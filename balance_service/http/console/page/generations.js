@@ -186,6 +186,9 @@ function detailsOf(name, stage, one, answer) {
     details.push(line(`Last step: ${answer.action}, by ${answer.by || "the service"}${answer.reason ? `: ${answer.reason}` : ""}`));
   }
   if (one.declarationChanged) details.push(h("span", { class: "reason problem" }, "This instance declares this version otherwise than it was when the generation began."));
+  if (one.readOtherwise.length > 0) {
+    details.push(h("span", { class: "reason problem" }, `It began under rules ${one.decoderRules} of the decoder. Newer rules read other values of events under schema ${one.readOtherwise.join(", ")}: rebuild it.`));
+  }
   if (answer.problem && isOther === answer.generations.length > 1) {
     details.push(h("span", { class: "reason problem" }, `A step waits: ${answer.problem}. `, runbookLink("BalanceGenerationStalled")));
   }
