@@ -41,10 +41,6 @@ class Opening:
     def task(self, *args: Any) -> Task:
         return _Task(self, *args)
 
-    @property
-    def problem(self) -> str:
-        return ""
-
     def check_resumption(self, _partition: int, _interrupted: threading.Event) -> None:
         """Lets every waiting task fold again."""
 
