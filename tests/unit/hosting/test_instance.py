@@ -63,7 +63,7 @@ def stage(
         folds=None,
         progress=progress,
     )
-    tasks = Tasks(hosted, SimpleNamespace(), lambda: None)  # type: ignore[arg-type]
+    tasks = Tasks(hosted, SimpleNamespace(), lambda: None)
     one: Any = SimpleNamespace(task_id=task.task_id, snapshot=lambda: task)
     tasks.all = lambda: [one]  # type: ignore[method-assign]
     tasks.source_problem = unlooked
