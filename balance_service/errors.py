@@ -15,6 +15,8 @@ BalanceServiceError
 
 from __future__ import annotations
 
+_MOST_DETAIL_CHARACTERS = 500
+
 
 class BalanceServiceError(Exception):
     """Base of all errors of the service. The message is one sentence for users."""
@@ -34,6 +36,11 @@ class PoisonRecordError(BalanceServiceError):
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
         self.cause = cause
+
+    @property
+    def detail(self) -> str:
+        """The message, as a dead letter has it. A read model's own code may raise one of any length and characters."""
+        return str(self)[:_MOST_DETAIL_CHARACTERS].encode("utf-8", "replace").decode()
 
 
 class TaskMigratedError(BalanceServiceError):

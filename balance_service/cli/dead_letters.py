@@ -1,4 +1,4 @@
-"""The commands `balance-service dead-letters …`, which list, show, redrive and discard dead letters."""
+"""The commands `balance-service dead-letters …`, which list, show, redrive, discard and make dead letters."""
 
 from __future__ import annotations
 
@@ -119,6 +119,24 @@ def redrive(ids: tuple[str, ...], **options: Any) -> None:
 def discard(ids: tuple[str, ...], **options: Any) -> None:
     """Discard records permanently: by id, or all that the options select. This cannot be undone."""
     _decide("discard", ids, **options)
+
+
+@dead_letters.command("set-aside")
+@click.argument("model", metavar="MODEL")
+@click.argument("partition", type=click.IntRange(0))
+@click.argument("offset", type=click.IntRange(0))
+@click.option("--reason", required=True, help="The reason, which is stored.")
+@at_url
+def set_aside(model: str, partition: int, offset: int, reason: str, url: str | None) -> None:
+    """Make a dead letter of the record that a partition stands still at.
+
+    The partition goes on behind it. `balance-service status` has the position. MODEL is the read model, or its stage,
+    as the problem names it.
+    """
+    letter_id = str(LetterId(model, partition, offset))
+    with client_of(url) as client:
+        client.set_aside([letter_id], reason=reason)
+    click.echo(f"{letter_id} is a dead letter now: redrive or discard it later")
 
 
 def _decide(

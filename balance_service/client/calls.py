@@ -294,6 +294,18 @@ class Calls:
         """Has the records of dead letters never applied, which cannot be undone. As `redrive`."""
         return (yield from self._decide("discard", ids, reason))
 
+    def set_aside(self, ids: Iterable[str], *, reason: str) -> Call[Decided]:
+        """Makes dead letters of records at positions that do not move, and has their partitions go on.
+
+        Args:
+            ids: as those of the dead letters: `STAGE/PARTITION:OFFSET`.
+            reason: stored with the decision, and in the dead letter.
+
+        Raises:
+            ClientError: none of them is the next record of its partition; names the position of the first.
+        """
+        return (yield from self._decide("setAside", ids, reason))
+
     def models(self) -> Call[list[dict[str, Any]]]:
         """Returns the read models that the instances host, as `/openapi.json` describes them."""
         models: list[dict[str, Any]] = (yield from self._read(Request(path=api.MODELS), "models"))["models"]

@@ -60,9 +60,17 @@ class Committed:
 
 
 def commit(
-    batch: TaskBatch, partition: int, processor: StageProcessor, store: StateStore, writer: ChangelogWriter
+    batch: TaskBatch,
+    partition: int,
+    processor: StageProcessor,
+    store: StateStore,
+    writer: ChangelogWriter,
+    audit: Sequence[Output] = (),
 ) -> Committed:
     """Executes steps 2 to 5. A batch of dead letters has no effect if one of them was closed since they were read.
+
+    Args:
+        audit: records of the decision that makes the batch, if an operator does.
 
     Raises:
         TaskMigratedError: the batch does not start at the store's position, or the task was fenced.
@@ -96,7 +104,7 @@ def commit(
     reach("folded")
     # Another generation has written these dead letters.
     fresh = () if stands_at.emitted_up_to == SILENT else changes.fresh
-    _write(moved, processor.position_codec, store, writer, records, fresh, outcome.outputs)
+    _write(moved, processor.position_codec, store, writer, records, fresh, [*outcome.outputs, *audit])
     reach("stored")
     return Committed(
         applied=batch.applied - len(outcome.dead_letters) - outcome.duplicates - len(outcome.letters),

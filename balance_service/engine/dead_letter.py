@@ -18,6 +18,8 @@ OWN_CODE_FAILED = "own-code-failed"
 """The read model's own code failed when the dead letter was retried."""
 SPARK_FAILED = "spark-failed"
 """Spark failed to decode the record when the dead letter was retried."""
+SET_ASIDE = "set-aside"
+"""An operator had the record passed over, because the position did not move."""
 GONE = "record-gone"
 """The source topic no longer contains the record."""
 RETRY = "retry"
@@ -37,6 +39,7 @@ _BLOCKING = frozenset(
         BEHIND_CAUSE,
         SPARK_FAILED,
         OWN_CODE_FAILED,
+        SET_ASIDE,
     }
 )
 _FINAL = frozenset(

@@ -219,20 +219,21 @@ class Letters:
     def on_decision_elsewhere(self, store: StateStore, decided: Mapping[int, Letter]) -> LetterChanges:
         """Returns the changes that a decision about another generation's dead letters makes here.
 
-        A record that is discarded before this generation reads it is never applied. One that this generation has
-        applied already stays applied: the comparison shows it.
+        A record that is discarded or set aside before this generation reads it is not applied here either. One that
+        this generation has applied already stays applied: the comparison shows it.
         """
         now, changes, position = self.now_ms(), LetterChanges(_counts(store)), store.position
         known = self.at(store, decided)
         for offset, letter in decided.items():
             before = known.get(offset)
-            if letter.status is not Status.DISCARDED:
-                if before is not None and before.status.is_open and before.status is not Status.BEHIND:
-                    self._change(changes, offset, before, before.due_at_once(now))
-            elif before is not None and before.status.is_open:
+            if before is None:
+                is_skipped = letter.status in (Status.DISCARDED, Status.WAITING)
+                if is_skipped and position is not None and offset >= position.offset:
+                    self._change(changes, offset, None, letter)
+            elif letter.status is Status.DISCARDED and before.status.is_open:
                 self._change(changes, offset, before, before.closed(Status.DISCARDED, now))
-            elif before is None and position is not None and offset >= position.offset:
-                self._change(changes, offset, None, letter)
+            elif letter.status is not Status.WAITING and before.status.is_open and before.status is not Status.BEHIND:
+                self._change(changes, offset, before, before.due_at_once(now))
         self._schedule_unblocked(store, changes)
         store.look_for(_DUE, changes.records)
         return changes

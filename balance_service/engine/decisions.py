@@ -13,14 +13,17 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from balance_service.engine.dead_letter import Letter, Status, is_final
-from balance_service.engine.records import BY_KEY, MISPLACED, Output
+from balance_service.engine.dead_letter import SET_ASIDE, Letter, Status, is_final
+from balance_service.engine.records import BY_KEY, MISPLACED, DeadLetter, Output
 from balance_service.errors import InvalidInputError
 from balance_service.kafka.log_reader import reader_to_end
+from balance_service.kafka.messages import offset_of
 from balance_service.model.keys import CONTROL_CHARACTERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from confluent_kafka import Message
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.kafka.topics import Topics
@@ -68,6 +71,10 @@ def reason_of(given: object) -> str:
     return given
 
 
+NO_PARTITION = "its topic has no such partition"
+IS_LETTER = "it is a dead letter already: redrive or discard it"
+
+
 def closed_already(status: Status) -> str:
     """Returns why a dead letter that is closed with this status cannot be decided about."""
     return f"it is {status.value} already"
@@ -78,16 +85,27 @@ class Decision(Enum):
     """Retries the record at once."""
     DISCARD = "discard"
     """Closes the dead letter; its record is never applied."""
+    SET_ASIDE = "setAside"
+    """Makes a dead letter of the record at a position that does not move."""
 
     @property
     def status(self) -> Status:
         """The status of the dead letter once the decision is written."""
-        return Status.SCHEDULED if self is Decision.REDRIVE else Status.DISCARDED
+        return {
+            Decision.REDRIVE: Status.SCHEDULED,
+            Decision.DISCARD: Status.DISCARDED,
+            Decision.SET_ASIDE: Status.WAITING,
+        }[self]
 
     @property
-    def closes_as(self) -> Status:
+    def leaves(self) -> Status:
         """The status of the dead letter after the decision took effect: a redriven record is applied shortly after."""
-        return Status.APPLIED if self is Decision.REDRIVE else Status.DISCARDED
+        return Status.APPLIED if self is Decision.REDRIVE else self.status
+
+    @property
+    def done_already(self) -> str:
+        """Why the decision is refused if it was carried out before."""
+        return IS_LETTER if self is Decision.SET_ASIDE else closed_already(self.leaves)
 
 
 class Verdict(NamedTuple):
@@ -99,10 +117,12 @@ class Verdict(NamedTuple):
 
     def refusal(self, letter: Letter | None) -> str | None:
         """Returns why the decision is not possible for a dead letter, or None if it is."""
+        if letter is not None and not letter.status.is_open:
+            return closed_already(letter.status)
+        if self.decision is Decision.SET_ASIDE:
+            return None if letter is None else IS_LETTER
         if letter is None:
             return NO_LETTER
-        if not letter.status.is_open:
-            return closed_already(letter.status)
         if self.decision is Decision.DISCARD:
             return None
         if letter.status is Status.BEHIND:
@@ -116,6 +136,12 @@ class Verdict(NamedTuple):
             return f"its cause, {letter.cause}, never goes away: discard it"
         return None
 
+    def set_aside(self, message: Message) -> DeadLetter:
+        """Returns a record of the source as the dead letter that the decision makes of it."""
+        detail = f"{self.by} set it aside: {self.reason}"
+        key, value = message.key(), message.value()
+        return DeadLetter(offset_of(message), message.timestamp()[1], key, value, SET_ASIDE, detail)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionLog:
@@ -126,7 +152,7 @@ class DecisionLog:
     stage: str
     source_topic_id: str
 
-    def output(self, partition: int, letter: Letter, verdict: Verdict, now_ms: int) -> Output:
+    def output(self, partition: int, letter: Letter | DeadLetter, verdict: Verdict, now_ms: int) -> Output:
         """Returns the record of a decision."""
         letter_id = str(LetterId(self.stage, partition, letter.offset))
         record = {
@@ -141,13 +167,14 @@ class DecisionLog:
         frame = self.codec.encode(record)
         return Output(letter.offset, self.topic, BY_KEY, letter_id.encode(), frame, now_ms, [])
 
-    def closed_letters(
+    def decided_letters(
         self, settings: Settings, topics: Topics, partitions: Iterable[int], now_ms: int
     ) -> dict[int, dict[int, Letter]]:
         """Returns the dead letters with decisions, by partition and offset, for a fold from the source's beginning.
 
-        They are closed: as discarded, so that the fold skips the record, or as applied. A record that was redriven was
-        applied out of order; if it fails in its place in the source, its dead letter is retried at once.
+        Discarded ones, and those that were set aside and not redriven: the fold skips their records. Applied ones: a
+        record that was redriven was applied out of order; if it fails in its place in the source, its dead letter is
+        retried at once.
 
         Raises:
             RetriableError: the broker does not respond.
@@ -163,7 +190,9 @@ class DecisionLog:
                 letter_id = LetterId.parse(record["id"])
                 is_ours = letter_id.stage == self.stage and record["sourceTopicId"] == self.source_topic_id
                 if is_ours and letter_id.partition in found:
-                    status = Decision(record["decision"]).closes_as
+                    status = Decision(record["decision"]).leaves
                     letter = Letter(letter_id.offset, record["cause"], Status.WAITING, 0, now_ms, -1, None)
-                    found[letter_id.partition][letter_id.offset] = letter.closed(status, now_ms)
+                    found[letter_id.partition][letter_id.offset] = (
+                        letter if status.is_open else letter.closed(status, now_ms)
+                    )
         return found

@@ -263,7 +263,7 @@ class _OneByOne:
                     self._require_retried(error, update)
                     if processor.letters.keeps_order:
                         blocked_after = update.offset
-                letters.append(replace(update.record, cause=error.cause))
+                letters.append(replace(update.record, cause=error.cause, detail=error.detail))
             else:
                 state, frame, last = following, following_frame, update
                 # Retries may end with an event whose outputs were sent before it failed.
@@ -287,7 +287,10 @@ class _OneByOne:
                     self.idempotency_keys.forget(events)
                     refused = {letter.offset for letter in letters}
                     rest = [event.record for event in events if event.record and event.offset not in refused]
-                    self.outcome.dead_letters += [*letters, *(replace(record, cause=error.cause) for record in rest)]
+                    self.outcome.dead_letters += [
+                        *letters,
+                        *(replace(one, cause=error.cause, detail=error.detail) for one in rest),
+                    ]
                     return True
             self.after[last.key] = frame
         self.outcome.dead_letters += letters

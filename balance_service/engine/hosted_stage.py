@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from balance_service.engine.fold import FoldProcessor
+from balance_service.engine.progress import Progress
 from balance_service.errors import FatalError
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.model.keys import TEXT
@@ -48,6 +49,7 @@ class HostedStage:
     joined: JoinedTables | None = None
     stands_still: str = ""
     """Why the stage's tasks answer and fold nothing; empty if they fold."""
+    progress: Progress = field(default_factory=Progress)
 
     @property
     def name(self) -> str:

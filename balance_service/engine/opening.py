@@ -246,12 +246,12 @@ def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> 
             return letters.on_decision_elsewhere(store, decided)
         return letters.on_open(store)
     settings, topics, stage, source = hosted.settings, hosted.topics, hosted.stage, hosted.source
-    known = hosted.decisions.closed_letters(settings, topics, [partition], now_ms)[partition]
+    known = hosted.decisions.decided_letters(settings, topics, [partition], now_ms)[partition]
     if stage.retries:
-        discarded = {at: letter for at, letter in known.items() if letter.status is Status.DISCARDED}
+        skipped = {at: letter for at, letter in known.items() if letter.status is not Status.APPLIED}
         start = topics.offsets(source.name, [partition], earliest=True)[partition]
         sent = {at for at in sent_of(settings, topics, stage, source, partition) if at >= start}
-        known = discarded | {at: Letter.sent_before(at, now_ms) for at in sent}
+        known = skipped | {at: Letter.sent_before(at, now_ms) for at in sent}
     return letters.carry_over(known.values())
 
 

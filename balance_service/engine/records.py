@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from balance_service.engine.dead_letter import Letter
+    from balance_service.engine.progress import Stand
     from balance_service.model.generations import Comparison
     from balance_service.model.stream import Partitioner
 
@@ -278,7 +279,7 @@ class TaskSnapshot:
 
     `answers` is whether the task answers queries in its role, without regard to the owner's lease. `letters` is the
     number of dead letters by cause and status, `comparison` that of a generation that is built with the serving one,
-    `sends_as_of` as that of a task.
+    `sends_as_of` as that of a task. `stand` is how an owner stands that has records to apply, or whose query failed.
     """
 
     task_id: TaskId
@@ -295,3 +296,4 @@ class TaskSnapshot:
     letters: Mapping[str, int] = field(default_factory=dict)
     comparison: Comparison | None = None
     sends_as_of: int = 0
+    stand: Stand | None = None

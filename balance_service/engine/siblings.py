@@ -105,7 +105,7 @@ class Siblings:
         if not self._others(hosted.stage):
             return {}
         now_ms = hosted.processor.letters.now_ms()
-        return hosted.decisions.closed_letters(hosted.settings, hosted.topics, [partition], now_ms)[partition]
+        return hosted.decisions.decided_letters(hosted.settings, hosted.topics, [partition], now_ms)[partition]
 
     def sender(self, stage: Stage, partition: int) -> StoreView | None:
         """Returns the view of the task that sends the outputs in place of a silent one; None if it does not answer."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 class StandingStill:
     """Runs tasks that answer, and fold nothing. Implements `engine.tasks.Runner`."""
 
-    problem = ""
-
     def __init__(self, reason: str) -> None:
         self._reason = reason
 

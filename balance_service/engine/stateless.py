@@ -58,7 +58,9 @@ class RepartitionProcessor:
                 try:
                     output = builder.build(offset, timestamp_ms, key, value, forwarded(headers))
                 except PoisonRecordError as error:
-                    outcome.dead_letters.append(DeadLetter(offset, timestamp_ms, own_key, value, error.cause))
+                    outcome.dead_letters.append(
+                        DeadLetter(offset, timestamp_ms, own_key, value, error.cause, error.detail)
+                    )
                 else:
                     if batch.is_to_be_sent(offset, position.emitted_up_to):
                         outcome.outputs.append(output)
@@ -229,7 +231,9 @@ def _of_each_event(
         try:
             outputs = made(key, row)
         except PoisonRecordError as error:
-            outcome.dead_letters.append(DeadLetter(offset, row["timestamp"], key, row["value"], error.cause))
+            outcome.dead_letters.append(
+                DeadLetter(offset, row["timestamp"], key, row["value"], error.cause, error.detail)
+            )
         else:
             outcome.outputs += outputs if batch.is_to_be_sent(offset, position.emitted_up_to) else ()
     return outcome

@@ -18,6 +18,7 @@ import structlog
 
 from balance_service.engine.commit import Committed, commit, decide, write_position
 from balance_service.engine.dead_letters import DueLetters
+from balance_service.engine.decisions import Decision
 from balance_service.engine.opening import (
     beginning_to_send,
     check_same_log,
@@ -27,10 +28,12 @@ from balance_service.engine.opening import (
     starting_letters,
     starting_position,
 )
-from balance_service.engine.records import POSITION_KEY, SILENT, Output, Role, StoreSizes, TaskSnapshot
+from balance_service.engine.records import POSITION_KEY, SILENT, Output, Role, StoreSizes, TaskBatch, TaskSnapshot
 from balance_service.engine.replica import Replica
 from balance_service.engine.store import offset_of
 from balance_service.errors import FatalError, RetriableError, TaskHaltedError, TaskMigratedError
+from balance_service.kafka.log_reader import first_record
+from balance_service.kafka.messages import offset_of as record_offset
 from balance_service.process.failpoints import reach
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
     from balance_service.engine.dead_letter import Letter
     from balance_service.engine.decisions import Verdict
     from balance_service.engine.hosted_stage import HostedStage
-    from balance_service.engine.records import Position, TaskBatch, TaskId
+    from balance_service.engine.records import Position, TaskId
     from balance_service.engine.store import StateStore, StoreView
     from balance_service.kafka.topics import Topic
 
@@ -91,6 +94,7 @@ ANSWERING = frozenset({TaskState.RUNNING, TaskState.TAILING, TaskState.WAITING})
 _MOST_CHANGED_KEYS = 10_000
 _BEHIND_SECONDS = 2.0
 _LOOK_SECONDS = 0.002
+_FIRST_RECORD_SECONDS = 3.0
 
 
 class Bound:
@@ -287,12 +291,7 @@ class Task:
             store, writer = self._running()
             if self._is_bound_to_sender:
                 batch = batch.without(self._open_in_sender(batch))
-            done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer)
-            self._shown = store.view
-            # After the view: who began to watch before may have read the former one.
-            if (watcher := self._watcher) is not None:
-                watcher.committed(batch.start, batch.end, done.changed_keys(_MOST_CHANGED_KEYS))
-            return done
+            return self._commit(batch, store, writer)
 
     def due(self) -> DueLetters:
         """Returns the dead letters that are due. Raises TaskMigratedError if the task is closed."""
@@ -319,6 +318,9 @@ class Task:
         Raises:
             BalanceServiceError: as `process`; the decision may have been committed.
         """
+        if verdict.decision is Decision.SET_ASIDE:
+            refusals = ((at, self._set_aside(at, verdict)) for at in sorted(set(offsets)))
+            return {at: why for at, why in refusals if why is not None}
         letters, decisions = self._hosted.processor.letters, self._hosted.decisions
         with self._held():
             store, writer = self._running(or_waiting=True)
@@ -332,6 +334,48 @@ class Task:
                 decide(changes, audit, self._hosted.processor, store, writer)
                 self._shown = store.view
             return refused
+
+    def _set_aside(self, offset: int, verdict: Verdict) -> str | None:
+        """Makes a dead letter of the record at the position, and moves the position past it. Raises as `decide`.
+
+        Nothing decodes the record, and no query of Spark is needed.
+
+        Returns:
+            Why that is not possible; None if it was done.
+        """
+        hosted, partition, start = self._hosted, self.task_id.partition, self.position
+        if (known := self.letters_at([offset]).get(offset)) is not None:
+            return verdict.refusal(known)
+        if start < 0:
+            raise TaskMigratedError(f"the task is {self._state.value}, and has no position")
+        # Without the lock: the broker may take long, and the task may go on.
+        source = hosted.source.name
+        first = first_record(hosted.settings, hosted.topics, source, partition, start, _FIRST_RECORD_SECONDS)
+        if first is None:
+            return f"the task's position is {start}, and no committed record is there or behind it"
+        if record_offset(first) != offset:
+            return f"the task's position is {start}, and its next record has offset {record_offset(first)}"
+        with self._held():
+            store, writer = self._running(or_waiting=True)
+            if self.position != start:
+                return f"the task goes on: its position is {self.position}"
+            if (limit := self.limit) is not None and offset >= limit:
+                raise RetriableError(f"no other generation has applied the record at {offset} yet")
+            letter = verdict.set_aside(first)
+            audit = hosted.decisions.output(partition, letter, verdict, hosted.processor.letters.now_ms())
+            self._commit(TaskBatch(start, offset + 1, dead_letters=[letter]), store, writer, [audit])
+        self._log.warning("a record was set aside", offset=offset, by=verdict.by, reason=verdict.reason)
+        return None
+
+    def _commit(
+        self, batch: TaskBatch, store: StateStore, writer: ChangelogWriter, audit: Sequence[Output] = ()
+    ) -> Committed:
+        done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer, audit)
+        self._shown = store.view
+        # After the view: who began to watch before may have read the former one.
+        if (watcher := self._watcher) is not None:
+            watcher.committed(batch.start, batch.end, done.changed_keys(_MOST_CHANGED_KEYS))
+        return done
 
     def follow(self, decided: Mapping[int, Letter]) -> None:
         """Has the task carry out a decision that another generation's task has carried out, before anything else.

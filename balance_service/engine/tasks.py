@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from balance_service.engine.database import Database, has_room
+from balance_service.engine.progress import Seen
 from balance_service.engine.records import Role, TaskId
 from balance_service.engine.task import ANSWERING, Task, TaskState
 from balance_service.errors import (
@@ -48,10 +50,6 @@ _TURN_SECONDS = 0.2
 
 class Runner(Protocol):
     """Runs the tasks of a stage. `spark.task_runner` implements it, which this package does not import."""
-
-    @property
-    def problem(self) -> str:
-        """Why a partition is not folded now; empty if all are."""
 
     def run(self, task: Task, interrupted: threading.Event) -> None:
         """Folds and commits a task's events until interrupted, or until it waits or halts.
@@ -104,11 +102,6 @@ class Tasks:
         return self.hosted.name
 
     @property
-    def query_problem(self) -> str:
-        """Why a query of the stage ended and is started again; empty if all run."""
-        return self._runner.problem
-
-    @property
     def have_begun(self) -> bool:
         """Whether every task that runs reads its events, or cannot."""
         return all(
@@ -118,7 +111,12 @@ class Tasks:
     @property
     def problems(self) -> Sequence[str]:
         """Why some partition is not folded now; empty if all are."""
-        return [problem for problem in (self.query_problem, self.source_problem) if problem]
+        told = [
+            task.stand.told(task.task_id, task.stand.error)
+            for task in self.snapshots()
+            if task.stand is not None and (task.stand.is_still or task.stand.error)
+        ]
+        return [*told, *filter(None, [self.source_problem])]
 
     def assign(self, partitions: Iterable[int]) -> None:
         """Starts to own each partition, from its standby if there is one. Returns at once."""
@@ -169,7 +167,8 @@ class Tasks:
         return {t.task_id.partition: t for t in self.all() if t.state in ANSWERING}
 
     def snapshots(self) -> list[TaskSnapshot]:
-        return [task.snapshot() for task in self.all()]
+        """Returns the states of all tasks. A task that stands still has the reason."""
+        return [self._snapshot(task) for task in self.all()]
 
     def positions(self) -> dict[tuple[str, int], int]:
         """Returns the position of each task that answers, by topic and partition of the source."""
@@ -178,6 +177,34 @@ class Tasks:
             for task in self.all()
             if task.view is not None and task.position >= 0
         }
+
+    def look(self) -> None:
+        """Notes how far the owned tasks are. To be called every second."""
+        owned = [task for task in self.all() if task.role is Role.ACTIVE]
+        self.hosted.progress.look({task.task_id.partition: self._seen(task) for task in owned})
+
+    def _seen(self, task: Task) -> Seen:
+        position, bound = task.position, task.bound
+        # A task does not go beyond these.
+        ends = [
+            self.hosted.watermarks.end(task.task_id.partition),
+            task.limit,
+            None if bound is None else bound.offset,
+        ]
+        end = min((end for end in ends if end is not None), default=None)
+        restores = task.state in (TaskState.CREATED, TaskState.RESTORING)
+        return Seen(position, None if end is None else max(0, end - position), restores)
+
+    def _snapshot(self, task: Task) -> TaskSnapshot:
+        snapshot = task.snapshot()
+        if snapshot.role is not Role.ACTIVE:
+            return snapshot
+        stand = self.hosted.progress.stand(task.task_id.partition, snapshot.position)
+        if stand is None or not stand.is_still:
+            return replace(snapshot, stand=stand)
+        stand = replace(stand, error=stand.error or snapshot.reason)
+        reason = snapshot.reason or stand.told(task.task_id, stand.error)
+        return replace(snapshot, stand=stand, reason=reason)
 
     def decide(self, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str]:
         """Carries out an operator's decision about dead letters of a partition that is owned here.

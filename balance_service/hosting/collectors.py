@@ -113,6 +113,10 @@ class EngineCollector(Collector):
         )
         size = _of_tasks("balance_store_bytes", "Live table files of the store, and data not yet written to one.")
         keys = _of_tasks("balance_store_keys", "Keys in the store, as RocksDB estimates them.")
+        still = _of_tasks(
+            "balance_task_standing_still_seconds",
+            "Time since the position moved or the first record came behind it; 0 without records to apply.",
+        )
         restored = _of_tasks("balance_restored_records", "Changelog records restored since the restore began.")
         to_restore = _of_tasks("balance_records_to_restore", "Changelog offsets to restore at opening.")
         state = GaugeMetricFamily("balance_task_state", "1 for the state of the task.", labels=(*_TASK, "state"))
@@ -136,6 +140,8 @@ class EngineCollector(Collector):
             if behind is not None:
                 lag.add_metric(of, behind)
             epoch.add_metric(of, task.epoch)
+            if task.role is Role.ACTIVE:
+                still.add_metric(of, task.stand.seconds if task.stand is not None and task.stand.lag else 0.0)
             answers.add_metric(of, task.answers and (has_lease or task.role is Role.STANDBY))
             size.add_metric(of, task.sizes.store_bytes)
             keys.add_metric(of, task.sizes.keys)
@@ -151,7 +157,7 @@ class EngineCollector(Collector):
         memory.add_metric(("block_cache",), block_cache_bytes())
         memory.add_metric(("memtables",), memtables)
         memory.add_metric(("table_readers",), table_readers)
-        return [position, lag, epoch, answers, size, keys, restored, to_restore, state, letters, memory]
+        return [position, lag, still, epoch, answers, size, keys, restored, to_restore, state, letters, memory]
 
     def _tables(self) -> Iterable[Metric]:
         labels = ("table", "partition")

@@ -74,6 +74,7 @@ CHECK_EVERY_SECONDS = 5.0
 # A query runs next to the one that it replaces, and so may halves of one that failed.
 _QUERIES_OF_A_PARTITION = 6
 _SAMPLE_EVERY_SECONDS = 5.0
+_LOOK_EVERY_SECONDS = 1.0
 # As often as Kafka Streams does.
 _PURGE_EVERY_SECONDS = 30.0
 
@@ -448,6 +449,11 @@ class Engine:
         for name, watermarks in self.watermarks.items():
             yield PeriodicThread(f"watermarks-{name}", _WATERMARKS_EVERY_SECONDS, watermarks.refresh)
         yield PeriodicThread("spark-sampler", _SAMPLE_EVERY_SECONDS, self.spark_sampler.take)
+        yield PeriodicThread("progress", _LOOK_EVERY_SECONDS, self._look)
+
+    def _look(self) -> None:
+        for tasks in self.stages.values():
+            tasks.look()
 
     def _workers_of(self, tasks: Tasks) -> Iterator[PeriodicThread]:
         yield PeriodicThread(f"source-check-{tasks.name}", CHECK_EVERY_SECONDS, SourceCheck(tasks).run_once)

@@ -28,6 +28,7 @@ _STOP_REBUILDS_SECONDS = 1.0
 _RECENT_SECONDS = 3.0
 _STATUSES = frozenset(status.value for status in Status)
 _QUERY_ENDED = "its query has ended and is started again; /api/status and the log say why"
+_SEE_STATUS = "/api/status and the log say why, if an error is the reason"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +133,14 @@ class Instance:
 
 def _problems(tasks: Tasks) -> list[str]:
     """Returns the problems of a stage without Spark's own texts: probes read them without a token."""
-    reasons = (_QUERY_ENDED if tasks.query_problem else "", tasks.source_problem)
     return [
         *(f"{task.task_id} is {task.state}" + (f": {task.reason}" if task.reason else "") for task in _idle(tasks)),
-        *(f"a partition is not folded: {reason}" for reason in reasons if reason),
+        *(
+            task.stand.told(task.task_id, _SEE_STATUS if task.stand.is_still else _QUERY_ENDED)
+            for task in _running(tasks)
+            if task.stand is not None and (task.stand.is_still or task.stand.error)
+        ),
+        *(f"a partition is not folded: {reason}" for reason in (tasks.source_problem,) if reason),
         *_misplaced(tasks),
     ]
 
@@ -147,8 +152,17 @@ def _misplaced(tasks: Tasks) -> list[str]:
 
 
 def _is_unfit(tasks: Tasks) -> bool:
-    """Returns whether queries should go to another instance. A WAITING task answers, so it does not count."""
-    return bool(tasks.problems) or any(not task.answers for task in _idle(tasks))
+    """Returns whether queries should go to another instance.
+
+    A WAITING task answers, so it does not count. Neither does one that stands still, unless Spark fails at all.
+    """
+    running = _running(tasks)
+    fails = bool(running) and all(task.stand is not None and task.stand.error for task in running)
+    return fails or bool(tasks.source_problem) or any(not task.answers for task in _idle(tasks))
+
+
+def _running(tasks: Tasks) -> list[TaskSnapshot]:
+    return [task for task in tasks.snapshots() if task.state == TaskState.RUNNING.value]
 
 
 def _idle(tasks: Tasks) -> list[TaskSnapshot]:

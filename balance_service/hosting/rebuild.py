@@ -262,7 +262,7 @@ class Carryover:
         partitions = range(self._source.partitions)
         now_ms = self._letters.now_ms()
         # DecisionLog stay valid after their letter has expired from the changelog.
-        self._known |= self._decisions.closed_letters(self._settings, self._topics, partitions, now_ms)
+        self._known |= self._decisions.decided_letters(self._settings, self._topics, partitions, now_ms)
         changelog = self._topics.find(self._stage.changelog)
         positions, letters = ({}, {}) if changelog is None else self._read_changelog(changelog)
         for partition in partitions:

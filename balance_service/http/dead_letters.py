@@ -19,6 +19,7 @@ from balance_service.engine.decisions import (
     LETTER_ID_PATTERN,
     MAX_IDS,
     NO_LETTER,
+    NO_PARTITION,
     REASON_PATTERN,
     STAGE_PATTERN,
     Decision,
@@ -272,7 +273,7 @@ def _refusal(letter_id: LetterId, why: str) -> Problem:
     detail = f"{letter_id}: {why}"
     if why == UNREACHABLE:
         return unavailable(detail)
-    return Problem(404 if why in (NO_LETTER, _NOT_HERE) else 409, detail)
+    return Problem(404 if why in (NO_LETTER, NO_PARTITION, _NOT_HERE) else 409, detail)
 
 
 @closed
@@ -466,4 +467,11 @@ DEAD_LETTER_ROUTES = (
         "Their records are retried, usually within 2 s, later while the partition lags.",
     ),
     _decision(Decision.DISCARD, "Discard dead letters", "Their records are never applied, not even after a rebuild."),
+    _decision(
+        Decision.SET_ASIDE,
+        "Set aside records that partitions stand still at",
+        "Each becomes a dead letter, without being decoded, and its partition goes on behind it. The ids name records "
+        "that are no dead letters yet: the next one of a partition, at its task's position or the first behind it. The "
+        "refusal of any other names the position.",
+    ),
 )

@@ -155,7 +155,8 @@ class PublishedTask(TypedDict):
     lagSecondsIsLeast: bool
     """Whether the end had passed the position before this instance first read it: `lagSeconds` is a lower bound."""
     reason: str
-    """Why the task waits or is halted; empty otherwise."""
+    """Why the task waits or is halted; or since when it stands still, which it does if it has records to apply and has
+    applied none for a minute; empty otherwise."""
     restored: Count
     """Changelog records applied since the restore began; a standby also counts later ones."""
     toRestore: Count

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from balance_service import api
 from balance_service.avro.codec import FrameReader, UndecodableError
 from balance_service.engine.dead_letter import Status
-from balance_service.engine.decisions import NO_LETTER, LetterId, Verdict, closed_already
+from balance_service.engine.decisions import NO_LETTER, NO_PARTITION, Decision, LetterId, Verdict
 from balance_service.errors import (
     BalanceServiceError,
     NotAuthorizedError,
@@ -287,7 +287,7 @@ class StageDeadLetters:
     async def decided(self, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str]:
         """Has the owner of the partition carry out a decision. Returns the reasons for refusals, by offset."""
         if partition >= self.scatter.partitions:
-            return dict.fromkeys(offsets, NO_LETTER)
+            return dict.fromkeys(offsets, NO_PARTITION if verdict.decision is Decision.SET_ASIDE else NO_LETTER)
         deadline = time.monotonic() + self.scatter.timeout_seconds
         outcome = _Outcome(offsets, verdict)
         for attempt in range(_ATTEMPTS):
@@ -358,8 +358,8 @@ class StageDeadLetters:
 class _Outcome:
     """The outcome of a decision about dead letters of one partition, over several requests to possible owners.
 
-    An owner that did not respond may have carried out the decision. A dead letter that is then found closed as the
-    decision closes it counts as carried out.
+    An owner that did not respond may have carried out the decision. A dead letter that is then found as the decision
+    leaves it counts as carried out.
     """
 
     def __init__(self, offsets: Sequence[int], verdict: Verdict) -> None:
@@ -369,7 +369,7 @@ class _Outcome:
         self.refused: dict[int, str] = {}
         """Reasons for refusals, by offset."""
         self._unknown: set[int] = set()
-        self._is_done = closed_already(verdict.decision.closes_as)
+        self._is_done = verdict.decision.done_already
 
     def known(self, offsets: Sequence[int], refused: Mapping[int, str]) -> None:
         """An owner answered for `offsets`, and refused some."""

@@ -259,6 +259,25 @@ def records_at(
     return list(offsets), records
 
 
+def first_record(
+    settings: Settings, topics: Topics, topic: str, partition: int, start: int, seconds: float
+) -> Message | None:
+    """Returns the first committed record of a partition at or after an offset; None if there is none.
+
+    Raises:
+        RetriableError: as `LogReader.read`, or it was not read within these seconds.
+    """
+    end = topics.offsets(topic, [partition], committed=True)[partition]
+    until = time.monotonic() + seconds
+    with LogReader(reader_config(settings), topic, {partition: start}, {partition: end}) as reader:
+        while reader.unfinished:
+            if records := reader.read():
+                return records[0]
+            if time.monotonic() > until:
+                raise RetriableError(f"{reader.name} was not read within {seconds:.0f} s: the broker sends nothing")
+    return None
+
+
 def records_left_at(
     settings: Settings,
     topics: Topics,

@@ -22,7 +22,7 @@ from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.observability.tracing import TRACEPARENT_HEADER
-from balance_service.spark.columns import any_of, cause_column, key_column, read_schemas, update_columns
+from balance_service.spark.columns import any_of, cause_column, detail_column, key_column, read_schemas, update_columns
 from balance_service.spark.combine import IGNORED, NOTE, UNRESOLVED
 from balance_service.spark.row_query import in_short
 
@@ -162,11 +162,12 @@ class Decoder:
         judged = updates.withColumn(_CAUSE, F.coalesce(_CAUSE, F.when(is_reserved, "key-reserved")))
         cause = F.col(_CAUSE)
         detail = F.when(cause == F.col(f"`{_FRAME}`.cause"), F.col(f"`{_FRAME}`.detail"))
+        of_key = detail_column(self._read_model, self._stage, cause)
         keep_record = F.when(cause.isNull(), F.col("idempotency_key").isNotNull()).otherwise(cause != IGNORED)
         note = F.struct(
             cause.alias("cause"),
             F.when(cause == IGNORED, detail).alias("record"),
-            F.when(cause != IGNORED, detail).alias("detail"),
+            F.when(cause != IGNORED, F.coalesce(detail, of_key)).alias("detail"),
             F.when(cause == UNRESOLVED, F.col(_SCHEMA_ID)).alias("schema_id"),
             F.when(keep_record, F.col("timestamp") if "timestamp" in columns else F.unix_millis("timestamp")).alias(
                 "timestamp"

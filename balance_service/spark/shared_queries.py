@@ -135,6 +135,11 @@ class TaskRows:
         self._stream = stream
         self._from = 0
 
+    @property
+    def position(self) -> int:
+        """The offset that the query began at."""
+        return self._stream.position
+
     def pull(self, timeout_seconds: float) -> pa.RecordBatch | None:
         """Returns all rows that have arrived since the last pull; None if none arrives in time.
 

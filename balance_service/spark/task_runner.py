@@ -116,13 +116,8 @@ class TaskRunner:
         without_slots(queries=0)
         self._queries = SharedQueries(hosted.name, self._query, slots, without_slots)
         self._gatherings: dict[int, Gathering] = {}
-        self._problems: dict[int, str] = {}
+        self._progress = hosted.progress
         self._begun: set[int] = set()
-
-    @property
-    def problem(self) -> str:
-        """Why some partition is not being folded; empty if there is no problem."""
-        return next(iter(self._problems.copy().values()), "")
 
     def check_resumption(self, partition: int, interrupted: threading.Event) -> None:
         """Waits until the joined tables are read to their current ends. Raises as `JoinedTables.catch_up`."""
@@ -179,7 +174,7 @@ class TaskRunner:
                 except QueryEndedError as error:
                     require_jvm(self._spark, error)
                     reason = "failed"
-                    self._problems[partition] = str(error)
+                    self._progress.failed(partition, task.position, str(error))
                     self._begun.add(partition)
                     if failures.add():
                         self._self_test.run(interrupted.is_set)
@@ -188,8 +183,6 @@ class TaskRunner:
             # The task was halted or told to close while a batch was being committed: nothing was committed.
             if task.state is TaskState.RUNNING:
                 raise
-        finally:
-            self._problems.pop(partition, None)
 
     def _run_query(self, task: Task, reason: str, interrupted: threading.Event, failures: FailedQueries) -> None:
         partition, began = task.task_id.partition, time.monotonic()
@@ -197,10 +190,10 @@ class TaskRunner:
         # Before the query, because starting one is expensive, and one that cannot commit would be restarted repeatedly.
         if not self._catch_up_tables(partition, interrupted):
             return
-        left_out = task.left_out()
+        left_out = self._skip(task)
         part_of = partial(self._part, partition, pa.array(left_out, pa.int64()))
         with self._queries.rows(partition, lambda: task.position, interrupted.is_set) as rows:
-            start, bounded = task.position, _BoundedRows(rows.pull, task, self._most_rows)
+            start, bounded = rows.position, _BoundedRows(rows.pull, task, self._most_rows)
             self._metrics.query_started(task.task_id, reason, time.monotonic() - began)
             looked_at = time.monotonic()
             retry_at, reads_from = looked_at + _SETTLE_SECONDS, looked_at + _READS_SECONDS
@@ -213,8 +206,10 @@ class TaskRunner:
                 end = self._known_end(partition) if self._siblings.max_rate(self._stage) is None else None
                 gathered = gathering.gather(bounded.pull, _IDLE_SECONDS, end, part_of, interrupted)
                 # Only now: a query that fails on its first read has started too, and Spark's consumer needs a moment.
-                self._problems.pop(partition, None)
+                self._progress.reads(partition)
                 self._begun.add(partition)
+                if task.position != start:
+                    raise _AnotherQueryError("set aside")
                 began = time.monotonic()
                 if gathered or began > reads_from:
                     failures.reset()
@@ -231,6 +226,22 @@ class TaskRunner:
                     looked_at = time.monotonic()
                 if began > retry_at:
                     retry_at = time.monotonic() + self._try_again(task, interrupted)
+
+    def _skip(self, task: Task) -> list[int]:
+        """Moves the position past records that are left out, since a query may fail or stall at them.
+
+        Returns:
+            The offsets from the new position on that are left out.
+        """
+        if not (left_out := task.left_out()):
+            return left_out
+        start, limit = task.position, task.limit
+        end = next((at for at, offset in enumerate(left_out, start) if at != offset), start + len(left_out))
+        end = end if limit is None else min(end, limit)
+        if end <= start:
+            return left_out
+        task.process(TaskBatch(start, end, left_out=frozenset(left_out)))
+        return left_out[end - start :]
 
     def _most_rows(self) -> int | None:
         """Returns how many events a commit may have; None unless the generation is built at a bounded rate."""

@@ -65,6 +65,7 @@ def test_spark_decodes_the_same_rows_as_the_driver(spark: SparkSession, read_mod
     found = [(single.key, single.update) for single in rows.single_updates(rows.updates)]
     assert repr(found) == repr([(single.key, single.update) for single in expected.single_updates(expected.updates)])
     assert causes(rows) == causes(expected) == ["key-is-not-id"]
+    assert rows.notes["detail"].drop_null().to_pylist() == ["the record's key is not the id of its event"]
 
 
 def test_a_tombstone_is_an_update_if_the_model_declares_it(spark: SparkSession) -> None:

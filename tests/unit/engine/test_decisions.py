@@ -106,6 +106,6 @@ def test_a_decision_behind_another_tasks_open_transaction_is_read(monkeypatch: p
     monkeypatch.setattr(log_reader, "LogReader", Reader)
     topics: Any = Topics()
 
-    known = decisions.closed_letters(load_settings(), topics, [0], 2_000)
+    known = decisions.decided_letters(load_settings(), topics, [0], 2_000)
 
     assert known[0][7].status is Status.DISCARDED

@@ -447,7 +447,7 @@ def context(retries: RetryStage, broker: Broker, decided: Mapping[int, Letter] |
     settings = load_settings(application_id="app", retry_topics=(SOURCE,))
     (of,) = stages_of_retries((), settings)
     topics: Any = broker
-    decisions: Any = SimpleNamespace(closed_letters=lambda *_: {1: decided or {}})
+    decisions: Any = SimpleNamespace(decided_letters=lambda *_: {1: decided or {}})
     unused: Any = None
     return HostedStage(
         settings=settings,

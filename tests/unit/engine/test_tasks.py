@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from balance_service.engine import tasks as module
+from balance_service.engine.progress import Progress
 from balance_service.engine.records import Role
 from balance_service.engine.task import Task, TaskState
 from balance_service.engine.tasks import Tasks
@@ -40,10 +41,6 @@ class Opening:
 
     def task(self, *args: Any) -> Task:
         return _Task(self, *args)
-
-    @property
-    def problem(self) -> str:
-        return ""
 
     def check_resumption(self, _partition: int, _interrupted: threading.Event) -> None:
         """Lets every waiting task fold again."""
@@ -84,7 +81,7 @@ class _Task(Task):
 
 
 def hosted(name: str = "balance", **parts: Any) -> HostedStage:
-    return cast("HostedStage", SimpleNamespace(name=name, joined=None, **parts))
+    return cast("HostedStage", SimpleNamespace(name=name, joined=None, progress=Progress(), **parts))
 
 
 @pytest.fixture

@@ -7,13 +7,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from balance_service.cluster.directory import PublishedTask, ServerTable
+from balance_service.engine.progress import Progress, Seen
 from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapshot
 from balance_service.engine.task import ANSWERING, TaskState
+from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
 from balance_service.hosting.engine import Patience
 from balance_service.hosting.instance import Instance
 from balance_service.kafka.topics import Watermarks
 from balance_service.process.runtime import elapsed
+from tests.support.fakes import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
 
 HALTED = "activity_0 is HALTED: its fold failed"
 FAILED = "org.apache.spark.SparkException: Job aborted. At 10.1.2.3"
-ENDED = "a partition is not folded: its query has ended and is started again; /api/status and the log say why"
+ENDED = "balance_0 is not folded: its query has ended and is started again; /api/status and the log say why"
+SINCE = "partition 0 has been at position 90 since 2026-01-01T00:00:00Z, and is 10 records behind"
+SINCE_MS = 1_767_225_600_000
 
 
 def stage(
@@ -34,29 +39,35 @@ def stage(
     unlooked: str = "",
     misplaced: str = "",
     letters: Mapping[str, int] | None = None,
+    still_seconds: float = 0,
 ) -> Any:
     answers = TaskState(state) in ANSWERING
+    clock = Clock()
+    progress = Progress(clock, lambda: SINCE_MS)
+    progress.look({0: Seen(90, 10, restores=False)})
+    if failed:
+        progress.failed(0, 90, failed)
+    clock.now += still_seconds
     task = TaskSnapshot(
         TaskId(model, 0), Role.ACTIVE, state, 1, 90, reason, 0, 0, None, StoreSizes(), answers, letters or {}
     )
     watermarks = Watermarks(lambda: {0: 100}, elapsed)
     watermarks.refresh()
-    return SimpleNamespace(
+    hosted: Any = SimpleNamespace(
         name=model,
-        hosted=SimpleNamespace(
-            name=model,
-            stage=SimpleNamespace(owner=model),
-            is_last=True,
-            source=SimpleNamespace(name=model, partitions=1),
-            misplaced=misplaced,
-            watermarks=watermarks,
-            folds=None,
-        ),
-        snapshots=lambda: [task],
-        query_problem=failed,
-        source_problem=unlooked,
-        problems=[problem for problem in (failed, unlooked) if problem],
+        stage=SimpleNamespace(owner=model),
+        is_last=True,
+        source=SimpleNamespace(name=model, partitions=1),
+        misplaced=misplaced,
+        watermarks=watermarks,
+        folds=None,
+        progress=progress,
     )
+    tasks = Tasks(hosted, SimpleNamespace(), lambda: None)
+    one: Any = SimpleNamespace(task_id=task.task_id, snapshot=lambda: task)
+    tasks.all = lambda: [one]  # type: ignore[method-assign]
+    tasks.source_problem = unlooked
+    return tasks
 
 
 def running(*stages: Any, shared: str = "", has_begun: bool = True) -> Instance:
@@ -158,7 +169,33 @@ def test_readiness_hides_sparks_messages_and_the_status_shows_them() -> None:
     instance = running(stage("balance", failed=FAILED))
 
     assert instance.unready() == instance.problems() == [ENDED]
-    assert instance.status()["problems"] == [f"balance: {FAILED}"]
+    assert instance.status()["problems"] == [f"balance: balance_0 is not folded: {FAILED}"]
+
+
+def test_a_task_that_stands_still_for_a_minute_is_a_problem_of_an_instance_that_stays_ready() -> None:
+    moves, stands = running(stage("balance", still_seconds=59)), running(stage("balance", still_seconds=60))
+    told = f"balance_0 stands still: {SINCE}"
+
+    assert (moves.unready(), moves.problems(), moves.status()["problems"]) == ([], [], [])
+    assert stands.unready() == []
+    assert stands.problems() == [f"{told}: /api/status and the log say why, if an error is the reason"]
+    assert stands.status()["problems"] == [f"balance: {told}"]
+    assert [task["reason"] for task in stands.status()["tasks"]] == [told]
+
+
+def test_a_task_that_stands_still_names_the_last_error_in_the_status_alone() -> None:
+    instance = running(stage("balance", failed=FAILED, still_seconds=60), stage("activity"))
+
+    assert instance.status()["problems"] == [f"balance: balance_0 stands still: {SINCE}: {FAILED}"]
+    assert FAILED not in str(instance.problems())
+
+
+def test_a_task_that_waits_for_a_minute_is_a_problem_with_the_reason_of_its_wait() -> None:
+    instance = running(stage("balance", "WAITING", "make room", still_seconds=60))
+
+    assert instance.problems() == ["balance_0 is WAITING: make room"]
+    assert instance.status()["problems"] == [f"balance: balance_0 stands still: {SINCE}: make room"]
+    assert instance.status()["tasks"][0]["reason"] == "make room"
 
 
 def test_an_instance_with_a_waiting_task_stays_ready_and_reports_the_reason() -> None:

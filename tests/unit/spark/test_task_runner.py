@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from balance_service.engine.commit import Committed
+from balance_service.engine.progress import Progress
 from balance_service.engine.records import TaskId
 from balance_service.engine.siblings import Siblings
 from balance_service.engine.task import TaskState
@@ -61,6 +62,7 @@ def runner(
         state_directory=SimpleNamespace(scratch=jvm_scratch()),
         joined=None,
         siblings=Siblings(lambda: now),
+        progress=Progress(),
     )
     return TaskRunner(hosted, parts, session or spark(), self_test or parts, Slots(2), parts)
 

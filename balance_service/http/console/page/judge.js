@@ -4,6 +4,7 @@
 const HALTED = { rank: 6, kind: "bad", word: "HALTED", section: "BalanceTaskHalted" };
 const UNOWNED = { rank: 5, kind: "bad", word: "no owner", section: "BalancePartitionUnanswered" };
 const RESTORING = { rank: 4, kind: "bad", word: "RESTORING", section: "BalanceRestoring" };
+const STANDS = { rank: 4, kind: "bad", word: "stands still", section: "BalanceFoldingStopped" };
 const WAITING = { rank: 3, kind: "warn", word: "WAITING", section: "BalanceTaskWaiting" };
 const STOPPED = { rank: 3, kind: "warn", word: "not folded", section: "BalanceStreamFailing" };
 const LAGS = { rank: 2, kind: "warn", word: "behind", section: "BalanceLagGrowing" };
@@ -58,9 +59,13 @@ function partitionOf(id, tasks, problems) {
   const owner = ownerOf(tasks);
   const at = id.lastIndexOf("_");
   const found = { id, stage: id.slice(0, at), partition: Number(id.slice(at + 1)), owner, tasks };
-  const problem = problems.find((one) => one.startsWith(`${found.stage}: `))?.slice(found.stage.length + 2) ?? "";
+  const ofStage = problems.filter((one) => one.startsWith(`${found.stage}: `)).map((one) => one.slice(found.stage.length + 2));
+  // A problem that names a task is not one of the other partitions.
+  const problem = ofStage.find((one) => one.startsWith(`${id} `) || !one.startsWith(`${found.stage}_`)) ?? "";
   let verdict = owner ? JUDGED[owner.state] : UNOWNED;
   let reason = owner?.reason ?? "no instance folds it or answers for it";
+  // A task that runs has a reason only if it stands still.
+  if (verdict === SERVES && reason) verdict = STANDS;
   if (verdict === SERVES && problem) [verdict, reason] = [STOPPED, problem];
   if (verdict === SERVES && owner.lagSeconds >= LAG_SECONDS) [verdict, reason] = [LAGS, ""];
   return { ...found, verdict, reason };
@@ -109,7 +114,7 @@ function generationOf({ name, generation, status }, partitions) {
     status: status ?? "",
     partitions: partitions.map((one) => ({ ...one, status: status ?? "" })),
     // It restores and lags without harm to answers.
-    problems: partitions.filter((one) => [HALTED, WAITING, STOPPED].includes(one.verdict)),
+    problems: partitions.filter((one) => [HALTED, STANDS, WAITING, STOPPED].includes(one.verdict)),
     lag,
     part: applied(position, lag),
   };
