@@ -33,7 +33,7 @@ def expanded(schema: Any) -> Any:
 
 
 def contracted(schema: Any) -> Any:
-    """Returns the Avro of a schema or a part of one: a type is a name wherever it was defined before.
+    """Returns the Avro of a schema or a part of one: a type is defined at its first use, and a name at the others.
 
     Leaves a schema unchanged that defines each type once.
     """

@@ -1,4 +1,4 @@
-"""The number of the rules by which records are decoded, and the schemas whose records a newer number reads otherwise.
+"""The decoder's rules have a number. Under some schemas, records had other values by lower numbers.
 
 Each generation of a read model has the number that it began under. Its states may have values of that number for events
 below a position, and those of today's for later events.
@@ -33,12 +33,14 @@ def rules_of(text: str, wanted: Mapping[str, Schema]) -> int:
         text: `WriterSchema.text`.
         wanted: the reader's records by full name, each with named types in full at each use.
     """
+    if not is_time_by_name(text):
+        return 1
     try:
-        written = expanded(json.loads(text)) if is_time_by_name(text) else None
-    except (ValueError, RecursionError):
-        # Nobody can say, so it may be.
-        return 2
-    return 2 if any(_differs(schema, written) for schema in wanted.values()) else 1
+        written = expanded(json.loads(text))
+        return 2 if any(_differs(schema, written) for schema in wanted.values()) else 1
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        # It is no valid Avro, or one of very many types.
+        return 1
 
 
 def _differs(wanted: Any, written: Any) -> bool:

@@ -138,7 +138,7 @@ class RunningSum(StandardFold):
 
     def acceleration(self, field: str, state: Schema, codec: AvroCodec) -> Addition | None:
         (_, text), (last, number) = fields_of(state).items()
-        fits = simple_name(text) == "string" and last == field and simple_name(number) == "decimal"
+        fits = simple_name(text) == "string" and last == field and _is_decimal_of_bytes(number)
         return Addition(field, number.get("scale", 0), codec.schema_id) if fits else None
 
 
@@ -276,6 +276,11 @@ def _extreme(is_further: Callable[[Any, Any], bool], *, is_double: bool) -> Call
 
 def _is_ranked(value: Any) -> bool:
     return value is not None and not (isinstance(value, float) and math.isnan(value))
+
+
+def _is_decimal_of_bytes(kind: Any) -> bool:
+    # The number of a `fixed` has another encoding.
+    return simple_name(kind) == "decimal" and kind["type"] == "bytes"
 
 
 def _unordered(written: Any) -> str:

@@ -65,5 +65,17 @@ def test_a_column_that_is_not_read_needs_no_newer_rules() -> None:
     assert rules(record(MILLIS, "Other"), logical("timestamp-micros")) == 1
 
 
-def test_a_schema_that_is_no_avro_needs_no_newer_rules() -> None:
-    assert rules_of('syntax = "proto3";', {}) == 1
+@pytest.mark.parametrize(
+    "text",
+    [
+        'syntax = "proto3"; // io.debezium.time.Timestamp',
+        '{"type": "record", "name": "R", "fields": [{"name": "io.debezium.time.Timestamp"}]}',
+        '{"type": "record", "name": "R", "fields": "io.debezium.time."}',
+        "[" * 5_000 + '"io.debezium.time."' + "]" * 5_000,
+    ],
+    ids=["no JSON", "no type", "no fields", "too deep"],
+)
+def test_a_schema_that_cannot_be_used_needs_no_newer_rules(text: str) -> None:
+    schema = record(logical("timestamp-micros"))
+
+    assert rules_of(text, {full_name(schema): schema}) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.kafka.partitioner import partition_of, partitions_of
+from balance_service.model.folds import RunningSum
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
 from tests.support.fakes import FakeRegistry
@@ -158,3 +160,11 @@ def test_old_and_new_keys_are_added_together() -> None:
 
 def test_a_read_model_with_other_folds_has_no_acceleration() -> None:
     assert Activity().acceleration(CODEC) is None
+
+
+def test_amounts_of_a_fixed_size_are_left_to_the_fold() -> None:
+    state = copy.deepcopy(load_schema("BalanceState"))
+    amount = state["fields"][1]["type"]
+    state["fields"][1]["type"] = {**amount, "type": "fixed", "name": "Money", "size": 16}
+
+    assert RunningSum("FundsAdded.amount").acceleration("amount", state, AvroCodec(REGISTRY, "s", state)) is None

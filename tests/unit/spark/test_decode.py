@@ -50,6 +50,20 @@ def test_a_users_version_of_a_shipped_schema_is_not_registered() -> None:
     assert resolved(changed) == ([], {7})
 
 
+def test_a_decoder_knows_the_schemas_whose_records_had_other_values_by_older_rules() -> None:
+    spark, stage, registry = MagicMock(), Balance().stages[-1], FakeRegistry()
+    spark._jvm.parts.code.balance.Resolving.return_value.tell.return_value = None
+    funds = load_schema("FundsAdded")
+    at = {"type": "long", "connect.name": "io.debezium.time.MicroTimestamp"}
+    fields = [{**field, "type": at} if field["name"] == "occurredOn" else field for field in funds["fields"]]
+    ids = [registry.register("balance", schema) for schema in (funds, {**funds, "fields": fields})]
+    decoder = Decoder(spark, Balance(), stage, registry)
+
+    decoder.resolve(ids)
+
+    assert decoder.rules == {ids[1]: 2}
+
+
 def test_an_error_of_the_jvm_is_no_verdict_about_a_schema() -> None:
     spark, stage, registry = MagicMock(), Balance().stages[-1], FakeRegistry()
     tell = spark._jvm.parts.code.balance.Resolving.return_value.tell
