@@ -75,12 +75,14 @@ def cause_column(read_model: ReadModel, stage: Stage) -> Column:
 
 def detail_column(read_model: ReadModel, stage: Stage, cause: Column) -> Column:
     """Returns what is wrong with the key of an event that has one of the causes of `cause_column`; null for others."""
-    key, by = read_model.key, stage.by
-    reserved = F.when(cause == "key-reserved", "the key begins with 0xFF")
-    if by is None:
-        return reserved.when(cause == f"key-is-not-{_words(key)}", f"the record's key is not the {key} of its event")
-    too_long = f"{by} is not UTF-8, or has more than {MAX_KEY_BYTES:,} bytes"
-    return reserved.when(cause == "field-null", f"{by} is null").when(cause == f"{_words(by)}-malformed", too_long)
+    detail = F.when(cause == "key-reserved", "the key begins with 0xFF")
+    if (by := stage.by) is not None:
+        malformed = f"{by} is not UTF-8, or has more than {MAX_KEY_BYTES:,} bytes"
+        return detail.when(cause == "field-null", f"{by} is null").when(cause == f"{_words(by)}-malformed", malformed)
+    if not read_model.has_states():
+        return detail
+    key = read_model.key
+    return detail.when(cause == f"key-is-not-{_words(key)}", f"the record's key is not the {key} of its event")
 
 
 def read_schemas(read_model: ReadModel, stage: Stage) -> list[Schema]:

@@ -16,7 +16,7 @@ from tests.support.service import application, new_instance, on, running, wait_u
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from playwright.sync_api import Browser, Locator
@@ -304,12 +304,18 @@ def test_the_differences_of_a_corrected_fold_are_shown_and_confirmed_before_the_
         assert view.unexpected(503) == []
 
 
-def judged(view: View, generations: dict[str, str], tasks: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
+def judged(
+    view: View,
+    generations: dict[str, str],
+    tasks: Mapping[str, Mapping[str, object]],
+    problems: Sequence[str] = (),
+) -> dict[str, object]:
     """What the page makes of a status with the only partition of a read model `m`.
 
     Args:
         generations: the status of each one, by its name.
         tasks: what is not as usual of its owners, by stage.
+        problems: those of the instance.
     """
     usual = {
         "partition": 0,
@@ -338,7 +344,7 @@ def judged(view: View, generations: dict[str, str], tasks: Mapping[str, Mapping[
         ],
         "tasks": [{**usual, "task": f"{stage}_0", "readModel": stage, **task} for stage, task in tasks.items()],
         "unhosted": [],
-        "problems": [],
+        "problems": [*problems],
         "endsAgeSeconds": 0,
         "applicationServers": [server],
     }
@@ -390,4 +396,16 @@ def test_a_read_model_is_judged_by_the_generation_that_serves_and_by_its_earlier
     earlier = {"task": "m-by-x_0", "readModel": "m", "lag": 2}
     found = judged(view, {"m.g2": "serving"}, {"m.g2": {"lag": 5}, "m-by-x": earlier})
     assert (found["models"], found["others"]) == ([["m", "m.g2", 7]], [])
+    assert found["needs"] == ["ok", "The read model serves; no dead letter needs you."]
+
+
+def test_a_partition_that_stands_still_is_red_and_a_failed_query_of_another_partition_is_not_its_problem(
+    view: View,
+) -> None:
+    told = "m_0 stands still: partition 0 has been at position 5 since 2026-01-01T00:00:00Z, and is 7 records behind"
+    found = judged(view, {"m": "serving"}, {"m": {"lag": 7, "reason": told}}, [f"m: {told}"])
+    assert found["needs"] == ["bad", "The read model serves, but:"]
+    assert found["told"] == [f"At b:1, {told}. runbook"]
+
+    found = judged(view, {"m": "serving"}, {"m": {}}, ["m: m_1 is not folded: its query failed"])
     assert found["needs"] == ["ok", "The read model serves; no dead letter needs you."]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import struct
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -299,6 +301,41 @@ def test_a_command_fails_if_its_decision_is_refused_for_every_letter(
     assert_refused(run(instance, "redrive", garbage, "--reason", "x"), 1, garbage, "never goes away: discard it")
     assert run(instance, "discard", garbage, "--reason", "x").code == 0
     assert_refused(run(instance, "discard", garbage, "--reason", "x"), 1, garbage, "it is discarded already")
+
+
+@pytest.mark.shows("stands-still", "decision")
+def test_the_record_that_a_partition_stands_still_at_is_set_aside_by_any_instance(
+    stack: LocalStack, pair: Pair, poison: PoisonWriter
+) -> None:
+    customer, stuck = customer_in(0), customer_in(0)
+    (other,) = (instance for instance in pair if owned(instance) != {0})
+    behind, unread = poison.frame(customer, "1.00"), poison.unknown_id()
+    stack.registry.stop()
+    try:
+        letter_id = poison.put(stuck, struct.pack(">bI", 0, unread) + b"body")
+        _, partition, offset = list_order(letter_id)
+        poison.put(customer, behind)
+        status = partial(run_command, other.environment, "status")
+        eventually(lambda: "WAITING" in status().stdout, lambda: status().stdout)
+
+        late = run(other, "set-aside", "balance", "0", str(offset + 1), "--reason", "x")
+        assert_refused(late, 1, f"balance/0:{offset + 1}: the task's position is ", f"next record has offset {offset}")
+        nowhere = run(other, "set-aside", "balance", str(PARTITIONS), "0", "--reason", "x")
+        assert_refused(nowhere, 1, f"balance/{PARTITIONS}:0: its topic has no such partition")
+
+        done = run(other, "set-aside", "balance", str(partition), str(offset), "--reason", "no registry")
+        assert (done.code, done.stdout) == (0, f"{letter_id} is a dead letter now: redrive or discard it later\n")
+        _wait_for_balance(other, customer, "1.00")
+    finally:
+        stack.registry.start()
+    found = letter(other, letter_id)
+    assert (found["cause"], found["status"], found["key"]) == ("set-aside", "waiting", stuck)
+    assert found["detail"] == "127.0.0.1 set it aside: no registry"
+    (decision,) = poison.decisions(letter_id)
+    assert (decision["decision"], decision["cause"], decision["reason"]) == ("setAside", "set-aside", "no registry")
+    again = run(other, "set-aside", "balance", str(partition), str(offset), "--reason", "x")
+    assert_refused(again, 1, f"{letter_id}: it is a dead letter already: redrive or discard it")
+    assert run(other, "discard", letter_id, "--reason", "the test is over").code == 0
 
 
 @pytest.mark.parametrize(

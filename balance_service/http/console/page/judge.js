@@ -172,6 +172,9 @@ function modelOf({ name: stage, model: name, standbyReplicas, isHosted }, partit
 // Whether queries for a partition are answered.
 export const hasAnswer = ({ owner }) => owner !== null && ["RUNNING", "WAITING"].includes(owner.state);
 
+// Its answers are outdated, and become more so.
+export const standsStill = ({ verdict }) => verdict === STANDS;
+
 // A figure of all partitions; null if it is unknown of one.
 function known(partitions, of, combined) {
   const values = partitions.map((one) => (one.owner ? of(one.owner) : null));

@@ -2,14 +2,14 @@
 
 import { byId, consoleLink, h, show } from "./dom.js";
 import { absolute, duration, mark, plural } from "./format.js";
-import { hasAnswer, modelsOf } from "./judge.js";
+import { hasAnswer, modelsOf, standsStill } from "./judge.js";
 import { live, setPaused } from "./live.js";
 import { runbookLink } from "./runbook.js";
 import { linkTo } from "./url.js";
 
 const MOST_NAMES = 8;
 const MOST_ITEMS = 8;
-const OF_A_TASK = /^\S+_\d+ is [A-Z]+/;
+const OF_A_TASK = /^\S+_\d+ (is|stands) /;
 const STARTING = /^this instance is starting(: )?/;
 
 export function start() {
@@ -100,7 +100,7 @@ const readyLink = (name, generation) =>
   h("a", { href: linkTo({ at: "generations", generationsModel: name }) }, `Generation ${generation} of ${name} is ready and needs you: switch to it, or drop it`);
 
 function kindOf(models, items) {
-  if (models.some((model) => !model.answers)) return "bad";
+  if (models.some((model) => !model.answers || model.partitions.some(standsStill))) return "bad";
   return items.length ? "warn" : "ok";
 }
 
@@ -130,6 +130,8 @@ export function saidOf({ stage, partition, verdict, owner, reason }) {
   const where = `${stage}_${partition}`;
   if (!owner) return `${where} has no owner: ${reason}.`;
   const left = owner.secondsLeft === null ? "" : `, about ${duration(owner.secondsLeft)} left`;
+  // The reason names the task.
+  if (standsStill({ verdict })) return `At ${owner.server.applicationServer}, ${reason}.`;
   if (verdict.word === "behind") return `${where} is ${duration(owner.lagSeconds)} behind.`;
   return `${where} at ${owner.server.applicationServer} is ${verdict.word}${left}${reason ? `: ${reason}` : ""}.`;
 }
