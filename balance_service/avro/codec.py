@@ -152,6 +152,8 @@ class AvroReader:
         if registered is None:
             message = f"a record names schema {schema_id}, which the registry does not know"
             raise PoisonRecordError("schema-id-unknown", message)
+        if registered.problem:
+            raise PoisonRecordError(registered.cause, f"schema {schema_id} {registered.problem}")
         try:
             writer = parsed_of_writer(registered.text)
         except Exception as error:  # fastavro raises errors of many types
@@ -251,6 +253,8 @@ class FrameReader:
         schema_id, body = self._opened(frame)
         if schema_id not in self._parsed and schema_id not in self._unsafe:
             writer = self._writer(schema_id)
+            if writer.problem:
+                raise UndecodableError(f"schema {schema_id} {writer.problem}")
             try:
                 self._parsed[schema_id] = parsed_of_writer(writer.text)
             except Exception as error:  # fastavro raises errors of many types
