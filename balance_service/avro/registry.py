@@ -29,14 +29,14 @@ from balance_service.avro.writer_schema import (
     WriterSchema,
     definitions_of,
     parsed_schema,
-    self_contained,
+    with_definitions,
 )
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.settings.network import environment_proxies
 from balance_service.settings.settings import without_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from balance_service.avro.schemas import Schema
@@ -327,17 +327,18 @@ class SchemaRegistry:
         Raises:
             RetriableError: the registry does not answer, or does not let this user read.
         """
-        return {name: self_contained(*found) for name, found in self._records_of(topic).items()}
+        found = {name: _completed(*record) for name, record in self._records_of(topic).items()}
+        return {name: schema for name, schema in found.items() if schema is not None}
 
-    def _records_of(self, topic: str) -> dict[str, tuple[Schema, Collection[Schema]]]:
-        """Simple name → record, and the records that it may name."""
-        found: dict[str, tuple[Schema, Collection[Schema]]] = {}
+    def _records_of(self, topic: str) -> dict[str, tuple[str, Mapping[str, Schema]]]:
+        """Simple name of each record → its full name, and those that its schema defines beside it."""
+        found: dict[str, tuple[str, Mapping[str, Schema]]] = {}
         for subject in self._subjects():
             if subject == f"{topic}{_VALUE}" or (subject.startswith(f"{topic}-") and not subject.endswith(_KEY)):
                 records = self._newest(subject)
                 for name, schema in records.items():
                     if subject in (f"{topic}{_VALUE}", subject_of(topic, schema)):
-                        found[name.rpartition(".")[2]] = schema, records.values()
+                        found[name.rpartition(".")[2]] = name, records
         return found
 
     def newest(self, topic: str, record: str) -> Schema | None:
@@ -350,12 +351,12 @@ class SchemaRegistry:
             RetriableError: the registry does not answer, or does not let this user read.
         """
         if (found := self._records_of(topic).get(record)) is not None:
-            return self_contained(*found)  # type: ignore[no-any-return]
+            return _completed(*found)
         for subject in self._subjects():
             if subject.rpartition(".")[2] == record:
                 records = self._newest(subject)
                 if subject in records:
-                    return self_contained(records[subject], records.values())  # type: ignore[no-any-return]
+                    return _completed(subject, records)
         return None
 
     def recorded(self, subject: str, propose: Callable[[], Schema | None]) -> Schema | None:
@@ -497,6 +498,17 @@ def _what_it_does(error: Exception) -> str:
             return f"answers with success, but without what was asked for; {_IN_ITS_PLACE}"
         case _:
             return f"does not answer: {reason}"
+
+
+def _completed(name: str, records: Mapping[str, Schema]) -> Schema | None:
+    """A record with the definitions that it takes from others of its schema; None if it cannot be read then."""
+    if len(records) == 1:
+        return records[name]
+    try:
+        return with_definitions(records[name], records.values())  # type: ignore[no-any-return]
+    except UnusableSchemaError as error:
+        log.warning("a schema cannot be used", record=name, reason=f"the schema {error}")
+        return None
 
 
 def _version_path(subject: str, version: int | str) -> str:

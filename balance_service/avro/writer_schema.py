@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from balance_service.avro.number_reader import long_at
 from balance_service.avro.schemas import full_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from balance_service.avro.schemas import Schema
 
@@ -106,12 +107,24 @@ def parsed_schema(text: str, referenced: Sequence[str] = ()) -> Any:
     Raises:
         UnusableSchemaError: it cannot be read.
     """
-    try:
+    with _reading():
         schema, *others = map(json.loads, (text, *referenced))
         _check_levels(schema, *others)
-        if others:
-            schema = self_contained(schema, others)
-            _check_levels(schema)
+    return with_definitions(schema, others) if others else schema
+
+
+def with_definitions(schema: Any, others: Collection[Any]) -> Any:
+    """Returns as `self_contained`. Raises UnusableSchemaError if the schema cannot be read then."""
+    with _reading():
+        schema = self_contained(schema, others)
+        _check_levels(schema)
+    return schema
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
@@ -119,7 +132,6 @@ def parsed_schema(text: str, referenced: Sequence[str] = ()) -> Any:
     # Some that are no Avro are found here, others by whatever reads the schema.
     except (TypeError, LookupError, AttributeError) as error:
         raise UnusableSchemaError(f"is not valid Avro: {error!r}") from None
-    return schema
 
 
 def _check_levels(*schemas: Any) -> None:
