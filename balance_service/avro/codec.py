@@ -189,6 +189,8 @@ class AvroReader:
         if registered is None:
             message = f"a record names schema {schema_id}, which the registry does not know"
             raise PoisonRecordError("schema-id-unknown", message)
+        if registered.problem:
+            raise PoisonRecordError(registered.cause, f"schema {schema_id} {registered.problem}")
         try:
             writer = UntrustedSchema(registered.text)
             wanted = resolvable(self._wanted, writer.parsed)
@@ -290,6 +292,8 @@ class FrameReader:
         schema_id, body = self._opened(frame)
         if schema_id not in self._parsed and schema_id not in self._unsafe:
             writer = self._writer(schema_id)
+            if writer.problem:
+                raise UndecodableError(f"schema {schema_id} {writer.problem}")
             try:
                 self._parsed[schema_id] = UntrustedSchema(writer.text)
             except Exception as error:  # fastavro raises errors of many types

@@ -1,28 +1,42 @@
 """Client of the schema registry: ids of the schemas that the service writes, schemas of the ids that it reads.
 
-Any thread may call it. The client caches the registry's answers.
+Any thread may call it. Schemas that were read are kept, because they never change.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import structlog
 from confluent_kafka.schema_registry import Schema as RegistrySchema
 from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistryError
 
-from balance_service.avro.schemas import full_name, subject_of
-from balance_service.avro.writer_schema import WriterSchema, self_contained
+from balance_service.avro.bounded_answers import (
+    MOST_BYTES,
+    AnswerTooLargeError,
+    AnswerTooSlowError,
+    bound_answers,
+)
+from balance_service.avro.schemas import subject_of
+from balance_service.avro.writer_schema import (
+    UnusableSchemaError,
+    WriterSchema,
+    definitions_of,
+    parsed_schema,
+    with_definitions,
+)
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.settings.network import environment_proxies
 from balance_service.settings.settings import without_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from balance_service.avro.schemas import Schema
@@ -40,14 +54,46 @@ _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 _SHOWN_CHARACTERS = 60
 # An instance that starts asks for each. It learns an older one from its first record, which costs more.
 _MOST_VERSIONS = 200
-_REQUESTS_AT_ONCE = 4
+_REQUESTS_AT_ONCE = 16
+_UNKNOWN_SECONDS = 3.0
+_MOST_UNKNOWN = 10_000
+_MOST_REFERENCES = 1_000
+_AVRO = "AVRO"
 _IN_ITS_PLACE = "check BALANCE_SCHEMA_REGISTRY_URL, and proxies or gateways that answer in its place"
 
 log = structlog.get_logger(__name__)
 
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+
 
 class _NoSchemaError(Exception):
     """The answer to a request for a schema has none."""
+
+
+class _Registered(NamedTuple):
+    """A schema as the registry has it."""
+
+    text: str
+    schema_type: str
+    references: tuple[tuple[str, int], ...]
+    """Subject and version of each schema that it refers to."""
+
+    @classmethod
+    def of(cls, answer: Any) -> _Registered:
+        if not isinstance(text := answer.get("schema"), str) or not text:
+            raise _NoSchemaError
+        references = [(str(one["subject"]), int(one["version"])) for one in answer.get("references") or ()]
+        return cls(text, answer.get("schemaType") or _AVRO, tuple(references))
+
+
+def ask_together(ask: Callable[[Asked], Answer], about: Collection[Asked]) -> Iterator[Answer]:
+    """Asks the registry several questions at once; yields the answers in order.
+
+    Raises the first error; what was not asked until then is not.
+    """
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "registry") as pool:
+        yield from pool.map(ask, about)
 
 
 class SchemaRegistry:
@@ -85,10 +131,17 @@ class SchemaRegistry:
             config["ssl.ca.location"] = str(ca_file)
         self._ids: dict[str, int] = {}
         """GUID → id."""
-        self._listed: dict[int, RegistrySchema] = {}
+        self._listed: dict[tuple[str, int], int] = {}
+        """Subject and version → id."""
+        self._texts: dict[int, _Registered] = {}
         """Id → schema, until it is first requested."""
+        self._writers: dict[int, WriterSchema] = {}
+        self._references: dict[tuple[str, int], _Registered] = {}
+        self._unknown: dict[int | str, float] = {}
+        """Id or GUID that the registry does not know → when it is asked again."""
         with environment_proxies():
             self.client = SchemaRegistryClient(config)
+        bound_answers(self.client._rest_client.session)
 
     @classmethod
     def from_settings(cls, settings: Settings) -> SchemaRegistry:
@@ -136,52 +189,99 @@ class SchemaRegistry:
                 ) from error
 
     def writer_schema(self, schema_id: int) -> WriterSchema | None:
-        """The schema with an id; None if the registry does not know the id, or a schema that this one refers to."""
-        with self._request():
-            try:
-                registered = self._listed.pop(schema_id, None) or self.client.get_schema(schema_id)
-            except SchemaRegistryError as error:
-                # Not every 404: a wrong path, or a proxy, must not turn events into dead letters.
-                if error.error_code == _SCHEMA_NOT_FOUND:
-                    return None
-                raise
-            if not _is_avro(registered):
-                return WriterSchema(_text(registered), ())
-            schema = self._complete(registered)
-        return None if schema is None else WriterSchema.of(schema)
+        """The schema with an id, or why no value under it can be read.
+
+        None if the registry does not know the id, or a schema that this one refers to. That is remembered for some
+        seconds, or until `ask_anew`.
+        """
+        if (writer := self._writers.get(schema_id)) is None and not self._is_unknown(schema_id):
+            with self._request():
+                writer = self._writer_schema(schema_id)
+            if writer is None:
+                self._remember_unknown(schema_id)
+            else:
+                self._writers[schema_id] = writer
+        return writer
+
+    def _writer_schema(self, schema_id: int) -> WriterSchema | None:
+        try:
+            registered = self._texts.pop(schema_id, None) or self._with_id(schema_id)
+            if registered is None:
+                return None
+            if registered.schema_type != _AVRO:
+                return WriterSchema.of_another_format(registered.schema_type, registered.text)
+            referenced = self._referenced(registered)
+        except UnusableSchemaError as error:
+            return WriterSchema.unusable(str(error))
+        return None if referenced is None else WriterSchema.of_avro(registered.text, referenced)
+
+    def _with_id(self, schema_id: int) -> _Registered | None:
+        try:
+            return self._registered(f"schemas/ids/{schema_id}")
+        except SchemaRegistryError as error:
+            # Not every 404: a wrong path, or a proxy, must not turn events into dead letters.
+            if error.error_code == _SCHEMA_NOT_FOUND:
+                return None
+            raise
+
+    def _registered(self, path: str, **query: Any) -> _Registered:
+        return _Registered.of(self._answer(path, **query))
+
+    def _answer(self, path: str, **query: Any) -> Any:
+        """The answer to a request for a schema. The client's methods would also read what does not concern Avro."""
+        try:
+            return self.client._rest_client.get(path, query)
+        except AnswerTooLargeError as error:
+            if error.may_hold_schema:
+                raise _too_large() from None
+            raise
+
+    def ask_anew(self) -> None:
+        """Forgets which ids and GUIDs the registry did not know."""
+        self._unknown.clear()
+
+    def _is_unknown(self, asked: int | str) -> bool:
+        return time.monotonic() < self._unknown.get(asked, 0.0)
+
+    def _remember_unknown(self, asked: int | str) -> None:
+        if len(self._unknown) >= _MOST_UNKNOWN:
+            self._unknown.clear()
+        self._unknown[asked] = time.monotonic() + _UNKNOWN_SECONDS
 
     def id_of(self, guid: str) -> int | None:
-        """The id of the schema with a GUID; None if the registry does not know the GUID, or has no GUIDs."""
+        """The id of the schema with a GUID; None if the registry does not know the GUID, or has no GUIDs.
+
+        That it does not is remembered for some seconds, or until `ask_anew`.
+        """
         if guid in self._ids:
             return self._ids[guid]
+        if self._is_unknown(guid):
+            return None
         with self._request():
-            try:
-                schema = self.client.get_schema_by_guid(guid)
-                # The client has no method for this request.
-                places = self.client._rest_client.get(f"schemas/guids/{guid}/ids")
-            except SchemaRegistryError as error:
-                if error.error_code == _SCHEMA_NOT_FOUND:
-                    return None
-                if error.http_status_code == _NOT_FOUND:
-                    # A registry without GUIDs answers so, but also a proxy, which does not answer this.
-                    self.client.get_schema_types()
-                    return None
-                raise
-            for schema_id in (int(place["id"]) for place in places):
-                # An id of another context than the URL's may be that of another schema here.
-                if self._has(schema_id, schema):
-                    self._ids[guid] = schema_id
-                    return schema_id
-        return None
+            schema_id = self._id_of(guid)
+        if schema_id is None:
+            self._remember_unknown(guid)
+        else:
+            self._ids[guid] = schema_id
+        return schema_id
 
-    def _has(self, schema_id: int, schema: RegistrySchema) -> bool:
+    def _id_of(self, guid: str) -> int | None:
         try:
-            found = self.client.get_schema(schema_id)
+            schema = self._registered(f"schemas/guids/{guid}")
+            places = self._answer(f"schemas/guids/{guid}/ids")
+            # An id of another context than the URL's may be that of another schema here.
+            ids = (int(place["id"]) for place in places)
+            return next((schema_id for schema_id in ids if self._with_id(schema_id) == schema), None)
+        except UnusableSchemaError:
+            return None
         except SchemaRegistryError as error:
             if error.error_code == _SCHEMA_NOT_FOUND:
-                return False
+                return None
+            if error.http_status_code == _NOT_FOUND:
+                # A registry without GUIDs answers so, but also a proxy, which does not answer this.
+                self.client.get_schema_types()
+                return None
             raise
-        return (found.schema_str, found.references) == (_text(schema), schema.references)
 
     def schema_ids(self, topic: str, records: Iterable[str]) -> list[int]:
         """The ids of the newest schemas that producers of a topic use by TopicName or TopicRecordName strategy.
@@ -198,15 +298,28 @@ class SchemaRegistry:
         with self._request():
             try:
                 versions = sorted(self.client.get_versions(subject))[-_MOST_VERSIONS:]
-                with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "registry") as pool:
-                    found = [*pool.map(partial(self.client.get_version, subject), versions)]
             except SchemaRegistryError as error:
                 if _is_refusal(error):
                     return []
                 raise
-        listed = {one.schema_id: one.schema for one in found if one.schema_id is not None}
-        self._listed |= listed
-        return [*listed]
+            found = [*ask_together(partial(self._id_of_version, subject), versions)]
+        return [schema_id for schema_id in found if schema_id is not None]
+
+    def _id_of_version(self, subject: str, version: int) -> int | None:
+        """None if the registry does not answer for this version, which must not delay a start."""
+        if (subject, version) in self._listed:
+            return self._listed[subject, version]
+        try:
+            answer = self._answer(_version_path(subject, version))
+            schema_id, registered = int(answer["id"]), _Registered.of(answer)
+        except Exception as error:  # the HTTP library has its own error types
+            reason = _what_it_does(error)
+            log.warning("a schema is left until a record names it", subject=subject, version=version, reason=reason)
+            return None
+        if schema_id not in self._writers:
+            self._texts[schema_id] = registered
+        self._listed[subject, version] = schema_id
+        return schema_id
 
     def records_of(self, topic: str) -> dict[str, Schema]:
         """The newest record schemas of a topic under TopicRecordName or TopicName strategy, by simple name.
@@ -214,12 +327,18 @@ class SchemaRegistry:
         Raises:
             RetriableError: the registry does not answer, or does not let this user read.
         """
-        found: dict[str, Schema] = {}
+        found = {name: _completed(*record) for name, record in self._records_of(topic).items()}
+        return {name: schema for name, schema in found.items() if schema is not None}
+
+    def _records_of(self, topic: str) -> dict[str, tuple[str, Mapping[str, Schema]]]:
+        """Simple name of each record → its full name, and those that its schema defines beside it."""
+        found: dict[str, tuple[str, Mapping[str, Schema]]] = {}
         for subject in self._subjects():
             if subject == f"{topic}{_VALUE}" or (subject.startswith(f"{topic}-") and not subject.endswith(_KEY)):
-                for schema in self._newest(subject):
+                records = self._newest(subject)
+                for name, schema in records.items():
                     if subject in (f"{topic}{_VALUE}", subject_of(topic, schema)):
-                        found[full_name(schema).rpartition(".")[2]] = schema
+                        found[name.rpartition(".")[2]] = name, records
         return found
 
     def newest(self, topic: str, record: str) -> Schema | None:
@@ -231,13 +350,13 @@ class SchemaRegistry:
         Raises:
             RetriableError: the registry does not answer, or does not let this user read.
         """
-        if (schema := self.records_of(topic).get(record)) is not None:
-            return schema
+        if (found := self._records_of(topic).get(record)) is not None:
+            return _completed(*found)
         for subject in self._subjects():
             if subject.rpartition(".")[2] == record:
-                for schema in self._newest(subject):
-                    if full_name(schema) == subject:
-                        return schema
+                records = self._newest(subject)
+                if subject in records:
+                    return _completed(subject, records)
         return None
 
     def recorded(self, subject: str, propose: Callable[[], Schema | None]) -> Schema | None:
@@ -269,7 +388,7 @@ class SchemaRegistry:
             if not subject.startswith(f"{topic}-"):
                 continue
             # Another topic's name may begin with this one's.
-            if any(subject == subject_of(topic, schema) for schema in self._newest(subject)):
+            if any(subject == subject_of(topic, schema) for schema in self._newest(subject).values()):
                 with self._request():
                     try:
                         self.client.delete_subject(subject)
@@ -285,42 +404,56 @@ class SchemaRegistry:
         with self._request():
             return sorted(self.client.get_subjects())
 
-    def _newest(self, subject: str) -> list[Schema]:
-        """The records of the newest version of a subject: of a union, all of its members."""
+    def _newest(self, subject: str) -> dict[str, Schema]:
+        """The records of the newest version of a subject by full name: of a union, all of its members."""
         with self._request():
-            return self._records(self.client.get_latest_version(subject).schema)
+            return self._definitions(subject, "latest")
 
     def _version(self, subject: str, version: int) -> Schema | None:
         with self._request():
             try:
-                return next(iter(self._records(self.client.get_version(subject, version).schema)), None)
+                return next(iter(self._definitions(subject, version).values()), None)
             except SchemaRegistryError as error:
                 if error.error_code in _SUBJECT_OR_VERSION_NOT_FOUND:
                     return None
                 raise
 
-    def _records(self, registered: RegistrySchema) -> list[Schema]:
-        schema = self._complete(registered) if _is_avro(registered) else None
-        members = schema if isinstance(schema, list) else [schema]
-        # A member of a union may name types that another defines.
-        records = (self_contained(member, members) if len(members) > 1 else member for member in members)
-        return [one for one in records if isinstance(one, dict) and one.get("type") == "record" and "name" in one]
+    def _definitions(self, subject: str, version: int | str) -> dict[str, Schema]:
+        """The records of a version; none if it is not of Avro, or if it cannot be read, which is logged."""
+        try:
+            registered = self._registered(_version_path(subject, version))
+            if registered.schema_type != _AVRO or (referenced := self._referenced(registered)) is None:
+                return {}
+            return definitions_of(parsed_schema(registered.text, referenced))
+        except UnusableSchemaError as error:
+            reason = f"the schema {error}"
+            log.warning("a schema cannot be used", subject=subject, version=version, reason=reason)
+            return {}
 
-    def _complete(self, registered: RegistrySchema) -> Any:
-        """An Avro schema with those that it refers to; None if the registry lacks one of them."""
-        schema = json.loads(_text(registered))
-        referenced: dict[tuple[str, int], Any] = {}
-        if not all(self._add_referenced(referenced, *reference) for reference in _references(registered)):
-            return None
-        return self_contained(schema, referenced.values()) if referenced else schema
+    def _referenced(self, registered: _Registered) -> list[str] | None:
+        """The texts of the schemas that one refers to, and of those that they refer to; None if one is missing."""
+        found: dict[tuple[str, int], _Registered] = {}
+        wanted = {*registered.references}
+        while wanted:
+            if len(found) + len(wanted) > _MOST_REFERENCES:
+                raise UnusableSchemaError(f"refers to more than {_MOST_REFERENCES} others")
+            named = sorted(wanted)
+            for reference, one in zip(named, ask_together(self._reference, named), strict=True):
+                if one is None:
+                    return None
+                found[reference] = one
+            if len(registered.text) + sum(len(one.text) for one in found.values()) > MOST_BYTES:
+                raise _too_large()
+            wanted = {reference for one in found.values() for reference in one.references} - found.keys()
+        return [one.text for one in found.values()]
 
-    def _add_referenced(self, found: dict[tuple[str, int], Any], subject: str, version: int) -> bool:
-        """Adds a schema that another refers to, and those that it refers to; False if the registry lacks one."""
-        if (subject, version) in found:
-            return True
+    def _reference(self, reference: tuple[str, int]) -> _Registered | None:
+        if reference in self._references:
+            return self._references[reference]
+        subject, version = reference
         try:
             # Others may refer to a schema that is deleted, unless that was permanent.
-            registered = self.client.get_version(subject, version, deleted=True).schema
+            registered = self._registered(_version_path(subject, version), deleted=True)
         except SchemaRegistryError as error:
             if error.error_code not in _SUBJECT_OR_VERSION_NOT_FOUND:
                 raise
@@ -329,9 +462,9 @@ class SchemaRegistry:
                 subject=subject,
                 version=version,
             )
-            return False
-        found[subject, version] = json.loads(_text(registered))
-        return all(self._add_referenced(found, *reference) for reference in _references(registered))
+            return None
+        self._references[reference] = registered
+        return registered
 
     @contextmanager
     def _request(self) -> Iterator[None]:
@@ -358,23 +491,29 @@ def _what_it_does(error: Exception) -> str:
         case json.JSONDecodeError():
             said = error.doc.strip()[:_SHOWN_CHARACTERS]
             return f"answers with success, but not with JSON ({said!r}); {_IN_ITS_PLACE}"
+        case AnswerTooLargeError() | AnswerTooSlowError():
+            return f"cannot be used: {reason}; {_IN_ITS_PLACE}"
         # So the client fails at an empty body, and at JSON of another form.
-        case _NoSchemaError() | AttributeError() | TypeError() | LookupError() | ValueError():
+        case _NoSchemaError() | AttributeError() | TypeError() | LookupError() | ValueError() | RecursionError():
             return f"answers with success, but without what was asked for; {_IN_ITS_PLACE}"
         case _:
             return f"does not answer: {reason}"
 
 
-def _text(registered: RegistrySchema) -> str:
-    if not isinstance(text := registered.schema_str, str) or not text:
-        raise _NoSchemaError
-    return text
+def _completed(name: str, records: Mapping[str, Schema]) -> Schema | None:
+    """A record with the definitions that it takes from others of its schema; None if it cannot be read then."""
+    if len(records) == 1:
+        return records[name]
+    try:
+        return with_definitions(records[name], records.values())  # type: ignore[no-any-return]
+    except UnusableSchemaError as error:
+        log.warning("a schema cannot be used", record=name, reason=f"the schema {error}")
+        return None
 
 
-def _is_avro(registered: RegistrySchema) -> bool:
-    return registered.schema_type in (None, "AVRO")
+def _version_path(subject: str, version: int | str) -> str:
+    return f"subjects/{quote(subject, safe='')}/versions/{version}"
 
 
-def _references(registered: RegistrySchema) -> list[tuple[str, int]]:
-    """Subject and version of each schema that one refers to."""
-    return [(str(reference.subject), int(reference.version or 0)) for reference in registered.references or ()]
+def _too_large() -> UnusableSchemaError:
+    return UnusableSchemaError(f"takes more than {MOST_BYTES >> 20} MiB, with those that it refers to")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,25 +14,74 @@ from balance_service.avro.number_reader import long_at
 from balance_service.avro.schemas import full_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from balance_service.avro.schemas import Schema
 
 _NAMED = ("record", "error", "enum", "fixed")
 _PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 
+SCHEMA_INCOMPATIBLE = "schema-incompatible"
+SCHEMA_TYPE_UNSUPPORTED = "schema-type-unsupported"
+# Python's JSON library and the functions below reach about 500, less than the registry and Avro for Java.
+_MOST_LEVELS = 300
+_SCANNED_CHARACTERS = 64 << 10
+# A string, and the string after its colon if there is one, or a bracket. Each part matches in linear time.
+_STRING = r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)'
+_TOKEN = re.compile(rf"(?P<string>{_STRING})(?:\s*+:\s*+(?P<value>{_STRING}))?+|(?P<bracket>[\[\]{{}}])", re.DOTALL)
+_PROTOBUF_COMMENT = re.compile(r"//[^\n]*+|/\*(?:[^*]|\*(?!/))*+(?:\*/|\Z)")
+_PROTOBUF_MESSAGE = re.compile(r"\bmessage\s++(\w++)\s*+\{")
+_FORMATS = {"JSON": "JSON Schema", "PROTOBUF": "Protobuf"}
+
+
+class UnusableSchemaError(Exception):
+    """A registered schema cannot be read; the message continues "schema 7 …"."""
+
 
 @dataclass(frozen=True)
 class WriterSchema:
     text: str
-    """As JSON, with the definitions of all types that it names, and `with_times`; as registered if it is not Avro."""
+    """As JSON, with the definitions of all types that it names, and `with_times`; empty if there is a problem."""
     records: tuple[str, ...]
-    """Full names of the records that a value can be: of a record one, of a union several, of anything else none."""
+    """Full names of the records that a value can be: of a record one, of a union several, of anything else none. With a
+    problem, the names that can be told; those of JSON Schema and Protobuf have no namespace."""
+    problem: str = ""
+    """Why no value under the schema can be read, as in "schema 7 is not JSON"; empty if there is no problem."""
+    cause: str = ""
+    """The cause of the dead letters of such values."""
 
     @classmethod
     def of(cls, schema: Any) -> WriterSchema:
         members = schema if isinstance(schema, list) else [schema]
         return cls(json.dumps(with_times(schema)), tuple(name for name in map(_record_name, members) if name))
+
+    @classmethod
+    def of_avro(cls, text: str, referenced: Sequence[str] = ()) -> WriterSchema:
+        """Args:
+        referenced: the texts of the schemas that it refers to, and of those that they refer to.
+        """
+        try:
+            return cls.of(parsed_schema(text, referenced))
+        except UnusableSchemaError as error:
+            return cls.unusable(str(error), _records_told(text))
+
+    @classmethod
+    def of_another_format(cls, schema_type: str, text: str) -> WriterSchema:
+        """Args:
+        schema_type: as the registry names it: `JSON`, `PROTOBUF`, or another.
+        """
+        names: Iterable[str] = ()
+        match schema_type:
+            case "JSON":
+                names = _titles(text)
+            case "PROTOBUF":
+                names = _PROTOBUF_MESSAGE.findall(_PROTOBUF_COMMENT.sub(" ", text))
+        problem = f"is {_FORMATS.get(schema_type, schema_type)}, and only Avro is read"
+        return cls.unusable(problem, names, SCHEMA_TYPE_UNSUPPORTED)
+
+    @classmethod
+    def unusable(cls, problem: str, records: Iterable[str] = (), cause: str = SCHEMA_INCOMPATIBLE) -> WriterSchema:
+        return cls("", tuple(map(_encodable, records)), _encodable(problem), cause)
 
     def record_of(self, body: bytes) -> str:
         """The full name of the record that a body holds; empty if it is none, or if a union has no such member."""
@@ -44,12 +95,97 @@ class WriterSchema:
 
     @cached_property
     def _members(self) -> list[str] | None:
-        schema = json.loads(self.text) if self.records else None
+        schema = json.loads(self.text) if self.records and self.text else None
         return [_record_name(member) for member in schema] if isinstance(schema, list) else None
 
 
+def parsed_schema(text: str, referenced: Sequence[str] = ()) -> Any:
+    """An Avro schema with the definitions of the types that it takes from others.
+
+    Args:
+        referenced: the texts of those others.
+
+    Raises:
+        UnusableSchemaError: it cannot be read.
+    """
+    with _reading():
+        schema, *others = map(json.loads, (text, *referenced))
+        _check_levels(schema, *others)
+    return with_definitions(schema, others) if others else schema
+
+
+def with_definitions(schema: Any, others: Collection[Any]) -> Any:
+    """Returns as `self_contained`. Raises UnusableSchemaError if the schema cannot be read then."""
+    with _reading():
+        schema = self_contained(schema, others)
+        _check_levels(schema)
+    return schema
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        raise UnusableSchemaError(f"is not JSON: {error}") from None
+    # Some that are no Avro are found here, others by whatever reads the schema.
+    except (TypeError, LookupError, AttributeError) as error:
+        raise UnusableSchemaError(f"is not valid Avro: {error!r}") from None
+
+
+def _check_levels(*schemas: Any) -> None:
+    level: list[Any] = [*schemas]
+    for _ in range(_MOST_LEVELS + 1):
+        parts = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list)))
+        level = [part for of_one in parts for part in of_one]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> UnusableSchemaError:
+    return UnusableSchemaError(f"is nested more than {_MOST_LEVELS} levels deep")
+
+
 def _record_name(kind: Any) -> str:
-    return full_name(kind) if isinstance(kind, dict) and kind.get("type") == "record" else ""
+    return _encodable(full_name(kind)) if isinstance(kind, dict) and kind.get("type") == "record" else ""
+
+
+def _encodable(text: str) -> str:
+    """A text without halves of characters, which JSON can have and UTF-8 cannot."""
+    return text.encode(errors="replace").decode()
+
+
+def _records_told(text: str) -> list[str]:
+    """The names of the records of an Avro schema that is not parsed, as far as its beginning tells them."""
+    text = text[:_SCANNED_CHARACTERS].lstrip()
+    own_level, level = (2 if text.startswith("[") else 1), 0
+    found: list[dict[str, str]] = []
+    for token in _TOKEN.finditer(text):
+        if bracket := token["bracket"]:
+            level += 1 if bracket in "[{" else -1
+            if level == own_level and bracket == "{":
+                found.append({})
+        elif level == own_level and token["value"] and found:
+            found[-1].setdefault(token["string"][1:-1], token["value"][1:-1])
+    return [name for name in map(_record_name, found) if name]
+
+
+def _titles(text: str) -> list[str]:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    title = schema.get("title") if isinstance(schema, dict) else None
+    return [title] if isinstance(title, str) and title else []
+
+
+def definitions_of(schema: Any) -> dict[str, Schema]:
+    """The records that a value under a parsed schema can be, by full name, as the schema defines them."""
+    members = schema if isinstance(schema, list) else [schema]
+    return {name: member for member in members if (name := _record_name(member)) and "name" in member}
 
 
 def self_contained(schema: Any, referenced: Iterable[Any]) -> Any:

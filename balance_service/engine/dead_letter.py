@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN, VALUES_TOO_MANY
+from balance_service.avro.writer_schema import SCHEMA_INCOMPATIBLE, SCHEMA_TYPE_UNSUPPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +34,8 @@ _BLOCKING = frozenset(
         "field-null",
         SCHEMA_GUID_UNKNOWN,
         "schema-id-unknown",
-        "schema-incompatible",
+        SCHEMA_INCOMPATIBLE,
+        SCHEMA_TYPE_UNSUPPORTED,
         "time-out-of-range",
         VALUES_TOO_MANY,
         BEHIND_CAUSE,

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from pyspark.sql.classic.column import Column as ClassicColumn
 
 from balance_service.avro.codec import SCHEMA_HEADER, framed
+from balance_service.avro.registry import ask_together
 from balance_service.avro.rules import rules_of
 from balance_service.avro.schemas import is_shipped, subject_of
 from balance_service.engine.records import RESERVED_PREFIX
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from balance_service.avro.registry import SchemaRegistry
+    from balance_service.avro.writer_schema import WriterSchema
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
 
@@ -46,8 +48,7 @@ class Decoder:
     """Decodes records by the writer's schema, found by id. Thread-safe.
 
     Every plan, also one that runs, knows the schema ids that are resolved. An id is resolved once, because its schema
-    never changes. An id that the registry does not know is looked up again each time, because it may be registered
-    later.
+    never changes. An id that the registry does not know is looked up again, because it may be registered later.
     """
 
     def __init__(
@@ -85,13 +86,19 @@ class Decoder:
         Raises:
             RetriableError: the registry or Spark's JVM does not answer; the ids that were resolved before are kept.
         """
+        wanted = set(schema_ids)
         if self._read_model is None:
-            return set(schema_ids)
-        with self._resolving:
-            return {schema_id for schema_id in schema_ids if schema_id in self._known or self._learn(schema_id)}
+            return wanted
+        if unknown := sorted(schema_id for schema_id in wanted if schema_id not in self._known):
+            for schema_id, writer in zip(unknown, ask_together(self._registry.writer_schema, unknown), strict=True):
+                if writer is not None:
+                    self._learn(schema_id, writer)
+        return {schema_id for schema_id in wanted if schema_id in self._known}
 
     def resolve_all(self) -> set[int]:
-        """Resolves every schema that the registry has for the source; returns them.
+        """Resolves the schemas that the registry has for the source; returns them.
+
+        Others' schemas that cannot be resolved now are left until a record names them.
 
         Registers the shipped schemas, because this application writes such events. Other schemas are registered by
         their producers: a reader's version, which may lack columns, would become the newest version of the subject.
@@ -103,7 +110,17 @@ class Decoder:
             return set()
         topic, schemas = self._stage.written_to, filter(is_shipped, self._stage.schemas.values())
         ours = [self._registry.register(subject_of(topic, schema), schema) for schema in schemas]
-        return self.resolve({*ours, *self._registry.schema_ids(topic, self._stage.event_schemas)})
+        known = self.resolve(ours)
+        theirs = self._registry.schema_ids(topic, self._stage.event_schemas)
+        try:
+            return known | self.resolve(theirs)
+        except RetriableError as error:
+            log.warning("schemas are left until records name them", topic=topic, reason=str(error))
+        return known | {schema_id for schema_id in theirs if schema_id in self._known}
+
+    def ask_anew(self) -> None:
+        """Forgets which schemas the registry did not know, so that they are looked up at once."""
+        self._registry.ask_anew()
 
     def framed(self, record: dict[str, Any]) -> dict[str, Any]:
         """Returns a record as Kafka's, with the frame of its value if a header names its schema.
@@ -118,15 +135,18 @@ class Decoder:
         value = framed(record["value"], [(one["key"], one["value"]) for one in headers], self._registry)
         return {**record, "value": value, "headers": [one for one in headers if one["key"] != SCHEMA_HEADER] or None}
 
-    def _learn(self, schema_id: int) -> bool:
-        writer = self._registry.writer_schema(schema_id)
-        if writer is None:
-            return False
-        try:
-            reason = self._frames.tell(schema_id, writer.text, [*writer.records])
-        except Exception as error:  # py4j raises many types of errors.
-            # A JVM that lacks memory at present says nothing about the schema.
-            raise RetriableError(f"Spark's JVM does not take schema {schema_id}: {in_short(error)}") from error
+    def _learn(self, schema_id: int, writer: WriterSchema) -> None:
+        with self._resolving:
+            if schema_id in self._known:
+                return
+            try:
+                reason = self._told(schema_id, writer)
+            except Exception as error:  # py4j raises many types of errors.
+                # A JVM that lacks memory at present says nothing about the schema.
+                raise RetriableError(f"Spark's JVM does not take schema {schema_id}: {in_short(error)}") from error
+            if not writer.problem and (rules := rules_of(writer.text, self._stage.wanted_schemas)) > 1:
+                self.rules = {**self.rules, schema_id: rules}
+            self._known.add(schema_id)
         if reason is not None:
             log.warning(
                 "events under a schema become dead letters",
@@ -134,10 +154,14 @@ class Decoder:
                 schema_id=schema_id,
                 reason=reason,
             )
-        if (rules := rules_of(writer.text, self._stage.wanted_schemas)) > 1:
-            self.rules = {**self.rules, schema_id: rules}
-        self._known.add(schema_id)
-        return True
+
+    def _told(self, schema_id: int, writer: WriterSchema) -> str | None:
+        """Returns why the model's records under the schema cannot be read; None if they can be, or if it has none."""
+        if not writer.problem:
+            return self._frames.tell(schema_id, writer.text, [*writer.records])  # type: ignore[no-any-return]
+        problem = f"schema {schema_id} {writer.problem}"
+        is_of_the_model = self._frames.refuse(schema_id, [*writer.records], writer.cause, problem)
+        return problem if is_of_the_model else None
 
     def updates(self, records: DataFrame) -> DataFrame:
         """Returns the plan: Kafka records → one row each.

@@ -9,13 +9,14 @@ thread calls.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
 from balance_service.avro.codec import schema_id_of
+from balance_service.avro.registry import ask_together
 from balance_service.engine.dead_letter import GONE, SPARK_FAILED
 from balance_service.engine.records import DeadLetter, TaskBatch
 from balance_service.errors import PoisonRecordError
@@ -79,6 +80,13 @@ def letter_of(message: Message) -> DeadLetter:
     return DeadLetter(offset_of(message), message.timestamp()[1], message.key(), message.value(), "")
 
 
+class _Framed(NamedTuple):
+    """A record with its frame, or why it has none."""
+
+    record: dict[str, Any]
+    problem: PoisonRecordError | None = None
+
+
 class Redrive:
     def __init__(
         self,
@@ -115,11 +123,13 @@ class Redrive:
         letters = {offset: letter_of(message) for offset, message in records.items()}
         rows: list[dict[str, Any]] = []
         failed: list[DeadLetter] = []
-        for offset, message in sorted(records.items()):
-            try:
-                rows.append(self._decoder.framed(_row(offset, message)))
-            except PoisonRecordError as error:
-                failed.append(replace(letters[offset], cause=error.cause, detail=str(error)))
+        self._decoder.ask_anew()
+        for own in ask_together(self._framed, [_row(*one) for one in sorted(records.items())]):
+            if own.problem is None:
+                rows.append(own.record)
+            else:
+                letter = letters[own.record["offset"]]
+                failed.append(replace(letter, cause=own.problem.cause, detail=str(own.problem)))
         unknown = self._still_unknown(due, rows)
         failed += [replace(letters[offset], cause=SCHEMA_ID_UNKNOWN) for offset in unknown]
         rows = [row for row in rows if row["offset"] not in unknown]
@@ -161,17 +171,19 @@ class Redrive:
         Raises:
             RetriableError: the registry does not answer.
         """
-        framed: list[dict[str, Any]] = []
-        for record in records.filter(pc.is_null(records["schema_id"])).to_pylist():
-            try:
-                own = self._decoder.framed(record)
-            except PoisonRecordError:
-                continue
-            framed.append({**own, "schema_id": schema_id_of(own["value"])})
+        named = ask_together(self._framed, records.filter(pc.is_null(records["schema_id"])).to_pylist())
+        found = [own.record for own in named if own.problem is None]
+        framed = [{**record, "schema_id": schema_id_of(record["value"])} for record in found]
         records = records.filter(pc.is_valid(records["schema_id"]))
         records = pa.concat_tables([records, pa.Table.from_pylist(framed, records.schema)])
         schema_ids = self._decoder.resolve(sorted(pc.unique(records["schema_id"]).to_pylist()))
         return records.filter(pc.is_in(records["schema_id"], pa.array(schema_ids, pa.int64())))
+
+    def _framed(self, record: dict[str, Any]) -> _Framed:
+        try:
+            return _Framed(self._decoder.framed(record))
+        except PoisonRecordError as error:
+            return _Framed(record, error)
 
     def resolved(self, partition: int, rows: pa.Table, records: pa.Table) -> pa.Table:
         """Returns the rows of a batch, with those of some of its records decoded again."""

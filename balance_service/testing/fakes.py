@@ -45,6 +45,8 @@ class FakeRegistry(SchemaRegistry):
         schema_id = int(guid.replace("-", ""), 16)
         return schema_id if 1 <= schema_id <= len(self.schemas) else None
 
+    def ask_anew(self) -> None: ...
+
     def _ask(self) -> None:
         if not self.is_up:
             raise RetriableError("the registry is down")

@@ -48,17 +48,18 @@ SCORED = {
 class Writers:
     """A registry with some writer schemas, numbered from 1."""
 
-    def __init__(self, *schemas: Schema) -> None:
+    def __init__(self, *schemas: Schema | WriterSchema) -> None:
         self.schemas = schemas
 
     def writer_schema(self, schema_id: int) -> WriterSchema:
-        return WriterSchema.of(self.schemas[schema_id - 1])
+        schema = self.schemas[schema_id - 1]
+        return schema if isinstance(schema, WriterSchema) else WriterSchema.of(schema)
 
 
 def decoded(
     spark: SparkSession,
     read_model: ReadModel,
-    schemas: Sequence[Schema],
+    schemas: Sequence[Schema | WriterSchema],
     records: Sequence[tuple[bytes | None, int, bytes | None]],
     stage: Stage | None = None,
 ) -> PartitionRows:

@@ -11,7 +11,9 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from structlog.testing import capture_logs
 
+from balance_service.avro.codec import frame_header
 from balance_service.avro.schemas import fields_of, load_schema
+from balance_service.avro.writer_schema import WriterSchema
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream
 from balance_service.read_models.balance import Balance
@@ -39,6 +41,7 @@ NODE = {
     "name": "Node",
     "fields": [{"name": "children", "type": {"type": "array", "items": "Node"}}, {"name": "of", "type": "null"}],
 }
+INCOMPATIBLE, UNSUPPORTED = "schema-incompatible", "schema-type-unsupported"
 FIXED_MONEY = {"type": "fixed", "name": "Money", "size": 16, "logicalType": "decimal", "precision": 38, "scale": 2}
 
 
@@ -133,7 +136,69 @@ def test_a_schema_that_is_no_avro_is_ignored_unless_it_names_our_record(spark: S
     assert details(rows)[0].startswith("the schema is not valid Avro: ")
     long = {**FUNDS, "fields": [{"name": "id", "type": "unknown" * 10_000}]}
     assert len(details(added(spark, long, b""))[0]) == 400
-    assert causes(added(spark, {"type": "object"}, b"")) == ["ignored"]
+    assert causes(decoded(spark, Session(), [{**broken, "name": "Other"}], [(b"g", 1, b"")])) == ["ignored"]
+
+
+@pytest.mark.parametrize(
+    ("written", "cause", "problem"),
+    [
+        (
+            WriterSchema.of_avro('{"type": "record", "name": "tests.Ended", "fields": [' + "[" * 5_000),
+            INCOMPATIBLE,
+            "is nested more than 300 levels deep",
+        ),
+        (
+            WriterSchema.of_avro('["null", {"name": "Ended", "type": "record", "namespace": "tests"'),
+            INCOMPATIBLE,
+            "is not JSON: Expecting ',' delimiter: line 1 column 66 (char 65)",
+        ),
+        (
+            WriterSchema.of_another_format("JSON", '{"title": "Ended"}'),
+            UNSUPPORTED,
+            "is JSON Schema, and only Avro is read",
+        ),
+        (
+            WriterSchema.of_another_format("PROTOBUF", "message A {} message Ended {}"),
+            UNSUPPORTED,
+            "is Protobuf, and only Avro is read",
+        ),
+    ],
+    ids=["too deep", "not JSON", "JSON Schema", "Protobuf"],
+)
+def test_a_record_under_a_schema_that_cannot_be_read_is_a_dead_letter_if_it_may_be_ours(
+    spark: SparkSession, written: WriterSchema, cause: str, problem: str
+) -> None:
+    rows = decoded(spark, Session(), [written], [(b"g", 1, b"{}")])
+
+    assert (causes(rows), details(rows)) == ([cause], [f"schema 1 {problem}"])
+    assert [letter.value for letter in rows.uncombined().dead_letters] == [frame_header(1) + b"{}"]
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        (WriterSchema.of_avro('{"type": "record", "name": "n.Other", "fields": ['), "n.Other"),
+        (WriterSchema.of_another_format("JSON", '{"title": "Other"}'), "Other"),
+        (WriterSchema.of_another_format("PROTOBUF", "message Other {} message More {}"), "Other"),
+    ],
+    ids=["Avro", "JSON Schema", "Protobuf"],
+)
+@pytest.mark.parametrize("model", [Session(), Balance()], ids=["of several types", "of one type"])
+def test_a_record_under_another_types_schema_that_cannot_be_read_is_ignored(
+    spark: SparkSession, written: WriterSchema, name: str, model: ReadModel
+) -> None:
+    rows = decoded(spark, model, [written], [(b"g", 1, b"{}")])
+
+    assert (causes(rows), rows.notes["record"].to_pylist()) == (["ignored"], [name])
+
+
+@pytest.mark.parametrize(("model", "cause"), [(Session(), "ignored"), (Balance(), UNSUPPORTED)])
+def test_a_record_that_no_schema_names_is_a_dead_letter_only_of_a_model_of_one_type(
+    spark: SparkSession, model: ReadModel, cause: str
+) -> None:
+    schema = WriterSchema.of_another_format("JSON", "{}")
+
+    assert causes(decoded(spark, model, [schema], [(b"g", 1, b"{}")])) == [cause]
 
 
 class Renamed(ReadModel):

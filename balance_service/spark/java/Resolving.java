@@ -71,10 +71,22 @@ public final class Resolving implements Serializable {
    * @return why a record of the reader cannot be read under the schema; null if it can, or if the schema has none.
    */
   public String tell(long id, String text, List records) {
-    Told schema = new Told(text, records);
+    Told schema = new Told(text, records, null);
     String reason = this.branches(schema).reason;
     this.told.put(Long.valueOf(id), schema);
     return reason;
+  }
+
+  /**
+   * Tells why no value under a schema can be read.
+   *
+   * @param records the names of its records that are known, with a namespace or without.
+   * @return whether it may be the schema of one of the reader's records; those of others are ignored.
+   */
+  public boolean refuse(long id, List records, String cause, String reason) {
+    Told schema = new Told(null, records, new Reading.Unreadable(cause, reason));
+    this.told.put(Long.valueOf(id), schema);
+    return this.branches(schema).reason != null;
   }
 
   /**
@@ -126,12 +138,17 @@ public final class Resolving implements Serializable {
   }
 
   private Branches branches(Told told) {
+    if (told.problem != null) {
+      return this.unreadable(told, told.problem);
+    }
     try {
       return this.resolved(parsed(told.text));
     } catch (RuntimeException e) {
-      return this.unparsed(told, "the schema is not valid Avro: " + e.getMessage());
+      String reason = "the schema is not valid Avro: " + e.getMessage();
+      return this.unreadable(told, new Reading.Unreadable(Reading.INCOMPATIBLE, reason));
     } catch (StackOverflowError e) {
-      return this.unparsed(told, "the schema is nested too deeply");
+      String reason = "the schema is nested too deeply";
+      return this.unreadable(told, new Reading.Unreadable(Reading.INCOMPATIBLE, reason));
     }
   }
 
@@ -165,14 +182,18 @@ public final class Resolving implements Serializable {
     return found;
   }
 
-  private Branches unparsed(Told told, String reason) {
+  private Branches unreadable(Told told, Reading.Unreadable why) {
     Branches made = new Branches(false, 1);
     String name = told.records.isEmpty() ? "no record" : (String) told.records.get(0);
     made.refuse(0, new Reading.Unreadable(IGNORED, name));
+    // On a topic of several types, records without a name may be many, and are most likely none of the reader's.
+    boolean isWanted = told.records.isEmpty() && this.wanted.length == 1;
     for (int column = 0; column < this.wanted.length; column++) {
-      if (told.records.contains(this.wanted[column].getFullName())) {
-        made.reason = made.refuse(0, new Reading.Unreadable(Reading.INCOMPATIBLE, reason));
-      }
+      Schema record = this.wanted[column];
+      isWanted = isWanted || told.records.contains(record.getFullName()) || told.records.contains(record.getName());
+    }
+    if (isWanted) {
+      made.reason = made.refuse(0, why);
     }
     return made;
   }
@@ -190,10 +211,13 @@ public final class Resolving implements Serializable {
   private static final class Told {
     final String text;
     final List records;
+    // Null if the schema can be read.
+    final Reading.Unreadable problem;
 
-    Told(String text, List records) {
+    Told(String text, List records, Reading.Unreadable problem) {
       this.text = text;
       this.records = records;
+      this.problem = problem;
     }
   }
 

@@ -55,7 +55,7 @@ def redrive(monkeypatch: pytest.MonkeyPatch, bad: set[int], session: Any = None)
         if bad.intersection(record["offset"] for record in records):
             raise QueryEndedError("a job was aborted")
 
-    parts: Any = SimpleNamespace(resolve=lambda _: set(), framed=lambda record: record)
+    parts: Any = SimpleNamespace(resolve=lambda _: set(), framed=lambda record: record, ask_anew=lambda: None)
     made = Redrive(
         spark=session or spark(), settings=parts, topics=parts, source="balance", decoder=parts, has_states=False
     )
