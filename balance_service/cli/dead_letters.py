@@ -130,8 +130,7 @@ def discard(ids: tuple[str, ...], **options: Any) -> None:
 def set_aside(model: str, partition: int, offset: int, reason: str, url: str | None) -> None:
     """Make a dead letter of the record that a partition stands still at.
 
-    The partition goes on behind it. `balance-service status` has the position. MODEL is the read model, or its stage,
-    as the problem names it.
+    The partition goes on behind it. `balance-service status` has its position.
     """
     letter_id = str(LetterId(model, partition, offset))
     with client_of(url) as client:

@@ -19,7 +19,7 @@ _MOST_ERROR_CHARACTERS = 500
 
 
 class Seen(NamedTuple):
-    """A task, as it is now.
+    """The position and the lag of a task.
 
     `lag` is the number of records that it may apply now, None if that is unknown. A task that restores is not expected
     to move.
@@ -105,7 +105,7 @@ class Progress:
             self._looked_at = now
             self._noted = {partition: noted for partition, noted in self._noted.items() if partition in seen}
             for partition, task in seen.items():
-                # Between two tasks of a partition, nobody knows its position.
+                # Between two tasks of a partition, its position is unknown.
                 if task.position < 0:
                     continue
                 noted = self._at(partition, task.position)

@@ -470,8 +470,7 @@ DEAD_LETTER_ROUTES = (
     _decision(
         Decision.SET_ASIDE,
         "Set aside records that partitions stand still at",
-        "Each becomes a dead letter, without being decoded, and its partition goes on behind it. The ids name records "
-        "that are no dead letters yet: the next one of a partition, at its task's position or the first behind it. The "
-        "refusal of any other names the position.",
+        "Each becomes a dead letter, undecoded, and its partition goes on behind it. An id names the next record of a "
+        "partition, at the task's position or the first behind it. The refusal of any other names the position.",
     ),
 )

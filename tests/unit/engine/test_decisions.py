@@ -62,6 +62,20 @@ def test_a_record_that_waits_behind_another_cannot_be_redriven() -> None:
     assert "waits behind" in str(refusal(Decision.REDRIVE, letter))
 
 
+def test_a_record_that_is_a_dead_letter_is_not_set_aside() -> None:
+    letter = Letter.first(42, "field-null", b"k", 0, EVERY_MS)
+
+    assert refusal(Decision.SET_ASIDE, None) is None
+    assert refusal(Decision.SET_ASIDE, letter) == "it is a dead letter already: redrive or discard it"
+
+
+def test_a_record_that_was_set_aside_waits_for_a_decision_and_blocks_its_key() -> None:
+    letter = Letter.first(42, "set-aside", b"k", 0, EVERY_MS)
+
+    assert (letter.status, letter.blocks_key) == (Status.WAITING, True)
+    assert refusal(Decision.REDRIVE, letter) is refusal(Decision.DISCARD, letter) is None
+
+
 @pytest.mark.parametrize(
     "text", ["balance", "balance/1", "balance/1:", "/1:2", "balance/-1:2", "balance/1:2\n", "a b/1:2"]
 )
@@ -84,10 +98,21 @@ class Topics:
         return {0: 0 if earliest else OPEN_AT if committed else END}
 
 
-def test_a_decision_behind_another_tasks_open_transaction_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("decision", "status"),
+    [
+        (Decision.DISCARD, Status.DISCARDED),
+        (Decision.REDRIVE, Status.APPLIED),
+        # The fold skips it without reading it, and an operator may redrive it still.
+        (Decision.SET_ASIDE, Status.WAITING),
+    ],
+)
+def test_a_decision_behind_another_tasks_open_transaction_is_read(
+    monkeypatch: pytest.MonkeyPatch, decision: Decision, status: Status
+) -> None:
     codec = AvroCodec(FakeRegistry(), "decisions", load_schema("DeadLetterDecision"))
     decisions = DecisionLog(topic="decisions", codec=codec, stage="balance", source_topic_id="s")
-    verdict = Verdict(Decision.DISCARD, "me", "a test")
+    verdict = Verdict(decision, "me", "a test")
     written = decisions.output(0, Letter(7, "field-null", Status.WAITING, 0, 0, -1, None), verdict, 1_000)
 
     class Reader:
@@ -108,4 +133,4 @@ def test_a_decision_behind_another_tasks_open_transaction_is_read(monkeypatch: p
 
     known = decisions.decided_letters(load_settings(), topics, [0], 2_000)
 
-    assert known[0][7].status is Status.DISCARDED
+    assert known[0][7].status is status

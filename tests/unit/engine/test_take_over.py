@@ -14,7 +14,7 @@ import pytest
 from balance_service.engine import opening
 from balance_service.engine import task as module
 from balance_service.engine.commit import write_position
-from balance_service.engine.dead_letter import Status
+from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.opening import starting_letters
 from balance_service.engine.records import POSITION_KEY, SILENT, KeyedUpdate, Output, Position, TaskBatch, TaskId
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from balance_service.engine.commit import Committed
-    from balance_service.engine.dead_letter import Letter
     from balance_service.engine.tasks import Tasks
     from balance_service.errors import BalanceServiceError
     from balance_service.model.events import Event, State
@@ -633,6 +632,20 @@ def test_decisions_are_carried_out_once_and_in_order(pair: Pair) -> None:
 
     assert [[letter.offset for letter in letters.again] for letters in due] == [[1], [1]]
     assert len(pair.new.driven.writer.commits) == commits + 2
+
+
+def test_a_record_that_another_generation_set_aside_is_left_out_until_an_operator_decides(pair: Pair) -> None:
+    task = pair.new.the_task
+    at = task.position
+    set_aside = Letter.first(at, "set-aside", b"k", 0, 1)
+
+    task.follow({at: set_aside})
+    assert task.left_out() == [at]
+    assert pair.new.letters[at].status is Status.WAITING
+
+    task.follow({at: set_aside.closed(Status.DISCARDED, 0)})
+    assert task.left_out() == [at]
+    assert pair.new.letters[at].status is Status.DISCARDED
 
 
 @pytest.mark.parametrize("successor", ["new", "old"])

@@ -12,6 +12,7 @@ import pytest
 
 from balance_service.engine.records import TaskId
 from balance_service.engine.task import Task, TaskState
+from balance_service.errors import BalanceServiceError
 from balance_service.model.generations import Switch
 from balance_service.spark.combine import PartitionUpdates
 from balance_service.spark.gathering import Gathered
@@ -66,6 +67,8 @@ def run(of: TaskRunner, rows: object, task: Running, interrupted: threading.Even
 class Replaced:
     """The rows of a query, which another one replaces once the task has waited at its bound."""
 
+    position = 0
+
     def __init__(self, task: Running, interrupted: threading.Event) -> None:
         self._task = task
         self._interrupted = interrupted
@@ -101,6 +104,8 @@ def test_a_row_that_waited_is_applied_once_after_its_query_was_replaced(monkeypa
 
 class Arriving:
     """Rows of a query, two a pull by default; the task is interrupted once there are no more."""
+
+    position = 0
 
     def __init__(self, end: int, interrupted: threading.Event, rows: int = 2) -> None:
         self._end = end
@@ -140,3 +145,25 @@ def test_at_a_bounded_rate_no_commit_has_more_than_a_quarter_of_a_second(monkeyp
     run(runner(now=built, end=30), Arriving(30, interrupted, rows=30), task, interrupted)
 
     assert found == [[*range(10)], [*range(10, 20)], [*range(20, 30)]]
+
+
+class SetAside(Arriving):
+    """An operator sets the first record aside while the task waits for rows."""
+
+    def __init__(self, task: Running, interrupted: threading.Event) -> None:
+        super().__init__(6, interrupted)
+        self._task = task
+
+    def pull(self, timeout_seconds: float) -> pa.RecordBatch | None:
+        self._task.applied.append(0)
+        return super().pull(timeout_seconds)
+
+
+def test_another_query_reads_on_when_an_operator_has_set_a_record_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, task, interrupted = note_commits(monkeypatch), Running(), threading.Event()
+
+    with pytest.raises(BalanceServiceError, match="^set aside$"):
+        run(runner(), SetAside(task, interrupted), task, interrupted)
+
+    # The rows of the former query may begin with the record.
+    assert found == []

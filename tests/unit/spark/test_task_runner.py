@@ -152,3 +152,29 @@ def test_a_warm_up_that_fails_does_not_fail_the_start() -> None:
 
     with pytest.raises(FatalError):
         runner(spark(exit_code=137)).warm_up([1])
+
+
+@pytest.mark.parametrize(
+    ("left_out", "limit", "end", "left"),
+    [
+        ([], None, None, []),
+        ([7], None, None, [7]),
+        ([5], None, 6, []),
+        ([5, 6, 8], None, 7, [8]),
+        ([5, 6], 6, 6, [6]),
+        ([5], 5, None, [5]),
+    ],
+)
+def test_no_query_begins_at_a_record_that_is_left_out(
+    left_out: list[int], limit: int | None, end: int | None, left: list[int]
+) -> None:
+    moves: list[tuple[int, int]] = []
+    task: Any = SimpleNamespace(
+        position=5,
+        limit=limit,
+        left_out=lambda: left_out,
+        process=lambda batch: moves.append((batch.start, batch.end)),
+    )
+
+    assert runner()._skip(task) == left
+    assert moves == ([] if end is None else [(5, end)])
