@@ -138,7 +138,7 @@ class SchemaRegistry:
         self._writers: dict[int, WriterSchema] = {}
         self._references: dict[tuple[str, int], _Registered] = {}
         self._unknown: dict[int | str, float] = {}
-        """Id or GUID that the registry does not know → when it is asked again."""
+        """Id or GUID that the registry does not know → when to ask for it again."""
         with environment_proxies():
             self.client = SchemaRegistryClient(config)
         bound_answers(self.client._rest_client.session)
@@ -331,7 +331,7 @@ class SchemaRegistry:
         return {name: schema for name, schema in found.items() if schema is not None}
 
     def _records_of(self, topic: str) -> dict[str, tuple[str, Mapping[str, Schema]]]:
-        """Simple name of each record → its full name, and those that its schema defines beside it."""
+        """Simple name of each record → its full name, and all records of its schema."""
         found: dict[str, tuple[str, Mapping[str, Schema]]] = {}
         for subject in self._subjects():
             if subject == f"{topic}{_VALUE}" or (subject.startswith(f"{topic}-") and not subject.endswith(_KEY)):

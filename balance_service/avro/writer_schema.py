@@ -130,7 +130,7 @@ def _reading() -> Iterator[None]:
         raise _too_deep() from None
     except ValueError as error:
         raise UnusableSchemaError(f"is not JSON: {error}") from None
-    # Some that are no Avro are found here, others by whatever reads the schema.
+    # Decoders find others that are not valid Avro.
     except (TypeError, LookupError, AttributeError) as error:
         raise UnusableSchemaError(f"is not valid Avro: {error!r}") from None
 

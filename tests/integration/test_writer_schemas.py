@@ -139,6 +139,7 @@ def test_a_schema_that_is_no_avro_is_ignored_unless_it_names_our_record(spark: S
     assert causes(decoded(spark, Session(), [{**broken, "name": "Other"}], [(b"g", 1, b"")])) == ["ignored"]
 
 
+@pytest.mark.shows("dead-letter")
 @pytest.mark.parametrize(
     ("written", "cause", "problem"),
     [

@@ -402,7 +402,7 @@ def test_an_unknown_guid_is_not_asked_for_again_within_seconds() -> None:
         assert len(asked) == 2
 
 
-def test_questions_of_a_batch_are_asked_together() -> None:
+def test_a_batch_asks_its_questions_together() -> None:
     began, here = time.monotonic(), Barrier(8)
 
     # Would not return if one waited for another.
