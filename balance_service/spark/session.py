@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _GATEWAY = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
+# The longest calls, such as the start of the session, take some seconds.
+_ANSWER_SECONDS = 60.0
 
 
 def start_spark(
@@ -72,6 +75,8 @@ def start_spark(
         # No plan of this service shuffles, so there is nothing to adapt.
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1")
+        # By default, the stop of a query waits for ever for a thread that hangs.
+        .config("spark.sql.streaming.stopTimeout", "10s")
         # A consumer belongs to one query; afterwards, a cached one would hold its connections and what it has fetched.
         .config("spark.kafka.consumer.cache.timeout", "1s")
         .config("spark.kafka.consumer.cache.evictorThreadRunInterval", "1s")
@@ -138,6 +143,9 @@ def _connect(jvm: SparkJvm) -> None:
         for name in _GATEWAY:
             os.environ.pop(name, None)
     gateway.proc = jvm.process
+    # This thread has a connection already; the others use the parameter.
+    gateway.java_parameters.read_timeout = _ANSWER_SECONDS
+    gateway._gateway_client.get_thread_connection().socket.settimeout(_ANSWER_SECONDS)
     SparkContext._ensure_initialized(gateway=gateway)
 
 
@@ -191,13 +199,16 @@ class SparkSampler:
         """Takes a sample.
 
         Raises:
-            FatalError: the JVM has ended; without tasks, nothing else detects that.
+            FatalError: the JVM has ended, or answers nothing; while the tasks are idle, nothing else detects that.
         """
+        began = time.monotonic()
         try:
             self.sample = self._taken()
         except Exception as error:  # py4j raises many types of errors.
             if jvm_has_ended(self._spark):
                 raise FatalError("Spark's JVM has ended") from error
+            if time.monotonic() - began >= _ANSWER_SECONDS:
+                raise FatalError(f"Spark's JVM has not answered for {_ANSWER_SECONDS:.0f} s") from error
             log.warning("Spark's heap cannot be read", error=str(error).partition("\n")[0])
             self.sample = None
 
