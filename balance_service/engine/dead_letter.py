@@ -16,14 +16,14 @@ BEHIND_CAUSE = "behind-another"
 """The record waits for an earlier record of its key that could not be applied."""
 OWN_CODE_FAILED = "own-code-failed"
 """The read model's own code failed when the dead letter was retried."""
-SPARK_FAILED = "spark-failed"
-"""Spark failed to decode the record when the dead letter was retried."""
+DECODER_FAILED = "decoder-failed"
+"""Spark failed twice at this record alone, or its JVM ended."""
 GONE = "record-gone"
 """The source topic no longer contains the record."""
 RETRY = "retry"
 """Another producer wrote the record as its dead letter; it is sent on for one more attempt when it is due."""
 
-_TRANSIENT = frozenset({"schema-id-unknown", SCHEMA_GUID_UNKNOWN, "join-missing", SPARK_FAILED, RETRY})
+_TRANSIENT = frozenset({"schema-id-unknown", SCHEMA_GUID_UNKNOWN, "join-missing", RETRY})
 # The fold has not seen these records. A record that the fold refused has had its turn, and blocks no other.
 _BLOCKING = frozenset(
     {
@@ -34,7 +34,9 @@ _BLOCKING = frozenset(
         "schema-incompatible",
         "time-out-of-range",
         BEHIND_CAUSE,
-        SPARK_FAILED,
+        DECODER_FAILED,
+        # Its name in dead letters of earlier versions.
+        "spark-failed",
         OWN_CODE_FAILED,
     }
 )

@@ -90,8 +90,8 @@ class Metrics:
         self._queries = self._counter(
             "balance_stream_queries",
             "Spark queries started: opened (the task began or continued to fold), single events (a combined "
-            "update needs its events), replaced (one query took the place of others) or failed (the previous one "
-            "failed). A query that several partitions share counts for each.",
+            "update needs its events), replaced (one query took the place of others), failed or stalled (the previous "
+            "one did) or read apart (after records without one). A shared query counts for each partition.",
             (*_TASK, "reason"),
         )
         self._without_slots = self._counter(

@@ -14,6 +14,7 @@ import structlog
 from pyspark import SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from balance_service.errors import FatalError
 from balance_service.settings.kafka import jvm_properties
@@ -33,6 +34,7 @@ log = structlog.get_logger(__name__)
 _GATEWAY = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
 # The longest calls, such as the start of the session, take some seconds.
 _ANSWER_SECONDS = 60.0
+_BODY_BYTES = 1_000
 
 
 def start_spark(
@@ -72,6 +74,8 @@ def start_spark(
         .config("spark.sql.session.timeZone", "UTC")
         # By default as many as slots, for the few records that are read again.
         .config("spark.sql.leafNodeDefaultParallelism", "1")
+        # It would decode records in a thread of the driver, which cannot be cancelled as a job can.
+        .config("spark.sql.optimizer.excludedRules", "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation")
         # No plan of this service shuffles, so there is nothing to adapt.
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1")
@@ -113,6 +117,27 @@ def read_source(spark: SparkSession, settings: Settings, topic: str, positions: 
         "failOnDataLoss": "true",
     }
     return spark.readStream.format("kafka").options(**options).load()
+
+
+def one_record(spark: SparkSession, schema_id: int = 1) -> DataFrame:
+    """Returns one record from a memory stream, the only source with real-time mode except Kafka's.
+
+    Args:
+        schema_id: of its value, whose fields are empty or zero.
+    """
+    jvm: Any = spark._jvm
+    session: Any = spark._jsparkSession
+    streams = jvm.org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream
+    stream = streams.singlePartition(session, jvm.org.apache.spark.sql.Encoders.INT())
+    stream.addData(jvm.scala.jdk.javaapi.CollectionConverters.asScala(jvm.java.util.List.of(1)))
+    return ClassicDataFrame(stream.toDF(), spark).selectExpr(
+        "cast(value as bigint) as offset",
+        "current_timestamp() as timestamp",
+        "cast('c' as binary) as key",
+        f"unhex('00{schema_id:08x}{'00' * _BODY_BYTES}') as value",
+        "cast(null as array<struct<key:string,value:binary>>) as headers",
+        "0 as partition",
+    )
 
 
 def require_jvm(spark: SparkSession, error: Exception) -> None:

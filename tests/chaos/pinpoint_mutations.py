@@ -186,12 +186,12 @@ PINPOINT_MUTATIONS = (
         # Rows that were pulled before the wait are then missing.
         "a task that reads again is attached to the connection that it had",
         "spark/task_runner.py",
-        "        with self._queries.rows(partition, lambda: task.position, interrupted.is_set) as rows:\n",
-        "        kept = self.__dict__.setdefault('kept', {})\n"
-        "        if partition not in kept:\n"
-        "            asked = self._queries.rows(partition, lambda: task.position, interrupted.is_set)\n"
-        "            kept[partition] = asked, asked.__enter__()\n"
-        "        for _, rows in [kept[partition]]:\n",
+        "            with self._queries.rows(partition, lambda: task.position, interrupted.is_set) as rows:\n",
+        "            kept = self.__dict__.setdefault('kept', {})\n"
+        "            if partition not in kept:\n"
+        "                asked = self._queries.rows(partition, lambda: task.position, interrupted.is_set)\n"
+        "                kept[partition] = asked, asked.__enter__()\n"
+        "            for _, rows in [kept[partition]]:\n",
         "integration/test_real_time",
         "test_a_registry_outage_delays_only_partitions_with_unknown_schemas",
     ),
@@ -405,11 +405,27 @@ PINPOINT_MUTATIONS = (
     ),
     _pinpoint(
         "the engine retries a Spark that runs no query forever",
-        "spark/task_runner.py",
-        "                    if failures.add():\n",
-        "                    if failures.add() and False:\n",
-        "unit/spark/test_self_test",
-        "test_a_task_runs_the_self_test_only_after_its_queries_have_failed_for_some_time",
+        "spark/trials.py",
+        "            if self._failures >= _MOST_FAILURES:\n",
+        "            if self._failures >= _MOST_FAILURES and False:\n",
+        "unit/spark/test_trials",
+        "test_no_record_is_to_blame_for_a_spark_that_decodes_nothing",
+    ),
+    _pinpoint(
+        "an attempt that ended the instance is forgotten",
+        "spark/trials.py",
+        "            self._write(tried)\n            try:\n",
+        "            try:\n",
+        "unit/spark/test_trials",
+        "test_a_record_is_to_blame_only_after_two_failures_alone",
+    ),
+    _pinpoint(
+        "the JVM waits for ever as its parent ends",
+        "spark/jvm.py",
+        '_MAIN = "parts.code.balance.Gateway"',
+        '_MAIN = "org.apache.spark.api.python.PythonGatewayServer"',
+        "integration/test_jvm",
+        "test_a_jvm_whose_shutdown_hangs_ends_with_its_parent",
     ),
     _pinpoint(
         "states of another partitioner are answered from",

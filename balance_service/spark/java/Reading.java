@@ -158,8 +158,7 @@ abstract class Reading {
       // Avro refuses lengths that no array of Java has by an UnsupportedOperationException.
       boolean isOfBody = e instanceof IOException || e instanceof AvroRuntimeException
         || e instanceof UnsupportedOperationException || e instanceof StackOverflowError;
-      // Another error, such as a lack of memory, may pass.
-      return new Unreadable(isOfBody ? BODY : "spark-failed", e.toString());
+      return new Unreadable(isOfBody ? BODY : "decoder-failed", e.toString());
     }
   }
 

@@ -60,7 +60,7 @@ def run(of: TaskRunner, rows: object, task: Running, interrupted: threading.Even
     runs: Any = of
     runs._queries = SimpleNamespace(rows=lambda *_: nullcontext(rows))
     runs._metrics = SimpleNamespace(query_started=lambda *_: None)
-    of._run_query(task, "assigned", interrupted, cast("Any", SimpleNamespace(reset=lambda: None)))
+    of._run_query(task, "assigned", interrupted)
 
 
 class Replaced:
