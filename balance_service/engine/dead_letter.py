@@ -17,8 +17,8 @@ BEHIND_CAUSE = "behind-another"
 """The record waits for an earlier record of its key that could not be applied."""
 OWN_CODE_FAILED = "own-code-failed"
 """The read model's own code failed when the dead letter was retried."""
-SPARK_FAILED = "spark-failed"
-"""Spark failed to decode the record when the dead letter was retried."""
+DECODER_FAILED = "decoder-failed"
+"""Spark failed twice at this record alone, or its JVM ended."""
 SET_ASIDE = "set-aside"
 """An operator had the record passed over, because the position did not move."""
 GONE = "record-gone"
@@ -26,7 +26,7 @@ GONE = "record-gone"
 RETRY = "retry"
 """Another producer wrote the record as its dead letter; it is sent on for one more attempt when it is due."""
 
-_TRANSIENT = frozenset({"schema-id-unknown", SCHEMA_GUID_UNKNOWN, "join-missing", SPARK_FAILED, RETRY})
+_TRANSIENT = frozenset({"schema-id-unknown", SCHEMA_GUID_UNKNOWN, "join-missing", RETRY})
 # The fold has not seen these records. A record that the fold refused has had its turn, and blocks no other.
 _BLOCKING = frozenset(
     {
@@ -39,7 +39,9 @@ _BLOCKING = frozenset(
         "time-out-of-range",
         VALUES_TOO_MANY,
         BEHIND_CAUSE,
-        SPARK_FAILED,
+        DECODER_FAILED,
+        # Its name in dead letters of earlier versions.
+        "spark-failed",
         OWN_CODE_FAILED,
         SET_ASIDE,
     }

@@ -60,6 +60,10 @@ class StateDirectory:
             if stage and partition.isdecimal():
                 yield stage, path
 
+    def suspects_path(self, task_id: TaskId) -> Path:
+        """Returns the file that remembers at which records of a task Spark has failed."""
+        return self.path / "suspects" / f"{task_id}.json"
+
     def table_path(self, topic: str, partition: int) -> Path:
         return self.path / "tables" / f"{topic}_{partition}"
 

@@ -42,7 +42,6 @@ from balance_service.process.failpoints import reach
 from balance_service.process.runtime import PeriodicThread
 from balance_service.spark.decode import Decoder
 from balance_service.spark.row_query import in_short
-from balance_service.spark.self_test import SelfTest
 from balance_service.spark.session import SparkSampler, start_spark
 from balance_service.spark.shared_queries import Slots
 from balance_service.spark.task_runner import TaskRunner
@@ -179,10 +178,9 @@ class Engine:
         partitions = sum(sources[stage.source].partitions for stage in stages)
         # Twice: for one more generation of each.
         self._slots = Slots(2 * _QUERIES_OF_A_PARTITION * partitions)
-        # The self-test and the warm-up run one more.
+        # The warm-up runs one more, and so do records that are decoded again.
         self.spark = start_spark(settings, state_directory.scratch, self._slots.total + 1)
         self.spark_sampler = SparkSampler(self.spark)
-        self._self_test = SelfTest(self.spark, state_directory.scratch)
         self._openings = threading.Semaphore(files.openings)
         self._siblings: dict[str, Siblings] = {}
         self._changing = threading.RLock()
@@ -398,7 +396,7 @@ class Engine:
         decoder = Decoder(self.spark, hosted.read_model, hosted.stage, self.registry, with_traces=with_traces)
         self._decoders[hosted.stage.name] = decoder
         known = decoder.resolve_all()
-        runner = TaskRunner(hosted, decoder, self.spark, self._self_test, self._slots, self.metrics, self._tracer)
+        runner = TaskRunner(hosted, decoder, self.spark, self._slots, self.metrics, self._tracer)
         return runner, partial(runner.warm_up, known)
 
     def _hosted(self, stage: Stage) -> HostedStage:

@@ -296,6 +296,30 @@ def records_left_at(
     return _below(kept_from, offsets) + looked_up, records
 
 
+def records_from(
+    settings: Settings, topic: str, partition: int, start: int, end: int, most: int, most_bytes: int
+) -> list[Message]:
+    """The first committed records of `[start, end)`.
+
+    Args:
+        most: how many at most.
+        most_bytes: as for `records_at`.
+
+    Raises:
+        RetriableError: as `LogReader.read`.
+    """
+    records: list[Message] = []
+    size = 0
+    with LogReader(reader_config(settings), topic, {partition: start}, {partition: end}) as reader:
+        while reader.unfinished and len(records) < most and size <= most_bytes:
+            for message in reader.read():
+                size += len(message.key() or b"") + len(message.value() or b"")
+                if len(records) == most or (records and size > most_bytes):
+                    break
+                records.append(message)
+    return records
+
+
 def _below(end: int, offsets: Iterable[int]) -> list[int]:
     return [offset for offset in offsets if offset < end]
 

@@ -373,8 +373,8 @@ def _check_source(topic: Topic, config: Config, *, allow_finite_retention: bool)
 def _warn_of_timestamps(topic: Topic, config: Config) -> None:
     if config[_TIMESTAMP_TYPE] == "CreateTime" and int(config.get(_AFTER, 0)) > _DAY_MS:
         log.warning(
-            "the source accepts timestamps of any future: one that exceeds Spark's microseconds stops it; "
-            f"set {_AFTER}=3600000",
+            "the source accepts timestamps of any future: a record whose timestamp exceeds Spark's microseconds "
+            f"becomes a dead letter; set {_AFTER}=3600000",
             topic=topic.name,
         )
 

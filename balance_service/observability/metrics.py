@@ -90,9 +90,10 @@ class Metrics:
         self._queries = self._counter(
             "balance_stream_queries",
             "Spark queries started: opened (the task began or continued to fold), single events (a combined "
-            "update needs its events), replaced (one query took the place of others), set aside (an operator "
-            "had a record passed over) or failed (the previous one failed). A query that several partitions share "
-            "counts for each.",
+            "update needs its events), replaced (one query took the place of others), failed or stalled (the previous "
+            "one failed, or handed over no row of those that there were), read apart (records were read without a "
+            "query in between), or set aside (an operator had a record passed over). A query that several partitions "
+            "share counts for each.",
             (*_TASK, "reason"),
         )
         self._without_slots = self._counter(

@@ -22,8 +22,7 @@ from balance_service.settings import load_settings
 from balance_service.spark.decode import Decoder
 from balance_service.spark.jvm import QUIET, archive_of, class_path, is_stale, spark_java
 from balance_service.spark.row_query import RowQuery
-from balance_service.spark.self_test import one_record
-from balance_service.spark.session import start_spark
+from balance_service.spark.session import one_record, start_spark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

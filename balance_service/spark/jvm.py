@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from balance_service.process.scratch import Scratch
     from balance_service.settings import Settings
 
-_MAIN = "org.apache.spark.api.python.PythonGatewayServer"
+_MAIN = "parts.code.balance.Gateway"
 _LOOK_EVERY_SECONDS = 0.01
 # Spark would prefer it to its configuration for temporary files.
 _LOCAL_DIRS = "SPARK_LOCAL_DIRS"
@@ -251,6 +251,8 @@ class SparkJvm:
             f"-Xmx{settings.spark_driver_memory}",
             *_HEAP_OPTIONS,
             "-XX:+UseParallelGC",
+            # Otherwise the thread that lacked memory ends alone: Spark goes on without it, and rows never come.
+            "-XX:+ExitOnOutOfMemoryError",
             f"-Djava.io.tmpdir={scratch.files}",
             # Otherwise performance counters are a file in /tmp, even with another java.io.tmpdir.
             "-XX:+PerfDisableSharedMem",

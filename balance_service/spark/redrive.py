@@ -8,8 +8,11 @@ thread calls.
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,17 +20,19 @@ import structlog
 
 from balance_service.avro.codec import schema_id_of
 from balance_service.avro.registry import ask_together
-from balance_service.engine.dead_letter import GONE, SPARK_FAILED
+from balance_service.engine.dead_letter import DECODER_FAILED, GONE
 from balance_service.engine.records import DeadLetter, TaskBatch
 from balance_service.errors import PoisonRecordError
-from balance_service.kafka.log_reader import records_at, records_left_at
+from balance_service.kafka.log_reader import records_at, records_from, records_left_at
 from balance_service.kafka.messages import headers_of, offset_of
 from balance_service.spark.combine import SCHEMA_ID_UNKNOWN, PartitionRows, PartitionUpdates
 from balance_service.spark.row_query import QueryEndedError, in_short
 from balance_service.spark.session import require_jvm
+from balance_service.spark.trials import Trials
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from confluent_kafka import Message
     from pyspark.sql import SparkSession
@@ -44,6 +49,14 @@ log = structlog.get_logger(__name__)
 _MOST_BYTES = 8 << 20
 # New events wait in the meantime.
 _READ_SECONDS = 1.0
+# Of records that are read without a query.
+_MOST_RECORDS = 1_024
+# Spark decodes so many within a tenth of a second, but the first ones of a start take longer.
+_DECODE_SECONDS, _HARMLESS_SECONDS = 10.0, 30.0
+# Of the rows of a query that are decoded again, there may be 65,536.
+_AGAIN_SECONDS = 60.0
+# Spark's times are microseconds in 64 bits.
+_MOST_TIMESTAMP_MS = (2**63 - 1) // 1000
 # The schema of Spark's Kafka source.
 _RECORDS = pa.schema(
     {
@@ -55,6 +68,8 @@ _RECORDS = pa.schema(
         "partition": pa.int32(),
     }
 )
+# It has a key and no value, which no decoder can take amiss.
+_HARMLESS = {"key": b"c", "value": None, "offset": -1, "timestamp": 0, "headers": None, "partition": 0}
 
 
 def read_singles(
@@ -109,8 +124,17 @@ class Redrive:
         self._decoder = decoder
         self._has_states = has_states
 
-    def batch(self, partition: int, position: int, due: DueLetters) -> TaskBatch:
+    def trials(self, path: Path) -> Trials:
+        """Args:
+        path: of the file that remembers at which records Spark has failed.
+        """
+        return Trials(path, self._decoded, self._decode_harmless)
+
+    def batch(self, partition: int, position: int, due: DueLetters, path: Path) -> TaskBatch:
         """Returns the dead letters that are due as a batch for the task.
+
+        Args:
+            path: as for `trials`.
 
         Raises:
             RetriableError: the broker or the registry does not answer.
@@ -133,11 +157,16 @@ class Redrive:
         unknown = self._still_unknown(due, rows)
         failed += [replace(letters[offset], cause=SCHEMA_ID_UNKNOWN) for offset in unknown]
         rows = [row for row in rows if row["offset"] not in unknown]
-        decoded, count = self._first_decoded(rows)
-        if rows and not count:
-            failed.append(replace(letters[rows[0]["offset"]], cause=SPARK_FAILED))
-        if behind := rows[max(count, 1) :]:
-            # The rest is tried in the next batch, when the record that Spark fails at is no longer due.
+        decoded, count = None, 0
+        if rows:
+            trial = self.trials(path).decoded(rows)
+            count = len(trial.records)
+            if trial.rows is not None:
+                decoded = PartitionRows(trial.rows)
+            else:
+                failed.append(replace(letters[rows[0]["offset"]], cause=DECODER_FAILED, detail=trial.detail))
+        if behind := rows[count:]:
+            # The rest is tried in the next batch.
             end = behind[0]["offset"]
             tried = [offset for offset in tried if offset < end]
             failed = [letter for letter in failed if letter.offset < end]
@@ -151,19 +180,36 @@ class Redrive:
         failed_so = (letter.offset for letter in due.again if letter.cause == SCHEMA_ID_UNKNOWN)
         return {offset for offset in failed_so if offset in schema_ids and schema_ids[offset] not in known}
 
-    def _first_decoded(self, records: Sequence[Mapping[str, Any]]) -> tuple[PartitionRows | None, int]:
-        """Decodes the first records; returns how many: all, unless Spark fails at one, and 0 if that is the first."""
-        count = len(records)
-        while count:
-            try:
-                return self._decoded(records[:count]), count
-            except QueryEndedError as error:
-                # The end of the JVM is no record's fault.
-                require_jvm(self._spark, error)
-                if count == 1:
-                    log.warning("Spark fails at a dead letter", offset=records[0]["offset"], error=str(error))
-                count //= 2
-        return None, 0
+    def read(self, partition: int, start: int) -> list[tuple[dict[str, Any] | None, DeadLetter]]:
+        """Reads some records from an offset on without Spark; returns each in Spark's form and as a dead letter.
+
+        A record that has no such form is None, and its dead letter has the cause; the other ones have none.
+
+        Raises:
+            RetriableError: the broker or the registry does not answer.
+        """
+        end = self._topics.offsets(self._source, [partition], committed=True)[partition]
+        read = records_from(self._settings, self._source, partition, start, end, _MOST_RECORDS, _MOST_BYTES)
+        found = [self._read(message) for message in read]
+        schema_ids = (schema_id_of(record["value"]) for record, _ in found if record is not None)
+        # Otherwise the rows of unknown schemas would be decoded elsewhere, all at once.
+        self._decoder.resolve({schema_id for schema_id in schema_ids if schema_id is not None})
+        return found
+
+    def _read(self, message: Message) -> tuple[dict[str, Any] | None, DeadLetter]:
+        letter = letter_of(message)
+        try:
+            record = _row(letter.offset, message)
+        except PoisonRecordError as error:
+            return None, replace(letter, cause=error.cause, detail=str(error))
+        # Without a schema, the plan says so itself.
+        with suppress(PoisonRecordError):
+            record = self._decoder.framed(record)
+        return record, letter
+
+    def rows_schema(self) -> pa.Schema:
+        """Returns the columns of decoded rows. Raises as `Trials.check`."""
+        return self._decode_harmless().schema
 
     def known(self, records: pa.Table) -> pa.Table:
         """Returns those of some unresolved records whose schema the registry knows, with their frames.
@@ -188,20 +234,58 @@ class Redrive:
     def resolved(self, partition: int, rows: pa.Table, records: pa.Table) -> pa.Table:
         """Returns the rows of a batch, with those of some of its records decoded again."""
         known = records.append_column("partition", pa.repeat(pa.scalar(partition, pa.int32()), len(records)))
-        again = self._rows(known.select(_RECORDS.names).cast(_RECORDS)).cast(rows.schema)
+        again = self._rows(known.select(_RECORDS.names).cast(_RECORDS), _AGAIN_SECONDS).cast(rows.schema)
         others = rows.filter(pc.invert(pc.is_in(rows["offset"], records["offset"].combine_chunks())))
         return pa.concat_tables([others, again]).sort_by("offset")
 
-    def _decoded(self, records: Sequence[Mapping[str, Any]]) -> PartitionRows:
-        return PartitionRows(self._rows(pa.Table.from_pylist(records, _RECORDS)).sort_by("offset"))
+    def _decoded(self, records: Sequence[Mapping[str, Any]]) -> pa.Table:
+        try:
+            return self._rows(pa.Table.from_pylist(records, _RECORDS), _DECODE_SECONDS).sort_by("offset")
+        except QueryEndedError as error:
+            # The end of the JVM is no record's fault.
+            require_jvm(self._spark, error)
+            raise
 
-    def _rows(self, records: pa.Table) -> pa.Table:
+    def _decode_harmless(self) -> pa.Table:
+        try:
+            return self._rows(pa.Table.from_pylist([_HARMLESS], _RECORDS), _HARMLESS_SECONDS)
+        except QueryEndedError as error:
+            require_jvm(self._spark, error)
+            raise
+
+    def _rows(self, records: pa.Table, seconds: float) -> pa.Table:
         try:
             frame: Any = self._spark.createDataFrame(records)
-            rows = self._decoder.updates(frame).toArrow()
+            with self._within(seconds):
+                rows = self._decoder.updates(frame).toArrow()
         except Exception as error:  # Spark and py4j raise many types of errors.
             raise QueryEndedError(in_short(error)) from error
         return rows.drop_columns(["partition"])
+
+    @contextmanager
+    def _within(self, seconds: float) -> Iterator[None]:
+        """Cancels the jobs of this thread after some seconds. They fail at once, even if a thread of Spark hangs."""
+        context, group = self._spark.sparkContext, f"decode-{uuid4()}"
+        is_late = threading.Event()
+
+        def cancel() -> None:
+            is_late.set()
+            # The sampler notices a JVM that does not answer.
+            with suppress(Exception):
+                context.cancelJobGroup(group)
+
+        context.setJobGroup(group, "records are decoded again", interruptOnCancel=True)
+        timer = threading.Timer(seconds, cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except Exception as error:
+            if is_late.is_set():
+                raise QueryEndedError(f"Spark did not decode it within {seconds:.0f} s") from error
+            raise
+        finally:
+            timer.cancel()
 
 
 def redriven(
@@ -245,12 +329,15 @@ def redriven(
 
 
 def _row(offset: int, message: Message) -> dict[str, Any]:
-    headers = headers_of(message)
+    """Returns a record in Spark's form. Raises PoisonRecordError if its time is beyond Spark's."""
+    headers, timestamp_ms = headers_of(message), message.timestamp()[1]
+    if abs(timestamp_ms) > _MOST_TIMESTAMP_MS:
+        raise PoisonRecordError("time-out-of-range", f"the record's timestamp, {timestamp_ms} ms, is beyond Spark's")
     return {
         "key": message.key(),
         "value": message.value(),
         "offset": offset,
-        "timestamp": message.timestamp()[1] * 1000,
+        "timestamp": timestamp_ms * 1000,
         "headers": [{"key": name, "value": value} for name, value in headers] or None,
         "partition": message.partition(),
     }

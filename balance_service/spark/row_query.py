@@ -40,6 +40,8 @@ _COUNT_BYTES = 8
 _CONNECT_SECONDS = 60.0
 _LOOK_EVERY_SECONDS = 0.2
 _END_SECONDS = 5.0
+# `Handover` sends a batch that it has begun within milliseconds.
+_SEND_SECONDS = 30.0
 # The message of `Handover` in a second batch.
 _SECOND_BATCH = "a query runs one batch only"
 # The text is in one of the inner causes.
@@ -267,6 +269,7 @@ class PartitionStream:
         if not _is_readable(self._listener, timeout_seconds):
             return None
         self._connection = self._opened.enter_context(self._listener.accept()[0])
+        self._connection.settimeout(_SEND_SECONDS)
         self._file = self._opened.enter_context(self._connection.makefile("rb"))
         self._listen_no_more()
         # `Handover` sends the schema at once.

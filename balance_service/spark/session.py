@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import structlog
 from pyspark import SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from balance_service.errors import FatalError
 from balance_service.settings.kafka import jvm_properties
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _GATEWAY = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
+# The longest calls, such as the start of the session, take some seconds.
+_ANSWER_SECONDS = 60.0
+_BODY_BYTES = 1_000
 
 
 def start_spark(
@@ -69,9 +74,13 @@ def start_spark(
         .config("spark.sql.session.timeZone", "UTC")
         # By default as many as slots, for the few records that are read again.
         .config("spark.sql.leafNodeDefaultParallelism", "1")
+        # It would decode records in a thread of the driver, which cannot be cancelled as a job can.
+        .config("spark.sql.optimizer.excludedRules", "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation")
         # No plan of this service shuffles, so there is nothing to adapt.
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1")
+        # By default, the stop of a query waits for ever for a thread that hangs.
+        .config("spark.sql.streaming.stopTimeout", "10s")
         # A consumer belongs to one query; afterwards, a cached one would hold its connections and what it has fetched.
         .config("spark.kafka.consumer.cache.timeout", "1s")
         .config("spark.kafka.consumer.cache.evictorThreadRunInterval", "1s")
@@ -110,6 +119,27 @@ def read_source(spark: SparkSession, settings: Settings, topic: str, positions: 
     return spark.readStream.format("kafka").options(**options).load()
 
 
+def one_record(spark: SparkSession, schema_id: int = 1) -> DataFrame:
+    """Returns one record from a memory stream, the only source with real-time mode except Kafka's.
+
+    Args:
+        schema_id: of its value, whose fields are empty or zero.
+    """
+    jvm: Any = spark._jvm
+    session: Any = spark._jsparkSession
+    streams = jvm.org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream
+    stream = streams.singlePartition(session, jvm.org.apache.spark.sql.Encoders.INT())
+    stream.addData(jvm.scala.jdk.javaapi.CollectionConverters.asScala(jvm.java.util.List.of(1)))
+    return ClassicDataFrame(stream.toDF(), spark).selectExpr(
+        "cast(value as bigint) as offset",
+        "current_timestamp() as timestamp",
+        "cast('c' as binary) as key",
+        f"unhex('00{schema_id:08x}{'00' * _BODY_BYTES}') as value",
+        "cast(null as array<struct<key:string,value:binary>>) as headers",
+        "0 as partition",
+    )
+
+
 def require_jvm(spark: SparkSession, error: Exception) -> None:
     """Raises FatalError if an operation failed because Spark has ended: a retry would not help."""
     if jvm_has_ended(spark):
@@ -138,6 +168,9 @@ def _connect(jvm: SparkJvm) -> None:
         for name in _GATEWAY:
             os.environ.pop(name, None)
     gateway.proc = jvm.process
+    # This thread has a connection already; the others use the parameter.
+    gateway.java_parameters.read_timeout = _ANSWER_SECONDS
+    gateway._gateway_client.get_thread_connection().socket.settimeout(_ANSWER_SECONDS)
     SparkContext._ensure_initialized(gateway=gateway)
 
 
@@ -191,13 +224,16 @@ class SparkSampler:
         """Takes a sample.
 
         Raises:
-            FatalError: the JVM has ended; without tasks, nothing else detects that.
+            FatalError: the JVM has ended, or answers nothing; while the tasks are idle, nothing else detects that.
         """
+        began = time.monotonic()
         try:
             self.sample = self._taken()
         except Exception as error:  # py4j raises many types of errors.
             if jvm_has_ended(self._spark):
                 raise FatalError("Spark's JVM has ended") from error
+            if time.monotonic() - began >= _ANSWER_SECONDS:
+                raise FatalError(f"Spark's JVM has not answered for {_ANSWER_SECONDS:.0f} s") from error
             log.warning("Spark's heap cannot be read", error=str(error).partition("\n")[0])
             self.sample = None
 

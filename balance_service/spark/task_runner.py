@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,13 +29,13 @@ from balance_service.spark.combine import PartitionRows, PartitionUpdates
 from balance_service.spark.gathering import Gathered, Gathering, end_of
 from balance_service.spark.redrive import Redrive, read_singles
 from balance_service.spark.row_query import BatchEndedError, QueryEndedError, QueryInterruptedError, RowQuery
-from balance_service.spark.self_test import FailedQueries, one_record
-from balance_service.spark.session import read_source, require_jvm
+from balance_service.spark.rows_apart import RowsApart, RowsApartEndedError
+from balance_service.spark.session import one_record, read_source, require_jvm
 from balance_service.spark.shared_queries import SharedQueries
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from opentelemetry.trace import Tracer
     from pyspark.sql import DataFrame, SparkSession
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
     from balance_service.engine.task import Task
     from balance_service.observability.metrics import Metrics
     from balance_service.spark.decode import Decoder
-    from balance_service.spark.self_test import SelfTest
-    from balance_service.spark.shared_queries import Slots
+    from balance_service.spark.shared_queries import Slots, TaskRows
+    from balance_service.spark.trials import Trials
 
 log = structlog.get_logger(__name__)
 
@@ -61,8 +62,8 @@ _WARM_UP_SECONDS = 10.0
 _POSTPONED_SECONDS = 10.0
 # Events that arrived since the previous query are committed first.
 _SETTLE_SECONDS = 3.0
-# After this time without a row, a query is considered to be reading an idle partition.
-_READS_SECONDS = 5.0
+# So long, a query may hand over nothing of a partition whose next record Kafka serves to another reader.
+_STALL_SECONDS = 30.0
 
 
 class _AnotherQueryError(BalanceServiceError):
@@ -73,6 +74,10 @@ class _WaitError(BalanceServiceError):
     """Something else that the task needs, such as a joined table, is not available at present."""
 
 
+class _QueryStalledError(QueryEndedError):
+    """The query hands over nothing, though there are records."""
+
+
 class TaskRunner:
     """Runs the tasks of one stage."""
 
@@ -81,7 +86,6 @@ class TaskRunner:
         hosted: HostedStage,
         decoder: Decoder,
         spark: SparkSession,
-        self_test: SelfTest,
         slots: Slots,
         metrics: Metrics,
         tracer: Tracer = UNTRACED,
@@ -89,7 +93,7 @@ class TaskRunner:
         read_model, stage = hosted.read_model, hosted.stage
         self._spark = spark
         self._scratch = hosted.state_directory.scratch
-        self._self_test = self_test
+        self._suspects = hosted.state_directory.suspects_path
         self._settings = hosted.settings
         self._source = hosted.source.name
         self._combine = read_model.combine if read_model is not None and stage.by is None else None
@@ -117,6 +121,7 @@ class TaskRunner:
         self._queries = SharedQueries(hosted.name, self._query, slots, without_slots)
         self._gatherings: dict[int, Gathering] = {}
         self._progress = hosted.progress
+        self._trials: dict[int, Trials] = {}
         self._begun: set[int] = set()
 
     def check_resumption(self, partition: int, interrupted: threading.Event) -> None:
@@ -155,16 +160,18 @@ class TaskRunner:
         """Folds and commits until interrupted, or until the task must wait or is halted.
 
         Raises:
-            FatalError: Spark's JVM has ended, or Spark cannot run any query.
+            FatalError: Spark's JVM has ended, or Spark decodes nothing any more.
             BalanceServiceError: as `Task.process`; the caller closes the task.
         """
-        partition, reason, failures = task.task_id.partition, "opened", FailedQueries()
+        partition, reason = task.task_id.partition, "opened"
         try:
             while not interrupted.is_set() and task.state is TaskState.RUNNING:
                 try:
-                    self._run_query(task, reason, interrupted, failures)
+                    self._run_query(task, reason, interrupted)
                 except _AnotherQueryError as needed:
                     reason = str(needed)
+                except RowsApartEndedError:
+                    reason = "read apart"
                 except _WaitError as error:
                     task.wait(str(error))
                 except QueryInterruptedError:
@@ -173,18 +180,16 @@ class TaskRunner:
                     reason = "batch ended"
                 except QueryEndedError as error:
                     require_jvm(self._spark, error)
-                    reason = "failed"
+                    reason = "stalled" if isinstance(error, _QueryStalledError) else "failed"
                     self._progress.failed(partition, task.position, str(error))
                     self._begun.add(partition)
-                    if failures.add():
-                        self._self_test.run(interrupted.is_set)
                     interrupted.wait(_BACK_OFF_SECONDS)
         except TaskMigratedError:
             # The task was halted or told to close while a batch was being committed: nothing was committed.
             if task.state is TaskState.RUNNING:
                 raise
 
-    def _run_query(self, task: Task, reason: str, interrupted: threading.Event, failures: FailedQueries) -> None:
+    def _run_query(self, task: Task, reason: str, interrupted: threading.Event) -> None:
         partition, began = task.task_id.partition, time.monotonic()
         gathering = self._gathering(partition)
         # Before the query, because starting one is expensive, and one that cannot commit would be restarted repeatedly.
@@ -192,11 +197,12 @@ class TaskRunner:
             return
         left_out = self._skip(task)
         part_of = partial(self._part, partition, pa.array(left_out, pa.int64()))
-        with self._queries.rows(partition, lambda: task.position, interrupted.is_set) as rows:
+        with self._rows(task, left_out, interrupted) as rows:
             start, bounded = rows.position, _BoundedRows(rows.pull, task, self._most_rows)
             self._metrics.query_started(task.task_id, reason, time.monotonic() - began)
-            looked_at = time.monotonic()
-            retry_at, reads_from = looked_at + _SETTLE_SECONDS, looked_at + _READS_SECONDS
+            looked_at = unread_at = time.monotonic()
+            is_unread = False
+            retry_at = looked_at + _SETTLE_SECONDS
             while not interrupted.is_set() and task.state is TaskState.RUNNING:
                 if rows.change_over(start):
                     self._metrics.query_started(task.task_id, "replaced")
@@ -211,8 +217,6 @@ class TaskRunner:
                 if task.position != start:
                     raise _AnotherQueryError("set aside")
                 began = time.monotonic()
-                if gathered or began > reads_from:
-                    failures.reset()
                 if gathered and not self._catch_up_tables(partition, interrupted):
                     return
                 for part in gathered:
@@ -222,8 +226,16 @@ class TaskRunner:
                 if gathered:
                     gathering.committed(began)
                 elif began - looked_at > _LOOK_EVERY_SECONDS:
-                    start = self._pass_over(start, frozenset(left_out), task, interrupted)
+                    passed = self._pass_over(start, frozenset(left_out), task, interrupted)
                     looked_at = time.monotonic()
+                    start, is_unread = start if passed is None else passed, passed is None
+                if gathered or not is_unread or bounded.rest is not None:
+                    is_unread, unread_at = False, time.monotonic()
+                elif time.monotonic() - unread_at > _STALL_SECONDS:
+                    raise _QueryStalledError(
+                        f"Spark hands over nothing, though Kafka has had a record since offset {start} "
+                        f"for {_STALL_SECONDS:.0f} s"
+                    )
                 if began > retry_at:
                     retry_at = time.monotonic() + self._try_again(task, interrupted)
 
@@ -242,6 +254,29 @@ class TaskRunner:
             return left_out
         task.process(TaskBatch(start, end, left_out=frozenset(left_out)))
         return left_out[end - start :]
+
+    @contextmanager
+    def _rows(
+        self, task: Task, left_out: Collection[int], interrupted: threading.Event
+    ) -> Iterator[TaskRows | RowsApart]:
+        """Gives the rows of a query; those that are read apart where two queries in a row have failed."""
+        partition = task.task_id.partition
+        if partition not in self._trials:
+            self._trials[partition] = self._redrive.trials(self._suspects(task.task_id))
+        trials = self._trials[partition]
+        if not trials.may_query(task.position):
+            yield RowsApart(self._redrive, trials, task, left_out, interrupted.is_set)
+            return
+        has_failed = False
+        try:
+            with self._queries.rows(partition, lambda: task.position, interrupted.is_set) as rows:
+                yield rows
+        except QueryEndedError as error:
+            has_failed = not isinstance(error, BatchEndedError | QueryInterruptedError)
+            raise
+        finally:
+            if not has_failed:
+                trials.forget()
 
     def _most_rows(self) -> int | None:
         """Returns how many events a commit may have; None unless the generation is built at a bounded rate."""
@@ -286,7 +321,8 @@ class TaskRunner:
         try:
             if not self._catch_up_tables(partition, interrupted):
                 return 0.0
-            batch = self._redrive.batch(partition, task.position, due)
+            path = self._suspects(task.task_id)
+            batch = self._redrive.batch(partition, task.position, due, path.with_suffix(".letters"))
         except (RetriableError, _WaitError) as error:
             log.warning("dead letters are tried again later", task=str(task.task_id), error=str(error))
             return _POSTPONED_SECONDS
@@ -353,10 +389,11 @@ class TaskRunner:
             raise _AnotherQueryError("single events")
         return read_singles(self._settings, self._source, partition, rows, keys)
 
-    def _pass_over(self, start: int, left_out: frozenset[int], task: Task, interrupted: threading.Event) -> int:
+    def _pass_over(self, start: int, left_out: frozenset[int], task: Task, interrupted: threading.Event) -> int | None:
         """Moves the position past offsets without committed records: control records and aborted transactions.
 
-        Spark reports records only, so the position would otherwise stay below the end of the partition.
+        Spark reports records only, so the position would otherwise stay below the end of the partition. Returns the
+        position; None if there is a committed record, which Spark is to hand over.
         """
         partition, topic = task.task_id.partition, self._source
         end = self._known_end(partition)
@@ -370,8 +407,10 @@ class TaskRunner:
             config = reader_config(self._settings)
             with LogReader(config, topic, {partition: start}, {partition: stable}) as reader:
                 while reader.unfinished:
-                    if interrupted.is_set() or reader.read():
+                    if interrupted.is_set():
                         return start
+                    if reader.read():
+                        return None
         except RetriableError as error:
             log.warning("the offsets after the position cannot be read", task=str(task.task_id), error=str(error))
             return start

@@ -51,6 +51,14 @@ PINPOINT_MUTATIONS = (
         "test_no_record_keeps_a_decoder_busy_or_takes_its_memory_and_both_decoders_agree",
     ),
     _pinpoint(
+        "a schema that cannot be used is taken for an outage of the registry",
+        "avro/writer_schema.py",
+        "            return cls.unusable(str(error), _records_told(text))\n",
+        "            raise ValueError(str(error)) from error\n",
+        "unit/avro/test_registry",
+        "test_a_schema_that_is_nested_too_deeply_is_no_outage",
+    ),
+    _pinpoint(
         "rows that are decoded again come last",
         "spark/redrive.py",
         'return pa.concat_tables([others, again]).sort_by("offset")',
@@ -85,8 +93,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "an id of another context of the registry is taken for that of a GUID",
         "avro/registry.py",
-        "                if self._has(schema_id, schema):\n",
-        "                if schema_id:\n",
+        "(schema_id for schema_id in ids if self._with_id(schema_id) == schema)",
+        "(schema_id for schema_id in ids if schema)",
         "unit/avro/test_registry",
         "test_a_guid_of_another_context_only_is_unknown",
     ),
@@ -202,12 +210,12 @@ PINPOINT_MUTATIONS = (
         # Rows that were pulled before the wait are then missing.
         "a task that reads again is attached to the connection that it had",
         "spark/task_runner.py",
-        "        with self._queries.rows(partition, lambda: task.position, interrupted.is_set) as rows:\n",
-        "        kept = self.__dict__.setdefault('kept', {})\n"
-        "        if partition not in kept:\n"
-        "            asked = self._queries.rows(partition, lambda: task.position, interrupted.is_set)\n"
-        "            kept[partition] = asked, asked.__enter__()\n"
-        "        for _, rows in [kept[partition]]:\n",
+        "            with self._queries.rows(partition, lambda: task.position, interrupted.is_set) as rows:\n",
+        "            kept = self.__dict__.setdefault('kept', {})\n"
+        "            if partition not in kept:\n"
+        "                asked = self._queries.rows(partition, lambda: task.position, interrupted.is_set)\n"
+        "                kept[partition] = asked, asked.__enter__()\n"
+        "            for _, rows in [kept[partition]]:\n",
         "integration/test_real_time",
         "test_a_registry_outage_delays_only_partitions_with_unknown_schemas",
     ),
@@ -334,8 +342,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a dead letter that fails in a model's own code does not hold later events, although order matters",
         "engine/dead_letter.py",
-        "        OWN_CODE_FAILED,\n    }\n",
-        "    }\n",
+        "        OWN_CODE_FAILED,\n        SET_ASIDE,\n",
+        "        SET_ASIDE,\n",
         "unit/engine/test_own_code",
         "test_discarding_it_releases_the_records_behind_it",
     ),
@@ -421,11 +429,27 @@ PINPOINT_MUTATIONS = (
     ),
     _pinpoint(
         "the engine retries a Spark that runs no query forever",
-        "spark/task_runner.py",
-        "                    if failures.add():\n",
-        "                    if failures.add() and False:\n",
-        "unit/spark/test_self_test",
-        "test_a_task_runs_the_self_test_only_after_its_queries_have_failed_for_some_time",
+        "spark/trials.py",
+        "            if self._failures >= _MOST_FAILURES:\n",
+        "            if self._failures >= _MOST_FAILURES and False:\n",
+        "unit/spark/test_trials",
+        "test_no_record_is_to_blame_for_a_spark_that_decodes_nothing",
+    ),
+    _pinpoint(
+        "an attempt that ended the instance is forgotten",
+        "spark/trials.py",
+        "            self._write(tried)\n            try:\n",
+        "            try:\n",
+        "unit/spark/test_trials",
+        "test_a_record_is_to_blame_only_after_two_failures_alone",
+    ),
+    _pinpoint(
+        "the JVM waits for ever as its parent ends",
+        "spark/jvm.py",
+        '_MAIN = "parts.code.balance.Gateway"',
+        '_MAIN = "org.apache.spark.api.python.PythonGatewayServer"',
+        "integration/test_jvm",
+        "test_a_jvm_whose_shutdown_hangs_ends_with_its_parent",
     ),
     _pinpoint(
         "states of another partitioner are answered from",
@@ -520,10 +544,10 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a commit during the first look at a partition is not told",
         "engine/task.py",
-        "            done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer)\n",
-        "            early = self._watcher\n"
-        "            done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer)\n"
-        "            self._watcher = early\n",
+        "        done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer, audit)\n",
+        "        early = self._watcher\n"
+        "        done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer, audit)\n"
+        "        self._watcher = early\n",
         "unit/engine/test_task_states",
         "test_who_begins_to_watch_during_a_commit_is_told_of_it",
     ),

@@ -21,10 +21,13 @@ from balance_service.spark.combine import SCHEMA_ID_UNKNOWN
 from balance_service.spark.redrive import Redrive
 from tests.integration.engines import prepare, settings_for
 from tests.support.waiting import eventually
+from tests.unit.spark.decoded import table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    import pyarrow as pa
 
     from balance_service.devtools.local.stack import LocalStack
     from balance_service.settings import Settings
@@ -205,31 +208,38 @@ def redrive_of(settings: Settings, topic: str, known: set[int]) -> Redrive:
 
 
 def test_dead_letters_are_retried_in_batches_that_fit_into_memory(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 900_000
     topic = topic_of(settings, 16, lambda _: bytes(size))
     Topics(settings).delete_before(topic, {0: 2})
     redrive = redrive_of(settings, topic, set())
-    monkeypatch.setattr(redrive, "_decoded", lambda _records: None)
+    monkeypatch.setattr(redrive, "_decoded", lambda _records: table([]))
     monkeypatch.setattr("balance_service.spark.redrive._READ_SECONDS", _SECONDS)
 
-    batch = redrive.batch(0, 16, DueLetters([Letter.first(at, "join-missing", None, 0, 1) for at in range(16)]))
+    due = DueLetters([Letter.first(at, "join-missing", None, 0, 1) for at in range(16)])
+    batch = redrive.batch(0, 16, due, tmp_path / "suspects")
 
     assert batch.retried == frozenset(range(2 + (8 << 20) // size))
     assert [letter.offset for letter in batch.dead_letters] == [0, 1]
 
 
 def test_records_whose_schema_is_still_unknown_cost_no_spark_job(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = topic_of(settings, 4, lambda at: frame_header(at) + b"body")
     redrive = redrive_of(settings, topic, {2})
     decoded: list[int] = []
-    monkeypatch.setattr(redrive, "_decoded", lambda rows: decoded.extend(row["offset"] for row in rows))
+
+    def decode(records: Sequence[Mapping[str, Any]]) -> pa.Table:
+        decoded.extend(record["offset"] for record in records)
+        return table([])
+
+    monkeypatch.setattr(redrive, "_decoded", decode)
     causes = [SCHEMA_ID_UNKNOWN, "join-missing", SCHEMA_ID_UNKNOWN, SCHEMA_ID_UNKNOWN]
 
-    batch = redrive.batch(0, 4, DueLetters([Letter.first(at, cause, None, 0, 1) for at, cause in enumerate(causes)]))
+    due = DueLetters([Letter.first(at, cause, None, 0, 1) for at, cause in enumerate(causes)])
+    batch = redrive.batch(0, 4, due, tmp_path / "suspects")
 
     assert decoded == [1, 2]
     assert [(letter.offset, letter.cause) for letter in batch.dead_letters] == [

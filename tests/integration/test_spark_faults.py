@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 import threading
 from decimal import Decimal
 from pathlib import Path
@@ -10,21 +12,35 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
 from balance_service.errors import FatalError
+from balance_service.kafka.topics import Topics
 from balance_service.process.runtime import thread_failures
 from balance_service.settings import load_settings
-from balance_service.spark import self_test, task_runner
+from balance_service.spark import redrive, task_runner
+from balance_service.spark.decode import Decoder
 from balance_service.spark.jvm import MODULE_OPTIONS, class_path, spark_java
-from balance_service.spark.self_test import SelfTest
 from balance_service.spark.session import start_spark
-from tests.integration.engines import balance, counted, problems, running_engine, settings_for
+from tests.integration.engines import (
+    SESSION_TIMEOUT_MS,
+    balance,
+    catch_up,
+    counted,
+    customers_in,
+    prepare,
+    problems,
+    running_engine,
+    settings_for,
+    tasks_of,
+)
 from tests.support.kafka import Writer
 from tests.support.shipped import jvm_scratch
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -32,6 +48,7 @@ if TYPE_CHECKING:
 
 _FATAL_WITHIN_SECONDS = 150
 _FOLDS_WITHIN_SECONDS = 120
+_MOST_STARTS = 8
 
 
 def stop_executor(spark: SparkSession) -> None:
@@ -66,26 +83,16 @@ def test_a_spark_that_runs_no_queries_ends_the_instance(
         eventually(lambda: problems(engine) != [] or noticed.is_set(), "queries fail")
         assert noticed.wait(_FATAL_WITHIN_SECONDS), problems(engine)
         assert isinstance(failures[0], FatalError)
-        assert "Spark runs no query any more" in str(failures[0])
+        assert "Spark decodes nothing any more" in str(failures[0])
         assert counted(engine, "applied") == 1
     # An engine does not stop Spark if a task's thread is still running, and the next engine would reuse it.
     engine.spark.stop()
 
 
-def test_an_unreadable_source_is_not_blamed_on_spark(
+def test_events_count_without_a_query_while_the_queries_fail(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
-    succeeded: list[bool] = []
-    self_test_query = SelfTest._query
-
-    def recorded(self: SelfTest, is_interrupted: Callable[[], bool]) -> None:
-        self_test_query(self, is_interrupted)
-        succeeded.append(True)
-
-    monkeypatch.setattr(SelfTest, "_query", recorded)
-    monkeypatch.setattr(self_test, "_DOUBTFUL_SECONDS", 0.0)
-    monkeypatch.setattr(self_test, "_EVERY_SECONDS", 0.0)
     with (
         thread_failures(lambda: None) as failures,
         running_engine(settings) as engine,
@@ -97,12 +104,139 @@ def test_an_unreadable_source_is_not_blamed_on_spark(
             away.setattr(task_runner, "read_source", _gone)
             for query in engine.spark.streams.active:
                 query.stop()
-            eventually(lambda: len(succeeded) > 4, "the engine has tested Spark repeatedly", _FOLDS_WITHIN_SECONDS)
-            assert problems(engine)
+            eventually(lambda: problems(engine) != [], "queries fail")
+            writer.add("c", "1.00")
+            eventually(lambda: balance(engine, "c") == Decimal("2.00"), "the records are read", _FOLDS_WITHIN_SECONDS)
         writer.add("c", "1.00")
-        eventually(lambda: balance(engine, "c") == Decimal("2.00"), "the engine folds again", _FOLDS_WITHIN_SECONDS)
+        eventually(lambda: balance(engine, "c") == Decimal("3.00"), "the engine folds again", _FOLDS_WITHIN_SECONDS)
 
     assert failures == []
+
+
+_MARK = b"MARK"
+_RAISES = "cast(raise_error('marked') as binary)"
+_HANGS = "cast(reflect('java.lang.Thread', 'sleep', 600000L) as binary)"
+
+
+def _decoder_that(monkeypatch: pytest.MonkeyPatch, does: str) -> None:
+    """Has Spark do this at each marked value."""
+    updates = Decoder.updates
+
+    def marked(self: Decoder, records: DataFrame) -> DataFrame:
+        is_marked = F.col("value") == F.lit(_MARK)
+        return updates(self, records.withColumn("value", F.when(is_marked, F.expr(does)).otherwise(F.col("value"))))
+
+    monkeypatch.setattr(Decoder, "updates", marked)
+
+
+@pytest.mark.parametrize("does", [_RAISES, _HANGS], ids=["raises", "hangs"])
+def test_records_at_which_spark_fails_become_dead_letters_and_hold_up_nothing(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str
+) -> None:
+    monkeypatch.setattr(task_runner, "_STALL_SECONDS", 3.0)
+    monkeypatch.setattr(redrive, "_DECODE_SECONDS", 2.0)
+    _decoder_that(monkeypatch, does)
+    settings = settings_for(stack, names, tmp_path / "state")
+    here, there = customers_in(0)[0], customers_in(1)[0]
+    with (
+        thread_failures(lambda: None) as failures,
+        running_engine(settings) as engine,
+        Writer(stack, settings.topic) as writer,
+    ):
+        for customer in (here, there):
+            writer.add(customer, "1.00")
+        catch_up(engine, _FOLDS_WITHIN_SECONDS)
+        for value in (_MARK, None, _MARK, _MARK):
+            writer.producer.produce(settings.topic, value or writer.frame(here, "1.00"), here.encode(), partition=0)
+        writer.add(here, "1.00")
+        writer.add(there, "1.00")
+        eventually(lambda: balance(engine, here) == Decimal("3.00"), "those behind count", _FOLDS_WITHIN_SECONDS)
+        eventually(lambda: balance(engine, there) == Decimal("2.00"), "the other partition counts")
+
+        (letters,) = [task.snapshot().letters for task in tasks_of(engine).all() if task.task_id.partition == 0]
+        assert letters == {"decoder-failed/waiting": 3}
+        # A query reads again.
+        writer.add(here, "1.00")
+        eventually(lambda: balance(engine, here) == Decimal("4.00"), "the engine folds again")
+
+    assert failures == []
+    assert not list((tmp_path / "state").glob("suspects/*"))
+
+
+_INSTANCE = """
+import json, os, sys
+from pathlib import Path
+from pyspark.sql import functions as F
+from balance_service.process.runtime import thread_failures
+from balance_service.settings import load_settings
+from balance_service.spark.decode import Decoder
+from tests.integration.engines import catch_up, running_engine, tasks_of
+
+given = json.loads(sys.argv[1])
+settings = load_settings(**{**given, "state_dir": Path(given["state_dir"])})
+updates = Decoder.updates
+
+def marked(self, records):
+    is_marked = F.col("value") == F.lit(b"MARK")
+    large = F.expr("cast(repeat(left(cast(offset as string), 1), 2000000000) as binary)")
+    return updates(self, records.withColumn("value", F.when(is_marked, large).otherwise(F.col("value"))))
+
+Decoder.updates = marked
+with thread_failures(lambda: os._exit(1)), running_engine(settings) as engine:
+    catch_up(engine, 120)
+    (letters,) = [task.snapshot().letters for task in tasks_of(engine).all() if task.task_id.partition == 0]
+    print("LETTERS", json.dumps(dict(letters)), flush=True)
+    os._exit(0)
+"""
+
+
+def test_a_record_that_ends_the_jvm_becomes_a_dead_letter_after_some_restarts(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    prepare(Topics(settings), settings)
+    with Writer(stack, settings.topic) as writer:
+        customer = customers_in(0)[0]
+        frame = writer.frame(customer, "1.00")
+        for value in (*[frame] * 20, _MARK, *[frame] * 20):
+            writer.producer.produce(settings.topic, value, customer.encode(), partition=0)
+    servers = {"bootstrap_servers": stack.bootstrap_servers, "schema_registry_url": stack.schema_registry_url}
+    given = {**servers, **names, "state_dir": str(settings.state_dir), "session_timeout_ms": SESSION_TIMEOUT_MS}
+    ends: list[int] = []
+    written = ""
+    while 0 not in ends:
+        assert len(ends) < _MOST_STARTS, ends
+        done = subprocess.run(
+            [sys.executable, "-c", _INSTANCE, json.dumps(given)], stdout=subprocess.PIPE, text=True, check=False
+        )
+        ends.append(done.returncode)
+        written = done.stdout
+
+    assert 'LETTERS {"decoder-failed/waiting": 1}' in written
+    # Two queries, all records, the record twice.
+    assert ends == [1, 1, 1, 1, 1, 0]
+
+
+def test_a_record_whose_time_is_beyond_sparks_becomes_a_dead_letter(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        customer = customers_in(0)[0]
+        frame = writer.frame(customer, "1.00")
+        topic = ConfigResource(ConfigResource.Type.TOPIC, settings.topic)
+        topic.add_incremental_config(
+            ConfigEntry("message.timestamp.after.max.ms", str(2**63 - 1), incremental_operation=AlterConfigOpType.SET)
+        )
+        admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
+        admin.incremental_alter_configs([topic])[topic].result()
+        writer.producer.produce(settings.topic, frame, customer.encode(), partition=0, timestamp=1 << 61)
+        writer.add(customer, "1.00")
+
+        eventually(lambda: balance(engine, customer) == Decimal("1.00"), "that behind counts", _FOLDS_WITHIN_SECONDS)
+        catch_up(engine)
+        (letters,) = [task.snapshot().letters for task in tasks_of(engine).all() if task.task_id.partition == 0]
+        assert letters == {"time-out-of-range/waiting": 1}
 
 
 def _gone(spark: SparkSession, *_: object) -> DataFrame:

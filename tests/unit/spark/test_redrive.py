@@ -27,11 +27,12 @@ from tests.unit.spark.test_task_runner import spark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from balance_service.engine.records import TaskBatch
 
 LETTERS = 20
-FAILED = "spark-failed"
+FAILED = "decoder-failed"
 
 
 def message(offset: int) -> Any:
@@ -51,30 +52,33 @@ def redrive(monkeypatch: pytest.MonkeyPatch, bad: set[int], session: Any = None)
     def read(*given: Any) -> tuple[Sequence[int], Mapping[int, Any]]:
         return given[4], {offset: message(offset) for offset in given[4]}
 
-    def decode(records: Sequence[Mapping[str, Any]]) -> None:
-        if bad.intersection(record["offset"] for record in records):
+    def decode(records: pa.Table, _seconds: float) -> pa.Table:
+        if bad.intersection(records["offset"].to_pylist()):
             raise QueryEndedError("a job was aborted")
+        return table([])
 
     parts: Any = SimpleNamespace(resolve=lambda _: set(), framed=lambda record: record, ask_anew=lambda: None)
     made = Redrive(
         spark=session or spark(), settings=parts, topics=parts, source="balance", decoder=parts, has_states=False
     )
     monkeypatch.setattr("balance_service.spark.redrive.records_left_at", read)
-    monkeypatch.setattr(made, "_decoded", decode)
+    monkeypatch.setattr(made, "_rows", decode)
     return made
 
 
-def batch(tried_by: Redrive, offsets: Sequence[int]) -> TaskBatch:
+def batch(tried_by: Redrive, offsets: Sequence[int], folder: Path) -> TaskBatch:
     letters = [Letter.first(offset, "join-missing", None, 0, 1) for offset in offsets]
-    return tried_by.batch(0, LETTERS, DueLetters(letters))
+    return tried_by.batch(0, LETTERS, DueLetters(letters), folder / "suspects" / "balance_0.letters")
 
 
 @pytest.mark.parametrize("bad", [{0}, {7}, {LETTERS - 1}, {0, 1, 12}, set(range(LETTERS)), set()])
-def test_a_dead_letter_at_which_spark_fails_blocks_no_other(monkeypatch: pytest.MonkeyPatch, bad: set[int]) -> None:
+def test_a_dead_letter_at_which_spark_fails_blocks_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: set[int]
+) -> None:
     tried_by = redrive(monkeypatch, bad)
     left, failed, tried = [*range(LETTERS)], [], []
     while left:
-        done = batch(tried_by, left)
+        done = batch(tried_by, left, tmp_path)
         failed += [(letter.offset, letter.cause) for letter in done.dead_letters]
         tried += sorted(done.retried)
         left = [offset for offset in left if offset not in done.retried]
@@ -84,17 +88,47 @@ def test_a_dead_letter_at_which_spark_fails_blocks_no_other(monkeypatch: pytest.
 
 
 @pytest.mark.shows("retried-once")
-def test_a_dead_letter_at_which_spark_fails_is_retried_ten_times_at_most() -> None:
+def test_a_dead_letter_is_retried_ten_times_at_most() -> None:
     letter, attempts = Letter.first(0, "schema-id-unknown", None, 0, 1), 0
     while letter.status is Status.SCHEDULED:
-        letter, attempts = letter.failed_again(FAILED, 0, 1), attempts + 1
+        letter, attempts = letter.failed_again("join-missing", 0, 1), attempts + 1
 
     assert (letter.status, attempts) == (Status.PARKED, 10)
 
 
-def test_the_end_of_spark_is_no_failure_of_a_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_letter_at_which_spark_fails_waits_for_an_operator() -> None:
+    first = Letter.first(0, FAILED, b"c", 0, 1)
+    again = Letter.first(0, "schema-id-unknown", b"c", 0, 1).failed_again(FAILED, 0, 1)
+
+    assert {letter.status for letter in (first, again)} == {Status.WAITING}
+    assert first.blocks_key
+    assert first.due_at_once(1).status is Status.SCHEDULED
+
+
+def test_a_dead_letter_of_an_earlier_version_at_which_spark_failed_still_blocks_its_key() -> None:
+    record = {**Letter.first(0, "schema-id-unknown", b"c", 0, 1).record(), "cause": "spark-failed"}
+
+    assert Letter.of(0, record).blocks_key
+    assert Letter.of(0, record).status is Status.SCHEDULED
+
+
+def test_the_end_of_spark_is_no_failure_of_a_dead_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FatalError):
-        batch(redrive(monkeypatch, {0}, spark(exit_code=137)), [0])
+        batch(redrive(monkeypatch, {0}, spark(exit_code=137)), [0], tmp_path)
+
+
+def test_a_record_whose_time_is_beyond_sparks_is_read_as_a_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, late = redrive(monkeypatch, set()), message(4)
+    late.timestamp = lambda: (1, 1 << 62)
+    monkeypatch.setattr(reading, "_topics", SimpleNamespace(offsets=lambda *_, **__: {0: 5}))
+    monkeypatch.setattr("balance_service.spark.redrive.records_from", lambda *_: [message(3), late])
+
+    (good, _), (none, letter) = reading.read(0, 3)
+
+    assert good is not None
+    assert none is None
+    assert (letter.offset, letter.cause) == (4, "time-out-of-range")
+    assert letter.timestamp_ms == 1 << 62
 
 
 def test_unresolved_records_get_their_frames_if_the_registry_knows_their_schema() -> None:
@@ -129,7 +163,7 @@ def test_rows_that_are_decoded_again_take_their_places(monkeypatch: pytest.Monke
     rows = table([row(0, amount=Decimal(0)), unresolved[1], row(2, amount=Decimal(2)), unresolved[3]])
     redriving, decoded = redrive(monkeypatch, set()), list[pa.Table]()
 
-    def decode(records: pa.Table) -> pa.Table:
+    def decode(records: pa.Table, _seconds: float) -> pa.Table:
         decoded.append(records)
         return table(row(n, amount=Decimal(n), timestamp=5, idempotency_key=b"k") for n in (3, 1))
 

@@ -61,7 +61,7 @@ def run(of: TaskRunner, rows: object, task: Running, interrupted: threading.Even
     runs: Any = of
     runs._queries = SimpleNamespace(rows=lambda *_: nullcontext(rows))
     runs._metrics = SimpleNamespace(query_started=lambda *_: None)
-    of._run_query(task, "assigned", interrupted, cast("Any", SimpleNamespace(reset=lambda: None)))
+    of._run_query(task, "assigned", interrupted)
 
 
 class Replaced:
@@ -162,7 +162,7 @@ class SetAside(Arriving):
 def test_another_query_reads_on_when_an_operator_has_set_a_record_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     found, task, interrupted = note_commits(monkeypatch), Running(), threading.Event()
 
-    with pytest.raises(BalanceServiceError, match="^set aside$"):
+    with pytest.raises(BalanceServiceError, match=r"^set aside$"):
         run(runner(), SetAside(task, interrupted), task, interrupted)
 
     # The rows of the former query may begin with the record.

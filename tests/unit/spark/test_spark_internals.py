@@ -33,11 +33,11 @@ _ALLOWED = f"{_STREAMING}.runtime.RealTimeModeAllowlist$"
 # Module → class → methods and constructors that are called or overridden.
 JAVA: dict[str, dict[str, list[str]]] = {
     "jvm.py": {
-        "org.apache.spark.api.python.PythonGatewayServer": ["static main(String[])"],
         # The service copies these options for the JVM.
         "org.apache.spark.launcher.JavaModuleOptions": ["static defaultModuleOptions()"],
         "org.codehaus.commons.compiler.samples.CompilerDemo": ["static main(String[])"],
     },
+    "java/Gateway.java": {"org.apache.spark.api.python.PythonGatewayServer": ["static main(String[])"]},
     "java/Handover.java": {
         _PYTHON_WRITER: [
             "PythonForeachWriter(PythonFunction, StructType)",
@@ -111,12 +111,11 @@ JAVA: dict[str, dict[str, list[str]]] = {
     "session.py": {
         "org.apache.spark.sql.classic.SparkSession": ["sparkContext()"],
         "org.apache.spark.SparkContext": ["isStopped()"],
+        "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation": [],
         f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager": [
             "FileSystemBasedCheckpointFileManager(Path, Configuration)"
         ],
         "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem": ["BareLocalFileSystem()"],
-    },
-    "self_test.py": {
         f"{_STREAMING}.sources.LowLatencyMemoryStream": [
             "static singlePartition(SparkSession, Encoder)",
             "addData(Seq)",
@@ -141,7 +140,7 @@ JAVA: dict[str, dict[str, list[str]]] = {
 # Module, class, and a class that it extends or implements.
 PARENTS = [
     ("row_query.py", "org.apache.spark.sql.kafka010.KafkaMicroBatchStream", _REAL_TIME),
-    ("self_test.py", f"{_STREAMING}.sources.LowLatencyMemoryStream", _REAL_TIME),
+    ("session.py", f"{_STREAMING}.sources.LowLatencyMemoryStream", _REAL_TIME),
     ("java/Handover.java", _PYTHON_WRITER, "org.apache.spark.sql.ForeachWriter"),
     (
         "session.py",
@@ -208,6 +207,10 @@ PYTHON: list[tuple[str, str, Callable[[Any, str], bool], str]] = [
     ("session.py", "pyspark.sql.SparkSession", _sets, "_jsparkSession"),
     ("session.py", "pyspark.SparkContext", _has, "_ensure_initialized"),
     ("session.py", "pyspark.SparkContext._ensure_initialized", _takes, "gateway"),
+    ("session.py", "py4j.clientserver.JavaClient.__init__", _takes, "java_parameters"),
+    ("session.py", "py4j.java_gateway.JavaGateway.set_gateway_client", _names, "_gateway_client"),
+    ("session.py", "py4j.clientserver.JavaClient", _has, "get_thread_connection"),
+    ("session.py", "py4j.clientserver.ClientServerConnection.connect_to_java_server", _names, "read_timeout"),
     ("session.py", "pyspark.java_gateway.launch_gateway", _reads, "PYSPARK_GATEWAY_PORT"),
     ("session.py", "pyspark.java_gateway.launch_gateway", _reads, "PYSPARK_GATEWAY_SECRET"),
     ("row_query.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
@@ -217,9 +220,8 @@ PYTHON: list[tuple[str, str, Callable[[Any, str], bool], str]] = [
     ("session.py", "pyspark.SparkContext._do_init", _names, "_accumulatorServer"),
     ("decode.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
     ("decode.py", "pyspark.sql.classic.column.Column", _sets, "_jc"),
-    ("self_test.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
-    ("self_test.py", "pyspark.sql.SparkSession", _sets, "_jsparkSession"),
-    ("self_test.py", "pyspark.sql.classic.dataframe.DataFrame.__init__", _takes, "jdf"),
+    ("session.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
+    ("session.py", "pyspark.sql.classic.dataframe.DataFrame.__init__", _takes, "jdf"),
     ("class_archive.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
     ("class_archive.py", "pyspark.SparkContext", _has, "_gateway"),
 ]

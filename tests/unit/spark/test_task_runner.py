@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -46,9 +47,7 @@ def spark(*, is_stopped: bool = False, exit_code: int | None = None) -> Any:
     return SimpleNamespace(sparkContext=context, _jsparkSession=session)
 
 
-def runner(
-    session: Any = None, topics: Any = None, self_test: Any = None, now: Generations = FIRST, end: int | None = None
-) -> TaskRunner:
+def runner(session: Any = None, topics: Any = None, now: Generations = FIRST, end: int | None = None) -> TaskRunner:
     """Returns a task runner without Spark, of the newest generation of `balance`."""
     parts: Any = SimpleNamespace(max_records_per_batch=1_000_000, without_slots=lambda *_, **__: None)
     hosted: Any = SimpleNamespace(
@@ -59,12 +58,14 @@ def runner(
         topics=topics,
         source=Topic("balance", "id", 1),
         watermarks=SimpleNamespace(end=lambda _: end),
-        state_directory=SimpleNamespace(scratch=jvm_scratch()),
+        state_directory=SimpleNamespace(
+            scratch=jvm_scratch(), suspects_path=lambda _: jvm_scratch().files / "suspects" / secrets.token_hex(8)
+        ),
         joined=None,
         siblings=Siblings(lambda: now),
         progress=Progress(),
     )
-    return TaskRunner(hosted, parts, session or spark(), self_test or parts, Slots(2), parts)
+    return TaskRunner(hosted, parts, session or spark(), Slots(2), parts)
 
 
 @pytest.mark.parametrize("error", [RetriableError("not acknowledged"), TaskMigratedError("fenced, or too long")])

@@ -1,0 +1,178 @@
+"""Finds the record at which Spark fails, by decoding records in ever smaller parts, and at last alone.
+
+A file names the records before each attempt: one that ends the JVM ends the instance with it, and counts as a failed
+one at the next start. A record is to blame if it has failed twice alone, each time while Spark
+decoded another record that is known to be harmless. The records after it cannot show that: they may be as bad.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from balance_service.engine.database import has_room
+from balance_service.errors import FatalError
+from balance_service.spark.row_query import QueryEndedError, QueryInterruptedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+log = structlog.get_logger(__name__)
+
+# A failure may end the instance: 1,024 records take three, one by one, and a fourth to be sure.
+_PARTS = 32
+_FAILURES = 2
+# Of the harmless record, in a row.
+_MOST_FAILURES = 3
+_ENDED = "Spark's JVM ended while it decoded the record"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """The records `[offset, end)`. The latest of the attempts goes on, or Spark has failed at one of the records.
+
+    `end` is None for a query: it begins at the offset, and may have failed at any record behind it.
+    """
+
+    offset: int
+    end: int | None
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The first of some records, decoded; or a single one that is to blame."""
+
+    records: Sequence[Mapping[str, Any]]
+    rows: pa.Table | None
+    """None if the record is to blame."""
+    detail: str = ""
+
+
+class Trials:
+    """Decodes the records of one task, and remembers at which of them Spark has failed. One thread calls."""
+
+    def __init__(
+        self,
+        path: Path,
+        decode: Callable[[Sequence[Mapping[str, Any]]], pa.Table],
+        decode_harmless: Callable[[], object],
+    ) -> None:
+        """Args:
+        path: of the file; its folder may be missing.
+        decode: raises QueryEndedError, or FatalError if the JVM has ended.
+        decode_harmless: decodes a record of this service, and raises likewise.
+        """
+        self._path = path
+        self._decode = decode
+        self._decode_harmless = decode_harmless
+        self._said = _ENDED
+        self._failures = 0
+
+    def may_query(self, position: int) -> bool:
+        """Notes that a query is about to begin at a position; returns False if none may, because two have failed."""
+        suspect, attempts = self._read(), 0
+        if suspect is not None and suspect.end is not None and position < suspect.end:
+            return False
+        if suspect is not None and suspect.end is None and suspect.offset == position:
+            attempts = suspect.attempts
+        if attempts >= _FAILURES:
+            return False
+        self._write(Suspect(position, None, attempts + 1))
+        return True
+
+    def forget(self) -> None:
+        """Forgets what has failed: it has succeeded, or was given up for another reason."""
+        self._path.unlink(missing_ok=True)
+
+    def decoded(
+        self, records: Sequence[Mapping[str, Any]], is_interrupted: Callable[[], bool] = lambda: False
+    ) -> Trial:
+        """Decodes the first records: all of them, unless Spark fails at one.
+
+        Args:
+            records: at least one, in offset order.
+
+        Raises:
+            QueryEndedError: Spark fails at the harmless record too.
+            QueryInterruptedError: interrupted between two attempts.
+            FatalError: the JVM has ended, or Spark has failed at the harmless record three times in a row.
+        """
+        while not is_interrupted():
+            known = self._read()
+            part = _part(records, known)
+            tried = Suspect(part[0]["offset"], part[-1]["offset"] + 1, 1)
+            if known is not None and (known.offset, known.end) == (tried.offset, tried.end):
+                tried = Suspect(tried.offset, tried.end, known.attempts + 1)
+            if len(part) == 1 and tried.attempts > _FAILURES:
+                self.check()
+                self.forget()
+                return Trial(part, None, self._said)
+            self._write(tried)
+            try:
+                rows = self._decode(part)
+            except QueryEndedError as error:
+                log.warning("Spark fails at records", first=tried.offset, records=len(part), error=str(error))
+                self._said = str(error)
+                self._write(known)
+                self.check()
+                self._write(tried)
+                continue
+            self._write(_left(known, tried))
+            return Trial(part, rows)
+        raise QueryInterruptedError("the search for the record at which Spark fails was interrupted")
+
+    def check(self) -> None:
+        """Checks that Spark decodes a harmless record. Raises as `decoded`."""
+        try:
+            self._decode_harmless()
+        except QueryEndedError as error:
+            if not has_room(self._path.parent):
+                raise
+            self._failures += 1
+            log.error("Spark fails at a record that reads nothing from outside", error=str(error), times=self._failures)
+            if self._failures >= _MOST_FAILURES:
+                raise FatalError(f"Spark decodes nothing any more: {error}") from error
+            raise
+        self._failures = 0
+
+    def _read(self) -> Suspect | None:
+        # A file that a crash has cut says nothing, and only costs another attempt.
+        with suppress(OSError, ValueError, TypeError):
+            return Suspect(**json.loads(self._path.read_text(encoding="ascii")))
+        return None
+
+    def _write(self, suspect: Suspect | None) -> None:
+        if suspect is None:
+            self.forget()
+            return
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            self._path.write_text(json.dumps(asdict(suspect)), encoding="ascii")
+        except OSError as error:
+            raise QueryEndedError(f"{self._path} cannot be written: {error.strerror}") from error
+
+
+def _part(records: Sequence[Mapping[str, Any]], suspect: Suspect | None) -> Sequence[Mapping[str, Any]]:
+    """Returns the records to try next: those before the suspect ones, or the first of these; all if none is suspect."""
+    if suspect is None or suspect.end is None:
+        return records
+    inside = [record for record in records if suspect.offset <= record["offset"] < suspect.end]
+    if not inside:
+        return records
+    before = [record for record in records if record["offset"] < suspect.offset]
+    return before or inside[: max(1, len(inside) // _PARTS)]
+
+
+def _left(known: Suspect | None, done: Suspect) -> Suspect | None:
+    """Returns what remains suspect after records were decoded."""
+    if known is None or known.end is None or done.end is None or known.end <= done.end:
+        return None
+    return Suspect(max(known.offset, done.end), known.end, known.attempts if known.offset >= done.end else 0)
