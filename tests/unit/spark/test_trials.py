@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RECORDS = [{"offset": offset} for offset in range(0, 3_000, 3)]
+MOST_FAILURES = 50
 
 
 class EndedError(BaseException):
@@ -60,6 +61,7 @@ def read(folder: Path, decoder: Decoder, records: Sequence[Mapping[str, Any]]) -
     blamed: dict[int, str] = {}
     made, left = trials(folder, decoder), list(records)
     while left:
+        assert decoder.failures < MOST_FAILURES
         try:
             trial = made.decoded(left)
         except EndedError:
