@@ -89,7 +89,7 @@ def read_by_python(schema_id: int, hostile: Hostile) -> tuple[str | None, Any]:
     return found
 
 
-@pytest.mark.shows("dead-letters")
+@pytest.mark.shows("dead-letter")
 def test_no_record_keeps_a_decoder_busy_or_takes_its_memory_and_both_decoders_agree(spark: SparkSession) -> None:
     jvm = Jvm(spark)
     found = {}
@@ -105,7 +105,7 @@ def test_no_record_keeps_a_decoder_busy_or_takes_its_memory_and_both_decoders_ag
     assert {amount for name, (_, amount) in found.items() if name in READABLE} == {ADDED["amount"]}
 
 
-@pytest.mark.shows("dead-letters")
+@pytest.mark.shows("dead-letter")
 def test_the_event_behind_each_hostile_record_counts(spark: SparkSession) -> None:
     schemas = [FUNDS, *(hostile.schema for hostile in HOSTILE)]
     records: list[tuple[bytes, int, bytes]] = []
