@@ -5,10 +5,11 @@ And what the JVM is told of schemas.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
 import pytest
+from structlog.testing import capture_logs
 
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import RetriableError
@@ -16,6 +17,9 @@ from balance_service.model.stage import Stage
 from balance_service.read_models.balance import Balance
 from balance_service.spark.decode import Decoder
 from tests.support.fakes import FakeRegistry
+
+if TYPE_CHECKING:
+    from balance_service.avro.writer_schema import WriterSchema
 
 _THEIRS = {"type": "record", "name": "OrderPlaced", "fields": [{"name": "customerId", "type": "string"}]}
 
@@ -62,6 +66,26 @@ def test_a_decoder_knows_the_schemas_whose_records_had_other_values_by_older_rul
     decoder.resolve(ids)
 
     assert decoder.rules == {ids[1]: 2}
+
+
+def test_a_start_does_not_wait_for_a_schema_that_no_record_has_named() -> None:
+    class Unavailable(Registry):
+        def writer_schema(self, schema_id: int) -> WriterSchema | None:
+            if schema_id == 7:
+                raise RetriableError("no answer for this id")
+            return super().writer_schema(schema_id)
+
+    spark, balance = MagicMock(), Balance()
+    spark._jvm.parts.code.balance.Resolving.return_value.tell.return_value = None
+    decoder = Decoder(spark, balance, balance.stages[-1], Unavailable())
+
+    with capture_logs() as logs:
+        known = decoder.resolve_all()
+
+    assert known == {1}
+    assert [line["reason"] for line in logs] == ["no answer for this id"]
+    with pytest.raises(RetriableError):
+        decoder.resolve([7])
 
 
 def test_an_error_of_the_jvm_is_no_verdict_about_a_schema() -> None:
