@@ -162,7 +162,7 @@ class SetAside(Arriving):
 def test_another_query_reads_on_when_an_operator_has_set_a_record_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     found, task, interrupted = note_commits(monkeypatch), Running(), threading.Event()
 
-    with pytest.raises(BalanceServiceError, match="^set aside$"):
+    with pytest.raises(BalanceServiceError, match=r"^set aside$"):
         run(runner(), SetAside(task, interrupted), task, interrupted)
 
     # The rows of the former query may begin with the record.
