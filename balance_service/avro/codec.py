@@ -40,6 +40,8 @@ _HEADER = struct.Struct(">bI")
 # As in `spark/java/Body.java`, which counts them while it reads.
 _VALUES, _VALUES_PER_BYTE = 250_000, 4
 _COUNTLESS = 1 << 60
+# As in `spark/java/Reading.java`. fastavro would overflow the stack.
+_MOST_LEVELS = 500
 
 
 class UndecodableError(Exception):
@@ -329,6 +331,7 @@ class _ValuesWithoutBytes:
         self.per_byte = 0.0
         """How many the items of arrays and maps hold at most, for each byte of a body."""
         self._named: dict[str, tuple[int, int] | None] = {}
+        self._levels: dict[str, int] = {}
 
     def of(self, kind: Any) -> tuple[int, int]:
         """How many of them a value holds outside of arrays and maps, and how many bytes the value takes at least.
@@ -357,7 +360,8 @@ class _ValuesWithoutBytes:
         values, size = self.of(kind)
         if size + key_bytes == 0:
             raise ValueError("an array's items take no bytes")
-        self.per_byte += values / (size + key_bytes)
+        # The bytes of the items of different arrays are not the same bytes.
+        self.per_byte = max(self.per_byte, values / (size + key_bytes))
         return 0, 1
 
     def _of_named(self, kind: dict[str, Any]) -> tuple[int, int]:
@@ -377,4 +381,18 @@ class _ValuesWithoutBytes:
                 found = 1 + sum(values for values, _ in counted), sum(size for _, size in counted)
         # Nested twice in each other, records hold twice as many at each level.
         self._named[name] = found = min(found[0], _COUNTLESS), found[1]
+        self._levels[name] = 1 + max((self._within(field["type"]) for field in kind.get("fields", ())), default=0)
+        if self._levels[name] > _MOST_LEVELS:
+            raise ValueError(f"{name} is nested more than {_MOST_LEVELS} levels deep")
         return found
+
+    def _within(self, kind: Any) -> int:
+        """How many named types are nested in each other within a type."""
+        match kind:
+            case {"name": name}:
+                return self._levels[name]
+            case {"items": inner} | {"values": inner}:
+                return self._within(inner)
+            case list():
+                return max(map(self._within, kind), default=0)
+        return self._levels.get(kind, 0) if isinstance(kind, str) else 0

@@ -29,6 +29,7 @@ from balance_service.avro.writer_schema import (
     WriterSchema,
     definitions_of,
     parsed_schema,
+    records_told,
     with_definitions,
 )
 from balance_service.errors import ConfigurationError, RetriableError
@@ -58,6 +59,11 @@ _REQUESTS_AT_ONCE = 16
 _UNKNOWN_SECONDS = 3.0
 _MOST_UNKNOWN = 10_000
 _MOST_REFERENCES = 1_000
+_REFERENCES_AT_ONCE = 16
+# Contexts in which a registry has a schema.
+_MOST_PLACES = 16
+# Ids are signed in the registry, and unsigned in a frame.
+_GREATEST_ID = (1 << 31) - 1
 _AVRO = "AVRO"
 _IN_ITS_PLACE = "check BALANCE_SCHEMA_REGISTRY_URL, and proxies or gateways that answer in its place"
 
@@ -194,6 +200,8 @@ class SchemaRegistry:
         None if the registry does not know the id, or a schema that this one refers to. That is remembered for some
         seconds, or until `ask_anew`.
         """
+        if schema_id > _GREATEST_ID:
+            return None
         if (writer := self._writers.get(schema_id)) is None and not self._is_unknown(schema_id):
             with self._request():
                 writer = self._writer_schema(schema_id)
@@ -210,9 +218,12 @@ class SchemaRegistry:
                 return None
             if registered.schema_type != _AVRO:
                 return WriterSchema.of_another_format(registered.schema_type, registered.text)
-            referenced = self._referenced(registered)
         except UnusableSchemaError as error:
             return WriterSchema.unusable(str(error))
+        try:
+            referenced = self._referenced(registered)
+        except UnusableSchemaError as error:
+            return WriterSchema.unusable(str(error), records_told(registered.text))
         return None if referenced is None else WriterSchema.of_avro(registered.text, referenced)
 
     def _with_id(self, schema_id: int) -> _Registered | None:
@@ -270,7 +281,7 @@ class SchemaRegistry:
             schema = self._registered(f"schemas/guids/{guid}")
             places = self._answer(f"schemas/guids/{guid}/ids")
             # An id of another context than the URL's may be that of another schema here.
-            ids = (int(place["id"]) for place in places)
+            ids = (int(place["id"]) for place in places[:_MOST_PLACES])
             return next((schema_id for schema_id in ids if self._with_id(schema_id) == schema), None)
         except UnusableSchemaError:
             return None
@@ -438,12 +449,14 @@ class SchemaRegistry:
             if len(found) + len(wanted) > _MOST_REFERENCES:
                 raise UnusableSchemaError(f"refers to more than {_MOST_REFERENCES} others")
             named = sorted(wanted)
-            for reference, one in zip(named, ask_together(self._reference, named), strict=True):
-                if one is None:
-                    return None
-                found[reference] = one
-            if len(registered.text) + sum(len(one.text) for one in found.values()) > MOST_BYTES:
-                raise _too_large()
+            # In parts, because their sizes are only known afterwards.
+            for part in (named[at : at + _REFERENCES_AT_ONCE] for at in range(0, len(named), _REFERENCES_AT_ONCE)):
+                for reference, one in zip(part, ask_together(self._reference, part), strict=True):
+                    if one is None:
+                        return None
+                    found[reference] = one
+                if len(registered.text) + sum(len(one.text) for one in found.values()) > MOST_BYTES:
+                    raise _too_large()
             wanted = {reference for one in found.values() for reference in one.references} - found.keys()
         return [one.text for one in found.values()]
 
@@ -463,6 +476,8 @@ class SchemaRegistry:
                 version=version,
             )
             return None
+        if len(self._references) >= _MOST_REFERENCES:
+            self._references.clear()
         self._references[reference] = registered
         return registered
 

@@ -63,7 +63,7 @@ class WriterSchema:
         try:
             return cls.of(parsed_schema(text, referenced))
         except UnusableSchemaError as error:
-            return cls.unusable(str(error), _records_told(text))
+            return cls.unusable(str(error), records_told(text))
 
     @classmethod
     def of_another_format(cls, schema_type: str, text: str) -> WriterSchema:
@@ -158,7 +158,7 @@ def _encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _records_told(text: str) -> list[str]:
+def records_told(text: str) -> list[str]:
     """The names of the records of an Avro schema that is not parsed, as far as its beginning tells them."""
     text = text[:_SCANNED_CHARACTERS].lstrip()
     own_level, level = (2 if text.startswith("[") else 1), 0

@@ -96,7 +96,9 @@ class Progress:
         if noted is None or not noted.error or noted.is_read:
             return
         with self._lock:
-            self._noted[partition] = replace(self._noted[partition], is_read=True)
+            # Another thread may have forgotten the partition since.
+            if (noted := self._noted.get(partition)) is not None:
+                self._noted[partition] = replace(noted, is_read=True)
 
     def look(self, seen: Mapping[int, Seen]) -> None:
         """Notes the owned tasks by partition, and forgets all others."""

@@ -350,7 +350,11 @@ class Task:
             raise TaskMigratedError(f"the task is {self._state.value}, and has no position")
         # Without the lock: the broker may take long, and the task may go on.
         source = hosted.source.name
-        first = first_record(hosted.settings, hosted.topics, source, partition, start, _FIRST_RECORD_SECONDS)
+        try:
+            first = first_record(hosted.settings, hosted.topics, source, partition, start, _FIRST_RECORD_SECONDS)
+        except RetriableError as error:
+            # Nothing was written, so the task goes on.
+            return f"the record cannot be read: {error}; try again"
         if first is None:
             return f"the task's position is {start}, and no committed record is there or behind it"
         if record_offset(first) != offset:
@@ -360,7 +364,7 @@ class Task:
             if self.position != start:
                 return f"the task goes on: its position is {self.position}"
             if (limit := self.limit) is not None and offset >= limit:
-                raise RetriableError(f"no other generation has applied the record at {offset} yet")
+                return "the generation that sends the outputs has not passed the record; try again"
             letter = verdict.set_aside(first)
             audit = hosted.decisions.output(partition, letter, verdict, hosted.processor.letters.now_ms())
             self._commit(TaskBatch(start, offset + 1, dead_letters=[letter]), store, writer, [audit])

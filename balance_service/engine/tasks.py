@@ -185,12 +185,13 @@ class Tasks:
 
     def _seen(self, task: Task) -> Seen:
         position, bound = task.position, task.bound
+        try:
+            limit = task.limit
+        except TaskMigratedError:
+            # The task of another generation is closed at this moment.
+            return Seen(position, None, restores=False)
         # A task does not go beyond these.
-        ends = [
-            self.hosted.watermarks.end(task.task_id.partition),
-            task.limit,
-            None if bound is None else bound.offset,
-        ]
+        ends = [self.hosted.watermarks.end(task.task_id.partition), limit, None if bound is None else bound.offset]
         end = min((end for end in ends if end is not None), default=None)
         restores = task.state in (TaskState.CREATED, TaskState.RESTORING)
         return Seen(position, None if end is None else max(0, end - position), restores)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _SAMPLED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
+_MOST_NAMES = 16
 # No field of a model can have these names.
 _FRAME, _CAUSE, _SCHEMA_ID, _PARTITION = "#frame", "#cause", "#schema id", "#partition"
 
@@ -155,12 +156,23 @@ class Decoder:
                 reason=reason,
             )
 
+    def _names(self, writer: WriterSchema) -> list[str]:
+        """Returns the names of a writer's records that may be the model's, or else the first of all.
+
+        Each costs a call of the JVM, and a schema may have tens of thousands.
+        """
+        ours = {str(name) for schema in self._stage.wanted_schemas.values() for name in schema.get("aliases", ())}
+        ours = {name.rpartition(".")[2] for name in (*ours, *self._stage.records)}
+        return [name for name in writer.records if name.rpartition(".")[2] in ours][:_MOST_NAMES] or [
+            *writer.records[:1]
+        ]
+
     def _told(self, schema_id: int, writer: WriterSchema) -> str | None:
         """Returns why the model's records under the schema cannot be read; None if they can be, or if it has none."""
         if not writer.problem:
-            return self._frames.tell(schema_id, writer.text, [*writer.records])  # type: ignore[no-any-return]
+            return self._frames.tell(schema_id, writer.text, self._names(writer))  # type: ignore[no-any-return]
         problem = f"schema {schema_id} {writer.problem}"
-        is_of_the_model = self._frames.refuse(schema_id, [*writer.records], writer.cause, problem)
+        is_of_the_model = self._frames.refuse(schema_id, self._names(writer), writer.cause, problem)
         return problem if is_of_the_model else None
 
     def updates(self, records: DataFrame) -> DataFrame:
@@ -214,7 +226,11 @@ class Decoder:
     def _unconverted(self, records: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
         """Returns the plan for records of any bytes; none is ignored or becomes a dead letter."""
         traces = {name: _kept_trace(F.col("headers")) for name in self._traceparent}
-        fields = (("cause", "string"), ("record", "string"), ("schema_id", "bigint"))
+        # The last four are those of dead letters, which records become that are read apart.
+        fields = (
+            *(("cause", "string"), ("record", "string"), ("schema_id", "bigint"), ("detail", "string")),
+            *(("timestamp", "bigint"), ("record_key", "binary"), ("value", "binary")),
+        )
         nothing = [F.lit(None).cast(kind).alias(name) for name, kind in fields]
         note = F.struct(*nothing, *(trace.alias(name) for name, trace in traces.items()))
         is_noted = any_of(trace.isNotNull() for trace in traces.values())

@@ -51,10 +51,12 @@ _MOST_BYTES = 8 << 20
 _READ_SECONDS = 1.0
 # Of records that are read without a query.
 _MOST_RECORDS = 1_024
-# Spark decodes so many within a tenth of a second, but the first ones of a start take longer.
-_DECODE_SECONDS, _HARMLESS_SECONDS = 10.0, 30.0
+# Spark decodes so many within a tenth of a second, but the first ones of a start, and those of a busy machine, take
+# longer. What delays any record must delay the harmless one too.
+_DECODE_SECONDS, _HARMLESS_SECONDS = 20.0, 10.0
 # Of the rows of a query that are decoded again, there may be 65,536.
 _AGAIN_SECONDS = 60.0
+_CANCEL_EVERY_SECONDS = 1.0
 # Spark's times are microseconds in 64 bits.
 _MOST_TIMESTAMP_MS = (2**63 - 1) // 1000
 # The schema of Spark's Kafka source.
@@ -266,13 +268,16 @@ class Redrive:
     def _within(self, seconds: float) -> Iterator[None]:
         """Cancels the jobs of this thread after some seconds. They fail at once, even if a thread of Spark hangs."""
         context, group = self._spark.sparkContext, f"decode-{uuid4()}"
-        is_late = threading.Event()
+        is_late, has_ended = threading.Event(), threading.Event()
 
         def cancel() -> None:
             is_late.set()
-            # The sampler notices a JVM that does not answer.
-            with suppress(Exception):
-                context.cancelJobGroup(group)
+            # The job may begin only after the first attempt.
+            while not has_ended.is_set():
+                # The sampler notices a JVM that does not answer.
+                with suppress(Exception):
+                    context.cancelJobGroup(group)
+                has_ended.wait(_CANCEL_EVERY_SECONDS)
 
         context.setJobGroup(group, "records are decoded again", interruptOnCancel=True)
         timer = threading.Timer(seconds, cancel)
@@ -285,6 +290,7 @@ class Redrive:
                 raise QueryEndedError(f"Spark did not decode it within {seconds:.0f} s") from error
             raise
         finally:
+            has_ended.set()
             timer.cancel()
 
 

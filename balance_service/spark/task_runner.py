@@ -30,7 +30,7 @@ from balance_service.spark.gathering import Gathered, Gathering, end_of
 from balance_service.spark.redrive import Redrive, read_singles
 from balance_service.spark.row_query import BatchEndedError, QueryEndedError, QueryInterruptedError, RowQuery
 from balance_service.spark.rows_apart import RowsApart, RowsApartEndedError
-from balance_service.spark.session import one_record, read_source, require_jvm
+from balance_service.spark.session import jvm_has_ended, one_record, read_source, require_jvm
 from balance_service.spark.shared_queries import SharedQueries
 
 if TYPE_CHECKING:
@@ -275,7 +275,8 @@ class TaskRunner:
             has_failed = not isinstance(error, BatchEndedError | QueryInterruptedError)
             raise
         finally:
-            if not has_failed:
+            # A task may end before it notices that its query has ended with the JVM.
+            if not has_failed and not jvm_has_ended(self._spark):
                 trials.forget()
 
     def _most_rows(self) -> int | None:

@@ -8,7 +8,8 @@ decoded another record that is known to be harmless. The records after it cannot
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+import threading
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from balance_service.errors import FatalError
 from balance_service.spark.row_query import QueryEndedError, QueryInterruptedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -31,6 +32,9 @@ _PARTS = 32
 _FAILURES = 2
 # Of the harmless record, in a row.
 _MOST_FAILURES = 3
+_DECODES = threading.Lock()
+"""Held by the attempt that a task of this process makes."""
+_LOOK_SECONDS = 0.2
 _ENDED = "Spark's JVM ended while it decoded the record"
 
 
@@ -115,9 +119,13 @@ class Trials:
                 self.check()
                 self.forget()
                 return Trial(part, None, self._said)
-            self._write(tried)
             try:
-                rows = self._decode(part)
+                # An attempt that ends the JVM would count for all that were made at the time.
+                with _one_at_a_time(is_interrupted):
+                    self._write(tried)
+                    rows = self._decode(part)
+            except QueryInterruptedError:
+                break
             except QueryEndedError as error:
                 log.warning("Spark fails at records", first=tried.offset, records=len(part), error=str(error))
                 self._said = str(error)
@@ -158,6 +166,17 @@ class Trials:
             self._path.write_text(json.dumps(asdict(suspect)), encoding="ascii")
         except OSError as error:
             raise QueryEndedError(f"{self._path} cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _one_at_a_time(is_interrupted: Callable[[], bool]) -> Iterator[None]:
+    while not _DECODES.acquire(timeout=_LOOK_SECONDS):
+        if is_interrupted():
+            raise QueryInterruptedError("interrupted before an attempt")
+    try:
+        yield
+    finally:
+        _DECODES.release()
 
 
 def _part(records: Sequence[Mapping[str, Any]], suspect: Suspect | None) -> Sequence[Mapping[str, Any]]:

@@ -53,7 +53,7 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a schema that cannot be used is taken for an outage of the registry",
         "avro/writer_schema.py",
-        "            return cls.unusable(str(error), _records_told(text))\n",
+        "            return cls.unusable(str(error), records_told(text))\n",
         "            raise ValueError(str(error)) from error\n",
         "unit/avro/test_registry",
         "test_a_schema_that_is_nested_too_deeply_is_no_outage",
@@ -438,8 +438,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "an attempt that ended the instance is forgotten",
         "spark/trials.py",
-        "            self._write(tried)\n            try:\n",
-        "            try:\n",
+        "                    self._write(tried)\n                    rows",
+        "                    rows",
         "unit/spark/test_trials",
         "test_a_record_is_to_blame_only_after_two_failures_alone",
     ),

@@ -80,6 +80,7 @@ async def running(instance: Instance, settings: Mapping[str, Any]) -> AsyncItera
         "tasks": [],
         "problems": [],
         "applicationServers": [],
+        "models": [],
     }
     handlers = Handlers(Operations(IdleInstance(status)), Streams(10))
     front = HttpServer(load_settings(**settings), handlers, MODELS, [ADD_FUNDS], LOOK_SECONDS)

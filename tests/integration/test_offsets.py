@@ -201,7 +201,7 @@ def test_a_read_is_bounded_in_bytes_but_returns_at_least_one_record(
 def redrive_of(settings: Settings, topic: str, known: set[int]) -> Redrive:
     """Returns a redrive of a topic without Spark; its registry knows some ids."""
     nobody: Any = None
-    registry: Any = SimpleNamespace(resolve=known.intersection, framed=lambda record: record)
+    registry: Any = SimpleNamespace(resolve=known.intersection, framed=lambda record: record, ask_anew=lambda: None)
     return Redrive(
         spark=nobody, settings=settings, topics=Topics(settings), source=topic, decoder=registry, has_states=False
     )

@@ -167,7 +167,7 @@ abstract class Reading {
     // Readings of skipped records by type. They may contain themselves.
     private final IdentityHashMap skipped = new IdentityHashMap();
     private final IdentityHashMap least = new IdentityHashMap();
-    // What was found for the records of a type, by path. A schema may name one type any number of times.
+    // What was found for records and enums of a type, by path. A schema may name one type any number of times.
     private final IdentityHashMap resolved = new IdentityHashMap();
 
     /**
@@ -235,7 +235,7 @@ abstract class Reading {
           break;
         case ENUM:
           if (isNamedSo(written, ours)) {
-            return new Symbols(written, ours, path);
+            return this.ofSymbols(written, ours, path);
           }
           break;
         case ARRAY:
@@ -307,12 +307,23 @@ abstract class Reading {
       return new Union(members, path);
     }
 
-    private Reading ofRecord(Schema written, Schema wanted, String path, String malformed) {
-      Map found = (Map) this.resolved.get(written);
-      if (found == null) {
-        found = new HashMap();
-        this.resolved.put(written, found);
+    private Reading ofSymbols(Schema written, Schema wanted, String path) {
+      Map found = this.resolvedOf(written);
+      if (!found.containsKey(path)) {
+        found.put(path, new Symbols(written, wanted, path));
       }
+      return (Reading) found.get(path);
+    }
+
+    private Map resolvedOf(Schema written) {
+      if (!this.resolved.containsKey(written)) {
+        this.resolved.put(written, new HashMap());
+      }
+      return (Map) this.resolved.get(written);
+    }
+
+    private Reading ofRecord(Schema written, Schema wanted, String path, String malformed) {
+      Map found = this.resolvedOf(written);
       if (!found.containsKey(path)) {
         try {
           found.put(path, this.ofFields(written, wanted, path, malformed));
@@ -332,7 +343,8 @@ abstract class Reading {
       for (int i = 0; i < defaults.length; i++) {
         Schema.Field ours = (Schema.Field) wanted.getFields().get(i);
         Schema.Field theirs = fieldOf(written, wanted, ours);
-        if (theirs == null) {
+        // Of two fields with one alias, the first has the value.
+        if (theirs == null || read[theirs.pos()] != null) {
           defaults[i] = this.defaultOf(ours, path + "." + ours.name());
         } else {
           read[theirs.pos()] = ours;
@@ -395,7 +407,7 @@ abstract class Reading {
         case DOUBLE:
           return new Skipped(8);
         case ENUM:
-          return new Symbols(kind, kind, kind.getName());
+          return new Symbol(kind.getEnumSymbols().size(), kind.getName());
         case ARRAY:
           return new Items(
             false, this.skipped(kind.getElementType()), this.leastBytes(kind.getElementType()), false, null, null);
@@ -591,13 +603,14 @@ abstract class Reading {
     private final String path;
 
     Exact(Schema written, int wantedScale, String path) {
-      LogicalType decimal = written.getLogicalType();
+      LogicalType logical = written.getLogicalType();
+      LogicalTypes.Decimal decimal = logical instanceof LogicalTypes.Decimal ? (LogicalTypes.Decimal) logical : null;
       this.written = written;
-      int digits = decimal == null ? DIGITS : Math.min(((LogicalTypes.Decimal) decimal).getPrecision(), MOST_DIGITS);
+      int digits = decimal == null ? DIGITS : Math.min(decimal.getPrecision(), MOST_DIGITS);
       this.writtenMost = BigInteger.TEN.pow(digits);
       this.limit = BigInteger.TEN.pow(Math.min(digits, LONG_DIGITS)).longValue();
       this.wantedScale = wantedScale;
-      this.more = wantedScale - (decimal == null ? 0 : ((LogicalTypes.Decimal) decimal).getScale());
+      this.more = wantedScale - (decimal == null ? 0 : decimal.getScale());
       this.power = BigInteger.TEN.pow(Math.min(Math.abs(this.more), MOST_DIGITS));
       this.path = path;
     }
@@ -648,6 +661,22 @@ abstract class Reading {
       }
       number = this.more < 0 ? number.divide(this.power) : number.multiply(this.power);
       return number.abs().compareTo(MOST) < 0 ? new BigDecimal(number, this.wantedScale) : null;
+    }
+  }
+
+  /** A symbol that is passed over. */
+  private static final class Symbol extends Reading {
+    private final int count;
+    private final String path;
+
+    Symbol(int count, String path) {
+      this.count = count;
+      this.path = path;
+    }
+
+    Object read(Body in, int level) {
+      index(in, this.count, this.path);
+      return null;
     }
   }
 

@@ -191,6 +191,9 @@ public final class Resolving implements Serializable {
     for (int column = 0; column < this.wanted.length; column++) {
       Schema record = this.wanted[column];
       isWanted = isWanted || told.records.contains(record.getFullName()) || told.records.contains(record.getName());
+      for (Object alias : record.getAliases()) {
+        isWanted = isWanted || told.records.contains(alias);
+      }
     }
     if (isWanted) {
       made.reason = made.refuse(0, why);

@@ -6,6 +6,7 @@ import socket
 import threading
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -75,6 +76,11 @@ class Spark:
         if name in {"_jvm", "parts", "code", "balance", "_jdf", "_jwrite", "writeStream"}:
             return self
         raise AttributeError(name)
+
+    @property
+    def sparkContext(self) -> Any:
+        """Its JVM goes on."""
+        return SimpleNamespace(_gateway=SimpleNamespace(proc=SimpleNamespace(poll=lambda: None)))
 
     def schema(self) -> str:
         return "schema"
