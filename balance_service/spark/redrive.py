@@ -150,12 +150,11 @@ class Redrive:
         rows: list[dict[str, Any]] = []
         failed: list[DeadLetter] = []
         self._decoder.ask_anew()
-        for own in ask_together(self._framed, [_row(*one) for one in sorted(records.items())]):
+        for offset, own in zip(sorted(records), ask_together(self._own, sorted(records.items())), strict=True):
             if own.problem is None:
                 rows.append(own.record)
             else:
-                letter = letters[own.record["offset"]]
-                failed.append(replace(letter, cause=own.problem.cause, detail=str(own.problem)))
+                failed.append(replace(letters[offset], cause=own.problem.cause, detail=str(own.problem)))
         unknown = self._still_unknown(due, rows)
         failed += [replace(letters[offset], cause=SCHEMA_ID_UNKNOWN) for offset in unknown]
         rows = [row for row in rows if row["offset"] not in unknown]
@@ -226,6 +225,12 @@ class Redrive:
         records = pa.concat_tables([records, pa.Table.from_pylist(framed, records.schema)])
         schema_ids = self._decoder.resolve(sorted(pc.unique(records["schema_id"]).to_pylist()))
         return records.filter(pc.is_in(records["schema_id"], pa.array(schema_ids, pa.int64())))
+
+    def _own(self, read: tuple[int, Message]) -> _Framed:
+        try:
+            return self._framed(_row(*read))
+        except PoisonRecordError as error:
+            return _Framed({}, error)
 
     def _framed(self, record: dict[str, Any]) -> _Framed:
         try:
@@ -335,7 +340,7 @@ def redriven(
 
 
 def _row(offset: int, message: Message) -> dict[str, Any]:
-    """Returns a record in Spark's form. Raises PoisonRecordError if its time is beyond Spark's."""
+    """Returns a record in Spark's form. Raises PoisonRecordError if it has none."""
     headers, timestamp_ms = headers_of(message), message.timestamp()[1]
     if abs(timestamp_ms) > _MOST_TIMESTAMP_MS:
         raise PoisonRecordError("time-out-of-range", f"the record's timestamp, {timestamp_ms} ms, is beyond Spark's")
