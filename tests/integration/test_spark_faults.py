@@ -213,8 +213,10 @@ def test_a_record_that_ends_the_jvm_becomes_a_dead_letter_after_some_restarts(
         written = done.stdout
 
     assert 'LETTERS {"decoder-failed/waiting": 1}' in written
-    # Two queries, all records, the record twice.
-    assert ends == [1, 1, 1, 1, 1, 0]
+    # Two queries, all records, the record twice; and two more queries if one commits the records before it.
+    restarts = ends.index(0)
+    assert 5 <= restarts <= 7
+    assert set(ends[:restarts]) == {1}
 
 
 def test_a_record_whose_time_is_beyond_sparks_becomes_a_dead_letter(
