@@ -82,7 +82,7 @@ class Frames:
             "inexact": _with_amount(shipped, "double"),
             "seen": seen,
             "nothing": _with_first(shipped, "nothing", _doubled(60)),
-            "hostile": _with_first(shipped, "hostile", {"type": "array", "items": _wrapped(100)}),
+            "hostile": _with_first(shipped, "hostile", {"type": "array", "items": _wrapped(80)}),
         }
         self._schemas = {name: fastavro.parse_schema(schema) for name, schema in schemas.items()}
         self._registry_url = registry_url

@@ -133,9 +133,6 @@ class _Reader:
         while count := self._long():
             if count < 0:
                 count, _ = -count, self._long()
-            if count == 2**63:
-                # -2**63 has no 64-bit negation: Avro's own decoder takes such a block for the empty one at the end.
-                return values
             if count > len(self._data):
                 raise ValueError("more items than bytes")
             for _ in range(count):
@@ -143,22 +140,22 @@ class _Reader:
                 values.append((name, self._value(items)))
         return values
 
-    def _long(self) -> int:
-        return self._number(64)
-
     def _int(self) -> int:
-        return self._number(32)
+        number = self._long()
+        if not -(2**31) <= number < 2**31:
+            raise ValueError("an int of more than 32 bits")
+        return number
 
-    def _number(self, bits: int) -> int:
-        """Reads a varint of at most `bits` bits. Drops excess bits of the last byte, like Avro's own decoder."""
+    def _long(self) -> int:
+        """Reads a varint. Drops excess bits of the tenth byte, like Avro's own decoder."""
         number = 0
-        for shift in range(0, bits, 7):
+        for shift in range(0, 64, 7):
             (byte,) = self._bytes(1)
             number |= (byte & 0x7F) << shift
             if byte < 0x80:
-                number &= (1 << bits) - 1
+                number &= (1 << 64) - 1
                 return (number >> 1) ^ -(number & 1)
-        raise ValueError("a varint with too many bytes")
+        raise ValueError("a varint of more than ten bytes")
 
     def _bytes(self, count: int) -> bytes:
         end = self._at + count
