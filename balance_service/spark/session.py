@@ -140,10 +140,14 @@ def one_record(spark: SparkSession, schema_id: int = 1) -> DataFrame:
     )
 
 
+class JvmEndedError(FatalError):
+    """Spark's JVM has ended, and this process has not."""
+
+
 def require_jvm(spark: SparkSession, error: Exception) -> None:
     """Raises FatalError if an operation failed because Spark has ended: a retry would not help."""
     if jvm_has_ended(spark):
-        raise FatalError("Spark's JVM has ended") from error
+        raise JvmEndedError("Spark's JVM has ended") from error
     session: Any = spark._jsparkSession
     if session.sparkContext().isStopped():
         raise FatalError("Spark has stopped by itself") from error

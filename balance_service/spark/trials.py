@@ -1,8 +1,9 @@
 """Finds the record at which Spark fails, by decoding records in ever smaller parts, and at last alone.
 
-A file names the records before each attempt: one that ends the JVM ends the instance with it, and counts as a failed
-one at the next start. A record is to blame if it has failed twice alone, each time while Spark
-decoded another record that is known to be harmless. The records after it cannot show that: they may be as bad.
+A file names the records of each failed attempt, because one that ends the JVM ends the instance after it. An attempt
+that ends with the instance has not failed: whoever killed the instance, no record did. A record is to blame if it has
+failed twice alone, and each time Spark has decoded another record that is known to be harmless, or its JVM has ended.
+The records after it cannot show that: they may be as bad.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import structlog
 from balance_service.engine.database import has_room
 from balance_service.errors import FatalError
 from balance_service.spark.row_query import QueryEndedError, QueryInterruptedError
+from balance_service.spark.session import JvmEndedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,9 +42,9 @@ _ENDED = "Spark's JVM ended while it decoded the record"
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """The records `[offset, end)`. The latest of the attempts goes on, or Spark has failed at one of the records.
+    """The records `[offset, end)`, at one of which Spark has failed so many times in a row.
 
-    `end` is None for a query: it begins at the offset, and may have failed at any record behind it.
+    `end` is None for a query: it failed at the offset or at any record behind it.
     """
 
     offset: int
@@ -71,7 +73,7 @@ class Trials:
     ) -> None:
         """Args:
         path: of the file; its folder may be missing.
-        decode: raises QueryEndedError, or FatalError if the JVM has ended.
+        decode: raises QueryEndedError, or JvmEndedError.
         decode_harmless: decodes a record of this service, and raises likewise.
         """
         self._path = path
@@ -81,16 +83,15 @@ class Trials:
         self._failures = 0
 
     def may_query(self, position: int) -> bool:
-        """Notes that a query is about to begin at a position; returns False if none may, because two have failed."""
-        suspect, attempts = self._read(), 0
-        if suspect is not None and suspect.end is not None and position < suspect.end:
-            return False
-        if suspect is not None and suspect.end is None and suspect.offset == position:
-            attempts = suspect.attempts
-        if attempts >= _FAILURES:
-            return False
-        self._write(Suspect(position, None, attempts + 1))
-        return True
+        """Whether a query may begin at a position: not where two have failed, nor before a suspect record."""
+        suspect = self._read()
+        if suspect is not None and suspect.end is not None:
+            return position >= suspect.end
+        return self._failed_queries(position, suspect) < _FAILURES
+
+    def query_failed(self, position: int) -> None:
+        """Notes that a query has failed that had handed over everything below the position."""
+        self._write(Suspect(position, None, self._failed_queries(position, self._read()) + 1))
 
     def forget(self) -> None:
         """Forgets what has failed: it has succeeded, or was given up for another reason."""
@@ -107,7 +108,8 @@ class Trials:
         Raises:
             QueryEndedError: Spark fails at the harmless record too.
             QueryInterruptedError: interrupted between two attempts.
-            FatalError: the JVM has ended, or Spark has failed at the harmless record three times in a row.
+            JvmEndedError: the JVM has ended.
+            FatalError: Spark has failed at the harmless record three times in a row.
         """
         while not is_interrupted():
             known = self._read()
@@ -122,16 +124,12 @@ class Trials:
             try:
                 # An attempt that ends the JVM would count for all that were made at the time.
                 with _one_at_a_time(is_interrupted):
-                    self._write(tried)
                     rows = self._decode(part)
             except QueryInterruptedError:
                 break
-            except QueryEndedError as error:
+            except (QueryEndedError, JvmEndedError) as error:
                 log.warning("Spark fails at records", first=tried.offset, records=len(part), error=str(error))
-                self._said = str(error)
-                self._write(known)
-                self.check()
-                self._write(tried)
+                self._note(tried, error)
                 continue
             self._write(_left(known, tried))
             return Trial(part, rows)
@@ -150,6 +148,22 @@ class Trials:
                 raise FatalError(f"Spark decodes nothing any more: {error}") from error
             raise
         self._failures = 0
+
+    def _note(self, tried: Suspect, error: QueryEndedError | JvmEndedError) -> None:
+        """Notes that Spark has failed at records, unless it fails at the harmless record too. Raises as `decoded`."""
+        self._said = str(error)
+        try:
+            if isinstance(error, JvmEndedError):
+                raise error
+            self.check()
+        except JvmEndedError:
+            self._write(tried)
+            raise
+        self._write(tried)
+
+    def _failed_queries(self, position: int, suspect: Suspect | None) -> int:
+        is_there = suspect is not None and suspect.end is None and suspect.offset == position
+        return suspect.attempts if suspect is not None and is_there else 0
 
     def _read(self) -> Suspect | None:
         # A file that a crash has cut says nothing, and only costs another attempt.

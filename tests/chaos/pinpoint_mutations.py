@@ -436,12 +436,20 @@ PINPOINT_MUTATIONS = (
         "test_no_record_is_to_blame_for_a_spark_that_decodes_nothing",
     ),
     _pinpoint(
-        "an attempt that ended the instance is forgotten",
+        "an attempt that ended the JVM is forgotten",
         "spark/trials.py",
-        "                    self._write(tried)\n                    rows",
-        "                    rows",
+        "        except JvmEndedError:\n            self._write(tried)\n",
+        "        except JvmEndedError:\n",
         "unit/spark/test_trials",
         "test_a_record_is_to_blame_only_after_two_failures_alone",
+    ),
+    _pinpoint(
+        "an attempt counts although the instance was killed",
+        "spark/trials.py",
+        "                    rows = self._decode(part)\n",
+        "                    self._write(tried)\n                    rows = self._decode(part)\n",
+        "unit/spark/test_trials",
+        "test_no_record_is_to_blame_for_the_ends_of_an_instance_that_is_killed",
     ),
     _pinpoint(
         "the JVM waits for ever as its parent ends",

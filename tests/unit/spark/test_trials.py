@@ -10,6 +10,7 @@ import pytest
 from balance_service.errors import FatalError
 from balance_service.spark import trials as module
 from balance_service.spark.row_query import QueryEndedError, QueryInterruptedError
+from balance_service.spark.session import JvmEndedError
 from balance_service.spark.trials import Trials
 
 if TYPE_CHECKING:
@@ -20,12 +21,12 @@ RECORDS = [{"offset": offset} for offset in range(0, 3_000, 3)]
 MOST_FAILURES = 50
 
 
-class EndedError(BaseException):
-    """The end of the instance."""
+def jvm_ended() -> JvmEndedError:
+    return JvmEndedError("Spark's JVM has ended")
 
 
 class Decoder:
-    """Fails at some offsets: it raises, or ends the instance."""
+    """Fails at some offsets: it raises, or its JVM ends, and the instance with it."""
 
     def __init__(self, *bad: int, raises: Callable[[], BaseException] = lambda: QueryEndedError("failed")) -> None:
         self.bad = set(bad)
@@ -64,7 +65,7 @@ def read(folder: Path, decoder: Decoder, records: Sequence[Mapping[str, Any]]) -
         assert decoder.failures < MOST_FAILURES
         try:
             trial = made.decoded(left)
-        except EndedError:
+        except JvmEndedError:
             made = trials(folder, decoder)
             continue
         offsets = [record["offset"] for record in trial.records]
@@ -77,7 +78,7 @@ def read(folder: Path, decoder: Decoder, records: Sequence[Mapping[str, Any]]) -
 
 
 BAD = [(0,), (2_997,), (1_500,), (0, 3, 6), (300, 1_500, 1_503, 2_997), ()]
-ENDS = pytest.mark.parametrize("raises", [lambda: QueryEndedError("failed"), EndedError], ids=["fails", "ends"])
+ENDS = pytest.mark.parametrize("raises", [lambda: QueryEndedError("failed"), jvm_ended], ids=["fails", "ends"])
 
 
 @ENDS
@@ -147,10 +148,25 @@ def test_a_full_disk_is_no_failure_of_spark(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_dead_letter_names_the_failure(tmp_path: Path) -> None:
     _, failed = read(tmp_path, Decoder(0), RECORDS[:1])
-    _, ended = read(tmp_path, Decoder(0, raises=EndedError), RECORDS[:1])
+    _, ended = read(tmp_path, Decoder(0, raises=jvm_ended), RECORDS[:1])
 
     assert failed == {0: "failed"}
     assert ended == {0: "Spark's JVM ended while it decoded the record"}
+
+
+def test_the_end_of_the_jvm_that_only_the_harmless_record_meets_counts(tmp_path: Path) -> None:
+    decoder = Decoder(0)
+
+    def harmless() -> None:
+        raise jvm_ended()
+
+    for _ in range(2):
+        made = Trials(path(tmp_path), decoder, harmless)
+        with pytest.raises(JvmEndedError):
+            made.decoded(RECORDS[:1])
+
+    assert read(tmp_path, decoder, RECORDS[:1]) == ([], {0: "Spark's JVM ended while it decoded the record"})
+    assert decoder.failures == 2
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["one process", "a new process each time"])
@@ -158,30 +174,51 @@ def test_after_two_queries_that_failed_at_a_position_its_records_are_read_apart(
     made = trials(tmp_path, Decoder())
 
     may = []
-    for _ in range(4):
+    for _ in range(3):
         made = trials(tmp_path, Decoder()) if is_new else made
         may.append(made.may_query(7))
+        made.query_failed(7)
 
-    assert may == [True, True, False, False]
+    assert may == [True, True, False]
 
 
-def test_a_query_that_moved_the_position_has_not_failed_there(tmp_path: Path) -> None:
+def test_a_query_that_moved_the_position_has_not_failed_where_it_began(tmp_path: Path) -> None:
     made = trials(tmp_path, Decoder())
 
-    assert all(made.may_query(position) for position in (7, 7, 8, 8, 9, 9))
+    for position in (7, 8, 9, 10):
+        made.query_failed(position)
+        assert made.may_query(position)
+
+
+class KilledError(BaseException):
+    """The end of the instance, by a signal or of the machine."""
+
+
+def test_no_record_is_to_blame_for_the_ends_of_an_instance_that_is_killed(tmp_path: Path) -> None:
+    decoder = Decoder(0, raises=KilledError)
+
+    for _ in range(10):
+        made = trials(tmp_path, decoder)
+        assert made.may_query(0)
+        with pytest.raises(KilledError):
+            made.decoded(RECORDS[:1])
+    decoder.bad.clear()
+
+    assert read(tmp_path, decoder, RECORDS[:1]) == ([0], {})
 
 
 def test_a_query_that_ended_for_another_reason_does_not_count(tmp_path: Path) -> None:
     made = trials(tmp_path, Decoder())
 
     for _ in range(5):
+        made.query_failed(7)
         assert made.may_query(7)
         made.forget()
 
 
 def test_no_query_begins_before_a_suspect_record(tmp_path: Path) -> None:
-    decoder = Decoder(3, raises=EndedError)
-    with pytest.raises(EndedError):
+    decoder = Decoder(3, raises=jvm_ended)
+    with pytest.raises(JvmEndedError):
         trials(tmp_path, decoder).decoded(RECORDS[:5])
 
     assert not trials(tmp_path, decoder).may_query(0)
