@@ -46,6 +46,7 @@ from balance_service.http.streams.feed import Pace
 from balance_service.http.streams.link import Links, PeerStreams
 from balance_service.http.streams.part import Reader
 from balance_service.kafka.clients import producer_config, reader_config
+from balance_service.kafka.lease import Lease
 from balance_service.kafka.log_reader import records_left_at
 from balance_service.kafka.topics import Watermarks
 from balance_service.model.binding import bound
@@ -398,7 +399,7 @@ class _Queries:
 
     def _letters(self, tasks: Tasks) -> StageDeadLetters:
         hosted = tasks.hosted
-        routing = self._routing(hosted.name, hosted.partitioning, hosted.watermarks, tasks)
+        routing = self._routing(hosted.name, hosted.partitioning, hosted.watermarks, tasks, hosted)
         scan = DeadLetterScan(
             stage=hosted.stage.identity,
             read_model=hosted.stage.owner,
@@ -445,7 +446,7 @@ class _Queries:
         tasks: Tasks | _NotHosted,
         stage: HostedStage | _NotHosted,
     ) -> ModelAnswers:
-        routing = self._routing(name, partitioning, watermarks, tasks)
+        routing = self._routing(name, partitioning, watermarks, tasks, stage)
         queries = Queries(
             read_model=name,
             routing=routing,
@@ -471,14 +472,19 @@ class _Queries:
         return ModelAnswers(queries, scatter, changes, description_of(model, self._known))
 
     def _routing(
-        self, stage: str, partitioning: Partitioning, watermarks: Watermarks, tasks: Tasks | _NotHosted
+        self,
+        name: str,
+        partitioning: Partitioning,
+        watermarks: Watermarks,
+        tasks: Tasks | _NotHosted,
+        stage: HostedStage | _NotHosted,
     ) -> Routing:
         return Routing(
-            read_model=stage,
+            read_model=name,
             partitioning=partitioning,
             address=self._settings.application_server,
             task=tasks.task,
-            lease=self._instance.engine.membership.lease,
+            lease=stage.lease,
             watermarks=watermarks,
             servers=self._instance.directory.table,
         )
@@ -509,6 +515,9 @@ class _Queries:
 
 class _NotHosted:
     """The tasks and states of a read model that only peers host: there are none here."""
+
+    lease = Lease(0)
+    """Never confirmed."""
 
     def task(self, _partition: int) -> ReadableTask | None:
         return None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from balance_service.engine.siblings import Siblings
     from balance_service.engine.state_directory import StateDirectory
     from balance_service.engine.tables import JoinedTables
+    from balance_service.kafka.lease import Lease
     from balance_service.kafka.topics import Topic, Topics, Watermarks
     from balance_service.model.events import State
     from balance_service.model.keys import KeyType
@@ -33,7 +34,7 @@ class HostedStage:
     """A declared stage with the topics, codecs and settings that its tasks share in this instance.
 
     `read_model` is None for a stage of retries, `joined` for a stage that joins with no table. `source` is the topic as
-    it was when the instance started.
+    it was when the instance started, and `lease` that of this instance on its partitions.
     """
 
     stage: Stage
@@ -41,6 +42,7 @@ class HostedStage:
     settings: Settings
     topics: Topics
     source: Topic
+    lease: Lease
     watermarks: Watermarks
     processor: StageProcessor
     decisions: DecisionLog

@@ -1,7 +1,8 @@
 """The tasks of a stage in this instance: one supervising thread for each partition.
 
-The membership thread calls `assign` and `dismiss`, the directory's thread `stand_by`. Each supervising thread opens its
-task, then tails, promotes or runs it. It opens a new task when one was closed and the partition is still wanted here.
+The thread of a membership calls `assign` and `dismiss`, the directory's thread `stand_by`. Each supervising thread
+opens its task, then tails, promotes or runs it. It opens a new task when one was closed and the partition is still
+wanted here.
 """
 
 from __future__ import annotations
@@ -170,12 +171,10 @@ class Tasks:
         """Returns the states of all tasks. A task that stands still has the reason."""
         return [self._snapshot(task) for task in self.all()]
 
-    def positions(self) -> dict[tuple[str, int], int]:
-        """Returns the position of each task that answers, by topic and partition of the source."""
+    def positions(self) -> dict[int, int]:
+        """Returns the position of each task that answers, by partition."""
         return {
-            (self.hosted.source.name, task.task_id.partition): task.position
-            for task in self.all()
-            if task.view is not None and task.position >= 0
+            task.task_id.partition: task.position for task in self.all() if task.view is not None and task.position >= 0
         }
 
     def look(self) -> None:

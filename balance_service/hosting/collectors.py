@@ -132,7 +132,6 @@ class EngineCollector(Collector):
             labels=("part",),
         )
         memtables = table_readers = 0
-        has_lease = self._engine.membership.lease.holds
         for tasks, task in self._snapshots():
             of = (task.task_id.stage, str(task.task_id.partition), task.role.value.lower())
             behind = tasks.hosted.watermarks.lag(task.task_id.partition, task.position)
@@ -142,7 +141,7 @@ class EngineCollector(Collector):
             epoch.add_metric(of, task.epoch)
             if task.role is Role.ACTIVE:
                 still.add_metric(of, task.stand.seconds if task.stand is not None and task.stand.lag else 0.0)
-            answers.add_metric(of, task.answers and (has_lease or task.role is Role.STANDBY))
+            answers.add_metric(of, task.answers and (task.role is Role.STANDBY or tasks.hosted.lease.holds))
             size.add_metric(of, task.sizes.store_bytes)
             keys.add_metric(of, task.sizes.keys)
             restored.add_metric(of, task.restored)
@@ -237,11 +236,14 @@ class EngineCollector(Collector):
             partitions.add_metric((tasks.name,), tasks.hosted.source.partitions)
         yield partitions
         lease = GaugeMetricFamily(
-            "balance_lease_holds", "1 while the instance may answer as owner; no sample while it owns nothing."
+            "balance_lease_holds",
+            "1 while the instance may answer as owner of its partitions of a topic; no sample while it owns none.",
+            labels=("topic",),
         )
         # An instance without partitions commits nothing, and so does not renew a lease.
-        if engine.membership.partitions:
-            lease.add_metric((), float(engine.membership.lease.holds))
+        for topic, membership in engine.memberships.of.items():
+            if membership.partitions:
+                lease.add_metric((topic,), float(membership.lease.holds))
         yield lease
         yield _gauge(
             "balance_stream_healthy",

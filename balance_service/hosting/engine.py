@@ -1,7 +1,7 @@
-"""The engine of an instance: one group membership, one Spark session, and the stages that share them.
+"""The engine of an instance: its group memberships, one Spark session, and the stages that share them.
 
-A helper thread of the event loop creates, starts and stops the engine. The membership thread calls `assigned`,
-`revoked` and `lost`, and reads the positions. Any thread may read the stages and their problems.
+A helper thread of the event loop creates, starts and stops the engine. The threads of the memberships call `assigned`,
+`revoked` and `lost`, and read the positions. Any thread may read the stages and their problems.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import structlog
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.generations import GenerationLog
-from balance_service.cluster.membership import Membership, consumer_config
+from balance_service.cluster.membership import Memberships
 from balance_service.engine.assembly import Surroundings, processor_of, table_contexts
 from balance_service.engine.database import Database, limit_open_files
 from balance_service.engine.decisions import DecisionLog
@@ -30,7 +30,7 @@ from balance_service.engine.stateless import JoinProcessor
 from balance_service.engine.tables import JoinedTables, Tables
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
-from balance_service.kafka.clients import common_config, producer_config
+from balance_service.kafka.clients import producer_config
 from balance_service.kafka.topic_specs import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics, Watermarks
 from balance_service.model.generations import Generations
@@ -179,6 +179,9 @@ class Engine:
         # Twice: for one more generation of each.
         self._slots = Slots(2 * _QUERIES_OF_A_PARTITION * partitions)
         # The warm-up runs one more, and so do records that are decoded again.
+        self.memberships = Memberships(settings, sources, self, self._positions)
+        # Kafka takes a while to admit the first member, and so does Spark to start.
+        self.memberships.guard()
         self.spark = start_spark(settings, state_directory.scratch, self._slots.total + 1)
         self.spark_sampler = SparkSampler(self.spark)
         self._openings = threading.Semaphore(files.openings)
@@ -193,13 +196,6 @@ class Engine:
         # The first query of a JVM is slow. It runs while the instance joins its group and opens its tasks.
         self._warm_up = threading.Thread(target=next(filter(None, warm_ups), None), name="warm-up", daemon=True)
         self._warm_up.start()
-        self.membership = Membership(
-            config=consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms),
-            topics=list(sources),
-            session_timeout_ms=settings.session_timeout_ms,
-            listener=self,
-            positions=self._positions,
-        )
         self._workers = [*self._all_workers()]
         self._stage_workers = {name: [*self._workers_of(tasks)] for name, tasks in self.stages.items()}
         self._has_begun = False
@@ -246,13 +242,13 @@ class Engine:
         return sorted(known for known, rules in decoder.rules.items() if rules > declared.decoder_rules)
 
     def start(self) -> None:
-        """Joins the group and starts to process. Returns at once."""
+        """Joins the groups and starts to process. Returns at once."""
         with self._changing:
             self._has_started = True
             for worker in (*self._workers, *chain(*self._stage_workers.values())):
                 worker.start()
         self.generations.start()
-        self.membership.start()
+        self.memberships.start()
 
     def _wipe_dropped(self, live: Iterable[Stage]) -> None:
         """Removes the stores of generations that were dropped while this instance did not run."""
@@ -290,7 +286,7 @@ class Engine:
             if self._has_started:
                 for worker in workers:
                     worker.start()
-            tasks.assign([number for topic, number in self.membership.partitions if topic == stage.source])
+            tasks.assign(self.memberships.of[stage.source].partitions)
         self.on_change()
 
     def remove_stage(self, name: str) -> bool:
@@ -316,7 +312,7 @@ class Engine:
 
     def stop(self) -> None:
         """Releases everything. A part that takes longer than its timeout is left to the end of the process."""
-        self.membership.stop()
+        self.memberships.stop()
         self.generations.stop(_STOP_WORKERS_SECONDS)
         # All stages get the request before the first one is awaited: they may all wait for the same broker.
         for tasks in self.stages.values():
@@ -340,22 +336,22 @@ class Engine:
         self.registry.close()
         self.state_directory.close()
 
-    def assigned(self, partitions: Partitions) -> None:
+    def assigned(self, topic: str, partitions: Partitions) -> None:
         """Opens the tasks of the partitions."""
         self.metrics.rebalances.labels("assigned").inc()
         with self._changing:
-            for tasks, own in self._by_stage(partitions):
-                tasks.assign(own)
+            for tasks in self._reading(topic):
+                tasks.assign(partitions)
 
-    def revoked(self, partitions: Partitions) -> None:
+    def revoked(self, topic: str, partitions: Partitions) -> None:
         """Closes the tasks. A running commit may take half a session timeout, and at most four seconds, to end."""
         self.metrics.rebalances.labels("revoked").inc()
-        self._release(partitions, min(self.settings.session_timeout_ms / 2000, 4.0))
+        self._release(topic, partitions, min(self.settings.session_timeout_ms / 2000, 4.0))
 
-    def lost(self, partitions: Partitions) -> None:
+    def lost(self, topic: str, partitions: Partitions) -> None:
         """Closes the tasks, whose successors may have fenced them already."""
         self.metrics.rebalances.labels("lost").inc()
-        self._release(partitions, 1.0)
+        self._release(topic, partitions, 1.0)
 
     def _prepare(self, stages: Sequence[Stage]) -> Mapping[str, Topic]:
         """Prepares the topics of all live generations. Raises as `prepare_topics`."""
@@ -422,6 +418,7 @@ class Engine:
             settings=settings,
             topics=self.topics,
             source=prepared[stage.source],
+            lease=self.memberships.of[stage.source].lease,
             watermarks=self.watermarks[stage.source],
             processor=processor,
             decisions=DecisionLog(
@@ -458,24 +455,24 @@ class Engine:
         if self.settings.purge_rekeyed and tasks.hosted.stage.reads_rekeyed:
             yield PeriodicThread(f"purge-{tasks.name}", _PURGE_EVERY_SECONDS, Purge(tasks).run_once)
 
-    def _release(self, partitions: Partitions, timeout_seconds: float) -> None:
+    def _release(self, topic: str, partitions: Partitions, timeout_seconds: float) -> None:
         deadline = time.monotonic() + timeout_seconds
         with self._changing:
-            leaving = [task for tasks, own in self._by_stage(partitions) for task in tasks.dismiss(own)]
+            leaving = [task for tasks in self._reading(topic) for task in tasks.dismiss(partitions)]
         for task in leaving:
             task.close(max(0.0, deadline - time.monotonic()))
         if leaving:
             self.on_change()
 
-    def _by_stage(self, partitions: Partitions) -> Iterator[tuple[Tasks, Iterable[int]]]:
-        for tasks in self.stages.values():
-            yield tasks, [number for topic, number in partitions if topic == tasks.hosted.source.name]
+    def _reading(self, topic: str) -> list[Tasks]:
+        """Returns the stages that read a topic, in all generations."""
+        return [tasks for tasks in self.stages.values() if tasks.hosted.source.name == topic]
 
-    def _positions(self) -> dict[tuple[str, int], int]:
+    def _positions(self, topic: str) -> dict[int, int]:
         """Returns the least position of the tasks of each partition, from which tools compute the group's lag."""
-        positions: dict[tuple[str, int], int] = {}
-        for tasks in self.serving_stages:
-            for partition, position in tasks.positions().items():
+        positions: dict[int, int] = {}
+        for tasks in self._reading(topic):
+            for partition, position in tasks.positions().items() if self._serves(tasks.hosted) else ():
                 positions[partition] = min(position, positions.get(partition, position))
         return positions
 

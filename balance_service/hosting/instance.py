@@ -59,16 +59,19 @@ class Instance:
     def unready(self) -> list[str]:
         """Returns why the instance should get no queries now; empty if it should."""
         engine = self.engine
-        membership = engine.membership
-        reasons = [] if membership.joined.is_set() else ["this instance has not joined its group yet"]
+        memberships = engine.memberships
+        reasons = [] if memberships.have_joined else ["this instance has not joined its groups yet"]
         directory = self.directory
-        reasons += filter(None, (membership.problem, directory.problem, directory.shared_address_problem))
+        reasons += filter(None, (*memberships.problems, directory.problem, directory.shared_address_problem))
         # An instance that answers for one of its read models should get queries.
         owners = {tasks.hosted.stage.owner for tasks in engine.models.values()}
         if all(any(_is_unfit(tasks) for tasks in engine.stages_of(name)) for name in owners):
             reasons += self.problems()
-        if membership.partitions and not membership.lease.holds:
-            reasons.append("the group has not confirmed this instance lately: it cannot reach Kafka, or was suspended")
+        if unconfirmed := memberships.unconfirmed:
+            topics = ", ".join(unconfirmed)
+            reasons.append(
+                f"the group of {topics} has not confirmed this instance lately: it cannot reach Kafka, or was suspended"
+            )
         # Spark's first query takes seconds; until then, the answers would fall behind the events.
         return reasons or ([] if engine.has_begun else ["Spark begins to read"])
 
@@ -100,7 +103,7 @@ class Instance:
                 for tasks in engine.stages.values()
                 for problem in (*tasks.problems, *_misplaced(tasks))
             ],
-            "leaseHolds": engine.membership.lease.holds,
+            "leaseHolds": engine.memberships.own_some and not engine.memberships.unconfirmed,
             "tasks": [_task_status(tasks, task) for tasks in engine.stages.values() for task in tasks.snapshots()],
             "tables": [_table_status(table) for table in engine.tables.snapshots()],
             "unhosted": self._unhosted(),

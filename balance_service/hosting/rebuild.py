@@ -14,13 +14,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.cluster.generations import GenerationLog
-from balance_service.cluster.membership import consumer_config, refusal
+from balance_service.cluster.membership import guard_config, refusal
 from balance_service.engine.dead_letters import Letters, letter_offset
 from balance_service.engine.decisions import DecisionLog
 from balance_service.engine.opening import open_writer, was_purged, was_repartitioned
@@ -30,7 +30,7 @@ from balance_service.engine.state_directory import StateDirectory
 from balance_service.engine.task import TaskState
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError, RetriableError
 from balance_service.hosting.engine import Engine, Patience
-from balance_service.kafka.clients import by_remedy, common_config, new_client
+from balance_service.kafka.clients import by_remedy, new_client
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.topic_specs import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics
@@ -145,12 +145,12 @@ def replay(
     total = sum(ends.values())
     engine.start()
     began = time.monotonic()
-    everything = frozenset((source.name, partition) for partition in ends)
+    membership = engine.memberships.of[source.name]
     while True:
         time.sleep(_LOOK_EVERY_SECONDS)
         if failures:
             raise FatalError(f"the rebuild could not go on: {failures[0]}; run it again")
-        if engine.membership.joined.is_set() and engine.membership.partitions != everything:
+        if membership.joined.is_set() and membership.partitions != ends.keys():
             # The group may also have expelled this process, for example while the broker was away.
             if patience.until_up(engine.topics.group_members) > 1:
                 raise ConfigurationError("another instance has joined the group: stop it, then rebuild again")
@@ -296,11 +296,11 @@ class Carryover:
 
 
 class ExclusiveGroup:
-    """Membership in the application's group as its only member, so that no instance runs during a rebuild.
+    """Membership in the guard group as its only member, so that no instance runs during a rebuild.
 
     For one thread. Raises, when entered:
         ConfigurationError: another member is in the group, or the group rejects this one.
-        RetriableError: the broker does not respond, or does not assign every partition to this process.
+        RetriableError: the broker does not respond, or the group does not admit this process in time.
     """
 
     def __init__(self, settings: Settings, topics: Topics, source: Topic, poll_ms: int = _POLL_INTERVAL_MS) -> None:
@@ -310,20 +310,17 @@ class ExclusiveGroup:
         self._settings = settings
         self._topics = topics
         self._source = source
-        self._assigned: set[int] = set()
-        self._was_revoked = False
-        config = consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms)
-        self._consumer = new_client(Consumer, {**config, "max.poll.interval.ms": poll_ms})
+        self._is_member = self._was_revoked = False
+        self._consumer = new_client(Consumer, {**guard_config(settings), "max.poll.interval.ms": poll_ms})
 
     def __enter__(self) -> Self:
         try:
             self._consumer.subscribe([self._source.name], on_assign=self._on_assign, on_revoke=self._on_revoke)
             deadline = time.monotonic() + _JOIN_SECONDS
-            wanted = set(range(self._source.partitions))
-            while self._assigned != wanted:
+            while not self._is_member:
                 if self._topics.group_members() > 1 or time.monotonic() > deadline:
                     self._check_others()
-                    raise RetriableError("the group did not give this process every partition in time; try again")
+                    raise RetriableError("the group did not admit this process in time; try again")
                 self._poll(_LOOK_EVERY_SECONDS)
             self._was_revoked = False
             self._check_others()
@@ -353,7 +350,7 @@ class ExclusiveGroup:
         """Polls once; returns whether a message came. Raises ConfigurationError if the group rejects this process."""
         message = self._consumer.poll(seconds)
         error = None if message is None else message.error()
-        refused = None if error is None else refusal(error, self._settings.application_id, [self._source.name])
+        refused = None if error is None else refusal(error, self._settings.application_id, self._source.name)
         if refused is not None:
             raise refused
         return message is not None
@@ -368,14 +365,11 @@ class ExclusiveGroup:
                 "stop them all, then rebuild"
             )
 
-    def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
-        parts = [TopicPartition(p.topic, p.partition, OFFSET_END) for p in assigned]
-        if parts:
-            consumer.incremental_assign(parts)
-            consumer.pause(parts)
-        self._assigned |= {p.partition for p in assigned}
+    def _on_assign(self, consumer: Consumer, _assigned: list[TopicPartition]) -> None:
+        consumer.assign([])
+        self._is_member = True
 
-    def _on_revoke(self, consumer: Consumer, revoked: list[TopicPartition]) -> None:
-        self._was_revoked = True
-        self._assigned -= {p.partition for p in revoked}
-        consumer.incremental_unassign(revoked)
+    def _on_revoke(self, consumer: Consumer, _revoked: list[TopicPartition]) -> None:
+        # Each change of the group's members revokes: another may have joined, or this one was expelled.
+        consumer.unassign()
+        self._was_revoked, self._is_member = True, False

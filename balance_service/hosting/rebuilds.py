@@ -302,7 +302,7 @@ class Rebuilds(PeriodicThread):
 
     def _is_responsible(self, serving: Tasks) -> bool:
         task = serving.task(0)
-        return task is not None and task.role is Role.ACTIVE and self._engine.membership.lease.holds
+        return task is not None and task.role is Role.ACTIVE and serving.hosted.lease.holds
 
     def _do_once(self, generations: Generations) -> None:
         model, building, until = generations.model, generations.building, generations.kept_until

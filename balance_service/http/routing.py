@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from balance_service.cluster.directory import ServerTable
-    from balance_service.cluster.membership import Lease
     from balance_service.engine.records import Position
     from balance_service.engine.store import StoreView
     from balance_service.engine.task import Watcher
+    from balance_service.kafka.lease import Lease
     from balance_service.kafka.partitioner import Partitioning
     from balance_service.kafka.topics import Watermarks
 

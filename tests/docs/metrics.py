@@ -143,7 +143,7 @@ def _engine() -> Any:
         generations=SimpleNamespace(known={}),
         tables=SimpleNamespace(snapshots=list),
         problems=(),
-        membership=SimpleNamespace(lease=SimpleNamespace(holds=True), partitions=()),
+        memberships=SimpleNamespace(of={"": SimpleNamespace(lease=SimpleNamespace(holds=True), partitions={0})}),
         watermarks={"": SimpleNamespace(age_seconds=0.0)},
         spark_sampler=SimpleNamespace(sample=SparkSample(0, 0, 0, 0.0), jvm_pid=os.getpid()),
     )

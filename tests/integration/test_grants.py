@@ -15,7 +15,7 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.directory import Directory, ServerTable
 from balance_service.cluster.generations import GenerationLog
-from balance_service.cluster.membership import Membership, consumer_config
+from balance_service.cluster.membership import Guard, Membership, consumer_config, group_of
 from balance_service.cluster.signatures import RecordSignatures
 from balance_service.devtools.topic_comparison import compare
 from balance_service.devtools.topic_copy import copy_topic
@@ -31,13 +31,12 @@ from balance_service.read_models.add_funds import FundsAddedPublisher
 from balance_service.settings import Settings, load_settings
 from tests.integration.engines import balance_stage, prepare
 from tests.integration.secured import Grant, listed
-from tests.support.fakes import DECLARED
+from tests.support.fakes import DECLARED, GUARDED, IgnoringListener
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from balance_service.cluster.membership import Partitions
     from balance_service.devtools.local.stack import LocalStack
     from tests.integration.secured import SecuredStack
 
@@ -186,11 +185,14 @@ def follow_and_publish(settings: Settings) -> str:
 
 def take_part(settings: Settings) -> str:
     member = Membership(
-        config=consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms),
-        topics=[settings.topic],
+        config=consumer_config(
+            common_config(settings), group_of(settings.application_id, settings.topic), settings.session_timeout_ms
+        ),
+        topic=settings.topic,
         session_timeout_ms=settings.session_timeout_ms,
-        listener=_Anyone(),
-        positions=lambda: {(settings.topic, 0): 0, (settings.topic, 1): 0},
+        listener=IgnoringListener(),
+        positions=lambda _topic: {0: 0, 1: 0},
+        guarded=GUARDED,
     )
     member.start()
     try:
@@ -199,12 +201,13 @@ def take_part(settings: Settings) -> str:
         member.stop()
 
 
-class _Anyone:
-    def assigned(self, partitions: Partitions) -> None: ...
-
-    def revoked(self, partitions: Partitions) -> None: ...
-
-    def lost(self, partitions: Partitions) -> None: ...
+def keep_guard(settings: Settings) -> str:
+    member = Guard(settings)
+    member.start()
+    try:
+        return _problem(lambda: member.problem)
+    finally:
+        member.stop()
 
 
 def _problem(told: Callable[[], str]) -> str:
@@ -232,7 +235,8 @@ _NEEDED_BY: dict[tuple[str, str], Callable[[Settings], str | None]] = {
     (f"{_APPLICATION}-generations", "Read"): follow_generations,
     (f"{_APPLICATION}-generations", "DescribeConfigs"): follow_generations,
     (f"{_APPLICATION}-generations", "Write"): begin_rebuild,
-    (_APPLICATION, "Read"): take_part,
+    (_APPLICATION, "Read"): keep_guard,
+    (f"{_APPLICATION}/", "Read"): take_part,
     (f"{_APPLICATION}-<stage>-", "Write"): commit,
 }
 

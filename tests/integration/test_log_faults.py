@@ -302,11 +302,11 @@ def test_tasks_continue_after_a_broker_outage_without_new_events(
         stack.broker.stop()
         try:
             eventually(
-                lambda: bool(problems(engine)) or not engine.membership.lease.holds, "the engine notices the outage"
+                lambda: bool(problems(engine)) or bool(engine.memberships.unconfirmed), "the engine notices the outage"
             )
         finally:
             stack.broker.start()
-        eventually(lambda: not problems(engine) and engine.membership.lease.holds, "the engine continues")
+        eventually(lambda: not problems(engine) and not engine.memberships.unconfirmed, "the engine continues")
         eventually(lambda: {t.state for t in tasks_of(engine).all()} == {TaskState.RUNNING}, "its tasks run")
         assert balance(engine, IN_0) == Decimal("1.00")
         with suppress(KafkaException):

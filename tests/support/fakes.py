@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DECLARED",
+    "GUARDED",
     "SESSION_MS",
     "Clock",
     "FakeRegistry",
@@ -104,23 +106,29 @@ SESSION_MS = 10_000
 class IgnoringListener:
     """An assignment listener that does nothing."""
 
-    def assigned(self, partitions: Partitions) -> None: ...
+    def assigned(self, topic: str, partitions: Partitions) -> None: ...
 
-    def revoked(self, partitions: Partitions) -> None: ...
+    def revoked(self, topic: str, partitions: Partitions) -> None: ...
 
-    def lost(self, partitions: Partitions) -> None: ...
+    def lost(self, topic: str, partitions: Partitions) -> None: ...
+
+
+GUARDED = threading.Event()
+"""Of a member whose instance the guard group has admitted."""
+GUARDED.set()
 
 
 def lone_member(
-    listener: AssignmentListener | None = None, positions: Mapping[tuple[str, int], int] = MappingProxyType({})
+    listener: AssignmentListener | None = None, positions: Mapping[int, int] = MappingProxyType({})
 ) -> Membership:
     """Returns a group member that cannot reach a broker. The caller closes its consumer."""
     return Membership(
         config=consumer_config({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "group", SESSION_MS),
-        topics=["topic"],
+        topic="topic",
         session_timeout_ms=SESSION_MS,
         listener=listener or IgnoringListener(),
-        positions=lambda: positions,
+        positions=lambda _topic: positions,
+        guarded=GUARDED,
     )
 
 

@@ -16,7 +16,6 @@ from aiohttp.test_utils import TestServer
 
 from balance_service import api
 from balance_service.cluster.directory import PublishedModel, PublishedTask, ServerTable
-from balance_service.cluster.membership import Lease
 from balance_service.engine.records import POSITION_KEY, Position, Role
 from balance_service.engine.store import StateStore, StoreView
 from balance_service.http.answer import Answer as Received
@@ -34,6 +33,7 @@ from balance_service.http.streams.event_stream import Streams
 from balance_service.http.streams.feed import Pace
 from balance_service.http.streams.link import Links
 from balance_service.http.streams.part import Reader
+from balance_service.kafka.lease import Lease
 from balance_service.kafka.partitioner import Partitioning, partition_of
 from balance_service.kafka.topics import Watermarks
 from balance_service.model.stage import generation_name

@@ -10,7 +10,8 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.cluster.membership import Lease, consumer_config
+from balance_service.cluster.membership import consumer_config
+from balance_service.kafka.lease import Lease
 from balance_service.process.runtime import elapsed
 from tests.support.fakes import SESSION_MS, Clock, lone_member
 
@@ -58,9 +59,9 @@ def test_a_lease_counts_from_when_the_request_was_sent_not_answered(lease: Lease
 
 def test_a_membership_counts_its_lease_from_before_the_request(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("balance_service.cluster.membership.elapsed", clock)
-    member = lone_member(positions={("topic", 0): 5})
+    member = lone_member(positions={0: 5})
     member.lease = Lease(SESSION_MS, clock)
-    member.partitions = frozenset({("topic", 0)})
+    member.partitions = frozenset({0})
     try:
         member._renew()
         clock.now += 5

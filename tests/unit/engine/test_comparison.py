@@ -70,6 +70,7 @@ def hosted(generation: int) -> HostedStage:
         settings=unused,
         topics=unused,
         source=Topic("balance", "id", 1),
+        lease=unused,
         watermarks=unused,
         processor=processor(),
         decisions=unused,

@@ -453,6 +453,7 @@ def context(retries: RetryStage, broker: Broker, decided: Mapping[int, Letter] |
         settings=settings,
         stage=of,
         read_model=None,
+        lease=unused,
         watermarks=unused,
         topics=topics,
         source=Topic(SOURCE, "id", 2),

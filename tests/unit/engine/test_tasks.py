@@ -197,7 +197,7 @@ def test_a_stopping_engine_requests_all_stages_to_stop_before_it_awaits_one(
     stages = {"balance": tasks, "activity": last}
     other = SimpleNamespace(stop=lambda *_: None, close=lambda: None)
     engine: Any = SimpleNamespace(
-        membership=other,
+        memberships=other,
         _workers=(),
         _stage_workers={},
         generations=other,

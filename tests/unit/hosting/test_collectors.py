@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from balance_service.cluster.directory import ServerTable
-from balance_service.cluster.membership import Lease
 from balance_service.engine.commit import Committed
 from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapshot
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
+from balance_service.kafka.lease import Lease
 from balance_service.kafka.topics import Topic, Watermarks
 from balance_service.model.stage import Stage
 from balance_service.observability.metrics import Metrics
@@ -42,7 +42,7 @@ class Engine:
     """The parts of an engine that the collectors read."""
 
     snapshots: Sequence[TaskSnapshot]
-    partitions: Partitions = frozenset({("balance", 0)})
+    partitions: Partitions = frozenset({0})
     sample: SparkSample | None = None
     followed: Sequence[TableSnapshot] = ()
     problem: str = ""
@@ -52,7 +52,8 @@ class Engine:
     def __post_init__(self) -> None:
         self.lease = Lease(10_000, self.clock)
         self.lease.renew(self.clock.now)
-        self.membership = SimpleNamespace(lease=self.lease, partitions=self.partitions)
+        member = SimpleNamespace(lease=self.lease, partitions=self.partitions)
+        self.memberships = SimpleNamespace(of={"balance": member})
         self.watermarks = {"balance": Watermarks(lambda: {0: 100}, self.clock)}
         self.stages = {"balance": self._tasks("balance", "balance", 2)}
         self.tables = SimpleNamespace(snapshots=lambda: self.followed)
@@ -86,6 +87,7 @@ class Engine:
             name=name,
             stage=Stage(name=name, owner=name, source=source, application_id="app"),
             source=Topic(source, "id", partitions),
+            lease=self.lease,
             watermarks=self.watermarks[source],
         )
         problems = [problem for problem in (self.problem, self.source_problem) if problem]
@@ -134,7 +136,7 @@ def test_an_owner_answers_while_its_lease_holds_and_a_standby_always() -> None:
     owner, standby = ("0", "balance", "active"), ("1", "balance", "standby")
     assert before == {owner: 1, standby: 1}
     assert after["balance_task_answers"] == {owner: 0, standby: 1}
-    assert after["balance_lease_holds"] == {(): 0}
+    assert after["balance_lease_holds"] == {("balance",): 0}
 
 
 def test_a_restoring_task_does_not_answer() -> None:

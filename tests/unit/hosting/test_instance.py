@@ -71,11 +71,9 @@ def stage(
 
 
 def running(*stages: Any, shared: str = "", has_begun: bool = True) -> Instance:
-    joined = threading.Event()
-    joined.set()
-    membership = SimpleNamespace(joined=joined, problem="", partitions=(0,), lease=SimpleNamespace(holds=True))
+    memberships = SimpleNamespace(have_joined=True, problems=(), own_some=True, unconfirmed=[])
     engine = SimpleNamespace(
-        membership=membership,
+        memberships=memberships,
         models={s.name: s for s in stages},
         stages={s.name: s for s in stages},
         serving_stages=stages,

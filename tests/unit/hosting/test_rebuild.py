@@ -24,7 +24,7 @@ END = 10
 class Fakes:
     """An engine with a task, of which each look is one of those given; the last is for ever."""
 
-    def __init__(self, *looks: tuple[frozenset[tuple[str, int]], int], members: int = 1) -> None:
+    def __init__(self, *looks: tuple[frozenset[int], int], members: int = 1) -> None:
         """Args:
         looks: the partitions that are assigned, and the task's position.
         """
@@ -40,13 +40,14 @@ class Fakes:
                 return joined
 
             @property
-            def partitions(self) -> frozenset[tuple[str, int]]:
+            def partitions(self) -> frozenset[int]:
                 if len(fakes._looks) > 1:
                     fakes._looks.pop(0)
                 return fakes._looks[0][0]
 
         topics = SimpleNamespace(offsets=lambda *_: {0: END}, group_members=lambda: members)
-        self.engine: Any = SimpleNamespace(topics=topics, membership=Membership(), start=self.started.set)
+        memberships = SimpleNamespace(of={"t": Membership()})
+        self.engine: Any = SimpleNamespace(topics=topics, memberships=memberships, start=self.started.set)
         tasks = SimpleNamespace(all=self._tasks, snapshots=list)
         tasks.hosted = SimpleNamespace(source=SimpleNamespace(name="t", partitions=1))
         self.tasks: Any = tasks
@@ -59,8 +60,8 @@ class Fakes:
         return [SimpleNamespace(task_id=TaskId("m", 0), position=position)] if assigned else []
 
 
-OURS = frozenset({("t", 0)})
-NONE: frozenset[tuple[str, int]] = frozenset()
+OURS = frozenset({0})
+NONE: frozenset[int] = frozenset()
 
 
 @pytest.fixture(autouse=True)

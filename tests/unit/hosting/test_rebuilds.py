@@ -110,7 +110,9 @@ class Engine:
         self.settings = SimpleNamespace(num_standby_replicas=0)
         self.models = {one.hosted.stage.name: one for one in here}
         # Another instance does what is done once.
-        self.membership = SimpleNamespace(lease=SimpleNamespace(holds=False))
+        self.lease = SimpleNamespace(holds=False)
+        for one in here:
+            one.hosted.lease = self.lease
         self.changes: list[str] = []
         self.topics: Any = None
         self.registry: Any = None
@@ -406,7 +408,7 @@ def published(*found: Comparison | None) -> ServerTable:
 
 def responsible(engine: Engine, table: ServerTable) -> Rebuilds:
     """The rebuilds of the instance that does what is done once."""
-    engine.membership.lease.holds = True
+    engine.lease.holds = True
     return Rebuilds(cast("Any", engine), table, Switch.NEVER)
 
 

@@ -148,9 +148,9 @@ def test_a_member_releases_a_partition_only_after_its_task_is_closed(how: str) -
             told.append("the group may give it to another")
 
     class Listener:
-        def assigned(self, partitions: Partitions) -> None: ...
+        def assigned(self, topic: str, partitions: Partitions) -> None: ...
 
-        def revoked(self, _partitions: Partitions) -> None:
+        def revoked(self, topic: str, partitions: Partitions) -> None:
             told.append("its task is closed")
 
         lost = revoked

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from balance_service.cluster.directory import ServerTable
-from balance_service.cluster.membership import Lease
 from balance_service.cluster.standbys import StandbyChooser
+from balance_service.kafka.lease import Lease
 from balance_service.kafka.topics import Watermarks
 from balance_service.process.runtime import PeriodicThread, elapsed, thread_failures
 
