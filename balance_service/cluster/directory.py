@@ -179,6 +179,10 @@ class ApplicationServer:
     def hosts(self, read_model: str) -> bool:
         return any(model.name == read_model for model in self.models)
 
+    def hosts_any(self, read_model: str) -> bool:
+        """Whether it hosts a generation of a read model."""
+        return any(self._generations(read_model))
+
     def lacks(self, read_model: str, version: int) -> bool:
         """Whether it hosts a read model, and lacks the class of a version."""
         return any(version not in model.versions for model in self._generations(read_model))
@@ -273,6 +277,18 @@ class ServerTable:
     def servers(self) -> Sequence[ApplicationServer]:
         """All known instances in the order of their addresses, including suspects."""
         return [server for _, server in sorted(self._servers.items())]
+
+    def spread(self, stage: str, read_model: str) -> int:
+        """Returns how many partitions of a stage the instance with the most owns beyond the one with the fewest.
+
+        Counts the running instances that host the read model.
+        """
+        owned = [
+            sum(task.stage == stage and task.role == ACTIVE for task in server.tasks)
+            for server in self.running()
+            if server.hosts_any(read_model)
+        ]
+        return max(owned, default=0) - min(owned, default=0)
 
     def lacking(self, read_model: str, version: int) -> list[str]:
         """Returns the addresses of the running instances that host a read model, and lack the class of a version."""

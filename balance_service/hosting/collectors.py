@@ -235,6 +235,15 @@ class EngineCollector(Collector):
         for tasks in engine.serving_stages:
             partitions.add_metric((tasks.name,), tasks.hosted.source.partitions)
         yield partitions
+        spread = GaugeMetricFamily(
+            "balance_partitions_spread",
+            "Partitions of the instance that owns the most, less those of the one that owns the fewest; above 1 only "
+            "while instances join or leave.",
+            labels=("read_model",),
+        )
+        for tasks in engine.serving_stages:
+            spread.add_metric((tasks.name,), self._servers.spread(tasks.name, tasks.hosted.stage.owner))
+        yield spread
         lease = GaugeMetricFamily(
             "balance_lease_holds",
             "1 while the instance may answer as owner of its partitions of a topic; no sample while it owns none.",

@@ -57,7 +57,7 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     application_id: str = Field(
         "balance-service",
         pattern=_NAME,
-        description="Names the consumer group, the internal topics and the transactional ids.",
+        description="Names the consumer groups, the internal topics and the transactional ids.",
     )
     models: Annotated[tuple[str, ...], NoDecode] = Field(
         ("balance",),

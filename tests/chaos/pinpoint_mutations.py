@@ -19,6 +19,22 @@ def _in_one_test(name: str, file: str, old: str, new: str, test: str, found_by: 
 
 PINPOINT_MUTATIONS = (
     _pinpoint(
+        "a lease of one topic's group licenses another's partitions",
+        "hosting/engine.py",
+        "            lease=self.memberships.of[stage.source].lease,\n",
+        "            lease=next(iter(self.memberships.of.values())).lease,\n",
+        "integration/test_leaderboard",
+        "test_a_stage_has_the_lease_of_the_topic_that_it_reads",
+    ),
+    _pinpoint(
+        "the guard group admits instances of earlier versions",
+        "cluster/membership.py",
+        'GUARDING = "cooperative-sticky", "range"',
+        'GUARDING = "cooperative-sticky", "cooperative-sticky"',
+        "integration/test_groups",
+        "test_no_instance_of_an_earlier_version_runs_beside_one_of_this_version",
+    ),
+    _pinpoint(
         "the scale of a writer's decimal is ignored",
         "spark/java/Reading.java",
         "      number = this.more < 0 ? number.divide(this.power) : number.multiply(this.power);\n",

@@ -280,3 +280,19 @@ def test_a_table_that_is_not_read_blocks_only_the_stages_that_join_it(
         may_read.set()
         wait_for(engine, game, [("Slow", "Slow", 1.0)])
         assert letters(engine, player) == []
+
+
+@pytest.mark.shows("owner")
+def test_a_stage_has_the_lease_of_the_topic_that_it_reads(settings: Settings) -> None:
+    with running_engine(settings) as engine:
+        of = engine.memberships.of
+        eventually(
+            lambda: not engine.memberships.unconfirmed and engine.memberships.have_joined, "leases hold", SECONDS
+        )
+        for one in of.values():
+            one.stop()
+            without = {stage.hosted.source.name for stage in engine.stages.values() if not stage.hosted.lease.holds}
+            assert without == {topic for topic, other in of.items() if not other.lease.holds}
+            assert one._topic in without
+
+    assert len(of) > 1

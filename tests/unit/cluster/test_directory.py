@@ -433,3 +433,19 @@ def test_an_outdated_record_that_could_not_be_published_is_dropped() -> None:
         directory.stop(5.0)
 
     assert "timed out" in refused()[0]
+
+
+def test_the_spread_counts_the_running_instances_that_host_the_read_model(listener: Listener) -> None:
+    def hear(address: str, *partitions: int, role: str = "ACTIVE") -> None:
+        listener.hear(address, *(task(partition, role=role) for partition in partitions))
+
+    hear("a:1", 0, 1, 2)
+    assert listener.table.spread("balance", "balance") == 0
+    hear("b:1", 3)
+    hear("c:1", 0, 1, 2, 3, role="STANDBY")
+    assert listener.table.spread("balance", "balance") == 3
+    listener.clock.now += 60
+    hear("a:1", 0, 1, 2)
+    hear("b:1", 3)
+    assert listener.table.spread("balance", "balance") == 2
+    assert listener.table.spread("other", "other") == 0

@@ -89,7 +89,10 @@ export function modelsOf(status) {
       const others = generations
         .filter((one) => one !== serving)
         .map((one) => generationOf(one, partitionsOf(new Set([one.name]), one)));
-      return modelOf(serving, partitionsOf(new Set([serving.name, ...earlier]), serving), others);
+      const hosts = (status.applicationServers ?? []).filter(
+        (server) => !server.suspect && server.models.some((stage) => modelAndGeneration(stage).model === name),
+      );
+      return modelOf(serving, partitionsOf(new Set([serving.name, ...earlier]), serving), others, hosts);
     })
     .sort((one, other) => other.verdict.rank - one.verdict.rank);
 }
@@ -125,7 +128,7 @@ export const applied = (position, lag) => (position === null || lag === null ? n
 
 const compare = (one, other) => (one < other ? -1 : one > other ? 1 : 0);
 
-function modelOf({ name: stage, model: name, standbyReplicas, isHosted }, partitions, others) {
+function modelOf({ name: stage, model: name, standbyReplicas, isHosted }, partitions, others, hosts) {
   const owned = partitions.filter((one) => one.owner);
   const letters = owned.flatMap((one) => one.owner.deadLetters);
   const needs = sum(letters.filter((one) => one.needsDecision).map((one) => one.count));
@@ -154,6 +157,7 @@ function modelOf({ name: stage, model: name, standbyReplicas, isHosted }, partit
     needs,
     lettersAreKnown: owned.length === partitions.length,
     letters,
+    owned: ownedBy(hosts, last),
     standbys: {
       ready: standbys.filter((task) => task.state === "TAILING").length,
       wanted: isHosted ? standbyReplicas * last.length : null,
@@ -167,6 +171,14 @@ function modelOf({ name: stage, model: name, standbyReplicas, isHosted }, partit
         }
       : null,
   };
+}
+
+// The fewest and the most partitions that one instance owns; null without instances.
+function ownedBy(hosts, partitions) {
+  const counts = hosts.map(
+    ({ applicationServer }) => partitions.filter(({ owner }) => owner?.server.applicationServer === applicationServer).length,
+  );
+  return counts.length ? { fewest: Math.min(...counts), most: Math.max(...counts) } : null;
 }
 
 // Whether queries for a partition are answered.

@@ -15,6 +15,7 @@ const COLUMNS = [
   ["Rate", "number"],
   ["Dead letters that heal themselves", "number"],
   ["Dead letters that need you", "number"],
+  ["Partitions of an instance", "number"],
   ["Standbys ready", "number"],
 ];
 
@@ -45,6 +46,7 @@ function row(model) {
       live.state === "live" ? rate(rateOf(model.stage)) : UNKNOWN,
       letters("scheduled", model.heals),
       letters("waiting", model.needs),
+      ownedOf(model),
       standbysOf(model),
     ],
   };
@@ -72,6 +74,14 @@ function otherOf({ name }, { stage, generation, status, part, lag }) {
   const isBuilding = status === "building";
   const bar = isBuilding ? progress(`Rebuild of ${name}`, part, secondsLeft(stage, lag)) : "";
   return h("span", { class: "reason", "data-key": stage }, link, ` ${status || UNKNOWN}`, bar);
+}
+
+function ownedOf({ owned }) {
+  if (owned === null) return UNKNOWN;
+  const { fewest, most } = owned;
+  if (fewest === most) return String(most);
+  // Between joins and leaves of instances, the numbers differ by one at most.
+  return most - fewest > 1 ? mark("warn", `${fewest} to ${most}`) : `${fewest} to ${most}`;
 }
 
 function standbysOf({ standbys: { ready, wanted } }) {
