@@ -1,4 +1,4 @@
-"""Models on several stages, rebuilt, and killed between any two steps: all emitted records equal a recount.
+"""Models on several topics, rebuilt, killed between any two steps and stalled: all emitted records equal a recount.
 
 `make chaos` plays this after the balances. Of `CHAOS_SEED`, `CHAOS_MINUTES` and `CHAOS_FAULTS` it uses the faults that
 kill at a step or restart the broker.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 import uuid
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import httpx
@@ -20,7 +22,7 @@ import pytest
 from balance_service.devtools.local.stack import LocalInstance, LocalStack
 from tests.chaos.audit import compacted, digest, read_committed, states
 from tests.chaos.checks import PROGRESS_SECONDS, STRIKE_SECONDS, Violation
-from tests.chaos.cluster import Member, stage_of, tasks_of, urls_of
+from tests.chaos.cluster import Member, stage_in, stage_of, tasks_of, urls_of
 from tests.chaos.plan import Offers, plan_from_environment
 from tests.chaos.rebuilder import Rebuilder, check_nothing_left, history_of
 from tests.chaos.report import Journal, unstolen_time
@@ -51,13 +53,14 @@ _MINUTES = float(os.environ.get("CHAOS_MINUTES") or 0)
 _LOOK_SECONDS = 0.1
 # Sometimes longer than the session timeout, so that others have taken over when the instance returns.
 _DOWN_SECONDS = SESSION_TIMEOUT_SECONDS + 2
+_STALL_SECONDS = SESSION_TIMEOUT_SECONDS + 1
 _CATCH_UP_SECONDS = 240.0
 _UNDISTURBED_SECONDS = 8.0
 _KILL_AT = "kill-at-"
 _REBUILT = ("rewards", "leaderboard")
 
 
-@pytest.mark.shows("rebuild", "outputs-once", "joined", "whole-range")
+@pytest.mark.shows("rebuild", "outputs-once", "joined", "whole-range", "spread")
 @pytest.mark.timeout(2_400 + 90 * _MINUTES)
 def test_outputs_joins_and_answers_equal_a_recount_under_kills(tmp_path: Path) -> None:
     plan = plan_from_environment()
@@ -139,11 +142,15 @@ class _Systems:
         self._workload.start()
         for rebuilder in self._rebuilders.values():
             rebuilder.start()
+        stalls = True
         while offers.left:
             self._wait_for_death(offers)
             for member in self._members:
                 if not member.running:
                     self._follow(member, offers)
+            if stalls:
+                stalls = False
+                self._stall(self._chooser.choice(self._members))
             if restarts_broker and len(offers.left) <= len(points) // 2:
                 restarts_broker = False
                 self._journal.fault("restart-broker")
@@ -185,6 +192,13 @@ class _Systems:
         offers.offer()
         member.launch(offers.specification(), in_parts=offers.in_parts)
 
+    def _stall(self, member: Member) -> None:
+        """Stops an instance for so long that others take over, and lets it go on."""
+        self._journal.fault("stall", member.name)
+        member.signal_all(signal.SIGSTOP)
+        time.sleep(_STALL_SECONDS)
+        member.signal_all(signal.SIGCONT)
+
     def _is_caught_up(self) -> bool:
         """Whether every stage, of all generations, has reached the end of its source, earlier stages first."""
         tasks = {task["task"]: task["position"] for task in tasks_of(self._members) if task["state"] == "RUNNING"}
@@ -204,6 +218,7 @@ class _Systems:
         hops = Hops(self._stack, self._application_id)
         yield from (Violation("crash", detail) for detail in self._journal.take_unexpected())
         yield from hops.violations()
+        yield from self._spread_checked()
         yield from self._generations_checked()
         points, leaderboard = hops.points(), hops.leaderboard()
         for member in self._members:
@@ -220,6 +235,23 @@ class _Systems:
                 for path, should in answers.items():
                     if (detail := http.get(path).json()) != should:
                         yield Violation("wrong", f"{member.name} answers {detail} to {path}, not {should}")
+
+    def _spread_checked(self) -> Iterator[Violation]:
+        """Checks that each partition of each stage has one owner, and that instances own as many, or one more."""
+        deadline = time.monotonic() + PROGRESS_SECONDS
+        while (uneven := self._uneven()) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        yield from (Violation("uneven", detail) for detail in uneven)
+
+    def _uneven(self) -> list[str]:
+        owned = [[task["task"] for task in tasks_of([member]) if task["role"] == "active"] for member in self._members]
+        found = []
+        for stage in sorted({*map(stage_in, chain(*owned)), *_SOURCES, *_INNER}):
+            of_stage = [[task for task in tasks if stage_in(task) == stage] for tasks in owned]
+            counts = sorted(map(len, of_stage))
+            if sorted(chain(*of_stage)) != [f"{stage}_{p}" for p in range(PARTITIONS)] or counts[-1] - counts[0] > 1:
+                found.append(f"{stage} is owned as {of_stage}")
+        return found
 
     def _generations_checked(self) -> Iterator[Violation]:
         """Checks that two generations have the same states byte for byte, and that nothing is left of others."""
