@@ -157,9 +157,11 @@ class Engine:
         self._more_tasks = 0
         for partitions in sorted(sources[stage.source].partitions for stage in alone):
             more = self._more_tasks + partitions
-            if open_files.need_of(tasks + more, brokers) <= open_files.limit():
+            if open_files.need_of(tasks + more, brokers, len(sources)) <= open_files.limit():
                 self._more_tasks = more
-        self.open_files = files = open_files.divided(tasks + self._more_tasks, brokers, open_files.limit())
+        self.open_files = files = open_files.divided(
+            tasks + self._more_tasks, brokers, open_files.limit(), len(sources)
+        )
         log.info(
             "open files",
             limit=files.limit,

@@ -20,8 +20,9 @@ _ROCKSDB_RESERVES, _LEAST_TABLES, _MOST_PER_STORE = 10, 10, 512
 _BASE, _TASK = 96, 18 + _LEAST_TABLES
 # A client has a pipe for each broker; a task connects to three brokers at most.
 _BROKER, _MOST_CONNECTED = 2, 2
-# A task also has a consumer while it opens.
+# A task also has a consumer while it opens; the group of each source topic always has one.
 _OPENING = 10
+_GROUP = 8
 _LEAST_OPENINGS = 6
 # The JVM, which inherits the limit and keeps its jars open, and each query.
 _JVM_BASE, _JVM_TASK = 400, 12
@@ -64,21 +65,29 @@ def limit() -> int:
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
-def need_of(tasks: int, brokers: int = 1) -> int:
-    """The number of open files that an instance needs for these tasks, which include partitions of tables."""
+def need_of(tasks: int, brokers: int = 1, groups: int = 1) -> int:
+    """The number of open files that an instance needs for these tasks, which include partitions of tables.
+
+    Args:
+        groups: the number of source topics, each of which has a consumer group.
+    """
     python = (
-        _BASE + tasks * _per_task(brokers) + min(tasks, _LEAST_OPENINGS) * _per_opening(brokers) + _LEAST_CONNECTIONS
+        _BASE
+        + groups * (_GROUP + _more(brokers))
+        + tasks * (_TASK + _more(brokers))
+        + min(tasks, _LEAST_OPENINGS) * _per_opening(brokers)
+        + _LEAST_CONNECTIONS
     )
     return max(python, _JVM_BASE + tasks * _JVM_TASK)
 
 
-def divided(tasks: int, brokers: int, most: int) -> OpenFiles:
+def divided(tasks: int, brokers: int, most: int, groups: int = 1) -> OpenFiles:
     """Divide `most` open files among tasks, stores and connections.
 
     Raises:
         ConfigurationError: there are too few.
     """
-    need = need_of(tasks, brokers)
+    need = need_of(tasks, brokers, groups)
     if most < need:
         raise ConfigurationError(
             f"this instance needs {need} open files for the {tasks} tasks that it may run, and "
@@ -93,9 +102,10 @@ def divided(tasks: int, brokers: int, most: int) -> OpenFiles:
     return OpenFiles(most, need, max(1, openings), per_store, _LEAST_CONNECTIONS + spare - in_stores - in_openings)
 
 
-def _per_task(brokers: int) -> int:
-    return _TASK + _BROKER * (brokers - 1) + min(brokers - 1, _MOST_CONNECTED)
-
-
 def _per_opening(brokers: int) -> int:
-    return _OPENING + _BROKER * (brokers - 1) + min(brokers - 1, _MOST_CONNECTED)
+    return _OPENING + _more(brokers)
+
+
+def _more(brokers: int) -> int:
+    """Returns the files that a client needs for the brokers after the first."""
+    return _BROKER * (brokers - 1) + min(brokers - 1, _MOST_CONNECTED)
