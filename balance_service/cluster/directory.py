@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException
 
-from balance_service.cluster.signatures import FAREWELL, HEADER, UntrustedRecordError
+from balance_service.cluster.signatures import FAREWELL, UntrustedRecordError
 from balance_service.errors import BalanceServiceError, NotAuthorizedError
 from balance_service.kafka.clients import not_authorized
 from balance_service.kafka.log_reader import LogReader, OffsetOutOfRangeError
 from balance_service.kafka.messages import headers_of, offset_of
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.producers import RecoveringProducer
+from balance_service.kafka.signing import HEADER
 from balance_service.model.generations import Comparison
 from balance_service.model.keys import KeyType
 from balance_service.model.stage import model_and_generation

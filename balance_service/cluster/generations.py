@@ -13,10 +13,17 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaException, Producer
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
-from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
+from balance_service.errors import (
+    BalanceServiceError,
+    ConfigurationError,
+    PoisonRecordError,
+    RetriableError,
+    TaskMigratedError,
+)
 from balance_service.kafka.clients import by_remedy, new_client, reader_config, transactional_config
 from balance_service.kafka.log_reader import LogReader, reader_to_end
 from balance_service.kafka.producers import wait_for_deliveries
+from balance_service.kafka.signing import ControlReading, ControlRecords
 from balance_service.kafka.topic_specs import prepare_generations
 from balance_service.model.generations import Generations
 from balance_service.process.failpoints import reach
@@ -54,10 +61,12 @@ class GenerationLog(PeriodicThread):
         self._topic = settings.generations_topic
         schema = load_schema("Generations")
         self._codec = AvroCodec(registry, subject_of(self._topic, schema), schema)
+        self.records = ControlRecords.of(settings, self._topic)
         self._known: Mapping[str, Generations] = {}
         self._writing = threading.Lock()
         self._changed = threading.Event()
         self._reader: LogReader | None = None
+        self._reading = self._new_reading()
         self._read_to_end()
 
     def stop(self, timeout_seconds: float) -> bool:
@@ -90,7 +99,16 @@ class GenerationLog(PeriodicThread):
         self._changed.clear()
 
     def begin(self, declarations: Mapping[str, Declaration]) -> None:
-        """Writes what the first generations of the read models without a record are folded by. Raises as `write`."""
+        """Writes what the first generations of the read models without a record are folded by.
+
+        Raises:
+            ConfigurationError: no record about a read model counts, though there are some.
+            BalanceServiceError: as `write`.
+        """
+        for name in declarations.keys() - self._known.keys():
+            if refused := [at for at, one in self.records.refused.items() if one.key == name.encode()]:
+                # Its history is unknown: generation 1 may be one that was dropped.
+                raise ConfigurationError(self.records.problem(refused[0]))
         while missing := {name: declared for name, declared in declarations.items() if name not in self._known}:
             try:
                 self._write({name: partial(_begun, declared) for name, declared in missing.items()})
@@ -127,7 +145,9 @@ class GenerationLog(PeriodicThread):
                 reach("generations-changed")
                 producer.begin_transaction()
                 for now in written:
-                    producer.produce(self._topic, self._codec.encode(now.record()), now.model, partition=0)
+                    key, value = now.model.encode(), self._codec.encode(now.record())
+                    headers: dict[str, str | bytes | None] = {**self.records.headers(key, value)}
+                    producer.produce(self._topic, value, key, partition=0, headers=headers)
                 if wait_for_deliveries(producer, _TRANSACTION_SECONDS):
                     raise RetriableError(f"{doing}: the broker did not confirm in time")
                 producer.commit_transaction(_TRANSACTION_SECONDS)
@@ -148,32 +168,59 @@ class GenerationLog(PeriodicThread):
             self._changed.set()
 
     def _read_to_end(self) -> Mapping[str, Generations]:
-        read: dict[str, Generations] = {}
+        reading = self._new_reading()
         if (topic := self._topics.find(self._topic)) is None:
-            return read
+            return reading.known
         with reader_to_end(self._settings, self._topics, topic, waits_for_open=True) as reader:
             for message in reader:
-                read |= self._decoded(message)
-        self._hear(read)
-        return read
+                reading.hear(message)
+        self._hear(reading.known)
+        return reading.known
 
-    def _decoded(self, message: Message) -> dict[str, Generations]:
-        model, value = (message.key() or b"").decode(errors="replace"), message.value()
-        return {} if value is None else {model: Generations.of(model, self._codec.decode(value))}
+    def _new_reading(self) -> _Reading:
+        return _Reading(self.records, self._codec)
 
     def _follow(self) -> None:
         try:
-            self._reader = self._reader or LogReader(reader_config(self._settings), self._topic, {0: OFFSET_BEGINNING})
+            if self._reader is None:
+                self._reader = LogReader(reader_config(self._settings), self._topic, {0: OFFSET_BEGINNING})
+                self._reading = self._new_reading()
             for message in self._reader.read():
-                self._hear(self._decoded(message))
+                self._reading.hear(message)
+            self._hear(self._reading.known)
         except BalanceServiceError as error:
             log.warning("following the generations failed", error=str(error))
-            # From the beginning again: it is past the records that it could not decode.
+            # From the beginning again: it is past the record whose schema it could not get.
             if self._reader is not None:
                 with suppress(KafkaException):
                     self._reader.close()
                 self._reader = None
             time.sleep(_RETRY_SECONDS)
+
+
+class _Reading:
+    """The generations that the records of the topic result in, from its beginning on."""
+
+    def __init__(self, records: ControlRecords, codec: AvroCodec) -> None:
+        self.known: dict[str, Generations] = {}
+        self._records = records
+        self._signed = ControlReading(records)
+        self._codec = codec
+
+    def hear(self, message: Message) -> None:
+        """Adds a record. One that does not count leaves the generations as they were."""
+        model = (message.key() or b"").decode(errors="replace")
+        reason = self._signed.refusal(message)
+        if not reason:
+            try:
+                after = Generations.of(model, self._codec.decode(message.value() or b""))
+                reason = after.refusal(self.known.get(model) or Generations(model))
+            except (PoisonRecordError, ValueError) as error:
+                reason = f"it cannot be read: {error}"
+        if reason:
+            self._records.refuse(message, reason)
+        else:
+            self.known[model] = after
 
 
 def _begun(declaration: Declaration, now: Generations) -> Generations:

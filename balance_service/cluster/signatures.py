@@ -1,4 +1,4 @@
-"""Signatures by the secret that all instances of an application share, and signed records of the directory.
+"""Signed records of the directory of instances.
 
 A user that may write to the directory's topic is not necessarily an instance. The record header `signature` signs the
 topic, the instance's address, the time and the record's value; a farewell has an empty one. A record is valid for a
@@ -8,18 +8,19 @@ Source: RFC 2104, HMAC; with SHA-256.
 
 from __future__ import annotations
 
-import hmac
 import re
 from typing import TYPE_CHECKING
 
+from balance_service.kafka.signing import HEADER
 from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from balance_service.kafka.signing import SharedSecret
+
 CLOCKS_AGREE_SECONDS = 30
 """A signature holds a time, and is valid this long before and after it."""
-HEADER = "signature"
 REASONS = UNSIGNED, WRONGLY_SIGNED, NOT_OF_NOW, REPEATED = "unsigned", "wrongly signed", "not of now", "repeated"
 """Why a record is refused."""
 FAREWELL = ""
@@ -27,24 +28,6 @@ _PURPOSE = b"balance-service directory record 1"
 _SIGNATURE = re.compile(rb"t=(?P<t>[0-9]{1,15});hmac=(?P<hmac>[0-9a-f]{64})")
 # Far longer than a record is valid, in case a clock is set back.
 _REMEMBER_SECONDS = 600
-
-
-class SharedSecret:
-    """Signs, and verifies signatures. A signature for one purpose is invalid for any other."""
-
-    def __init__(self, secret: str) -> None:
-        self._keyed = hmac.new(secret.encode(), digestmod="sha256")
-
-    def sign(self, purpose: bytes, *parts: bytes) -> str:
-        """The signature of parts in this order, as 64 hexadecimal digits."""
-        # A copy saves hashing the key again. The lengths make every list of parts a distinct message.
-        keyed = self._keyed.copy()
-        keyed.update(b"".join([b"%d:%b" % (len(part), part) for part in (purpose, *parts)]))
-        return keyed.hexdigest()
-
-    def has_signed(self, signature: str, purpose: bytes, *parts: bytes) -> bool:
-        """Whether a signature is the one of these parts, in constant time."""
-        return hmac.compare_digest(self.sign(purpose, *parts).encode(), signature.encode("utf-8", "surrogatepass"))
 
 
 class UntrustedRecordError(Exception):

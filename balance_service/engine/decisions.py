@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.engine.dead_letter import SET_ASIDE, Letter, Status, is_final
 from balance_service.engine.records import BY_KEY, MISPLACED, DeadLetter, Output
-from balance_service.errors import InvalidInputError
+from balance_service.errors import InvalidInputError, PoisonRecordError
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.messages import offset_of
+from balance_service.kafka.signing import ControlReading
 from balance_service.model.keys import CONTROL_CHARACTERS
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from balance_service.avro.codec import AvroCodec
+    from balance_service.kafka.signing import ControlRecords
     from balance_service.kafka.topics import Topics
     from balance_service.settings import Settings
 
@@ -147,7 +149,7 @@ class Verdict(NamedTuple):
 class DecisionLog:
     """The decisions about one stage's dead letters. All stages share the topic."""
 
-    topic: str
+    records: ControlRecords
     codec: AvroCodec
     stage: str
     source_topic_id: str
@@ -164,8 +166,9 @@ class DecisionLog:
             "reason": verdict.reason,
             "sourceTopicId": self.source_topic_id,
         }
-        frame = self.codec.encode(record)
-        return Output(letter.offset, self.topic, BY_KEY, letter_id.encode(), frame, now_ms, [])
+        key, frame = letter_id.encode(), self.codec.encode(record)
+        headers = [*self.records.headers(key, frame).items()]
+        return Output(letter.offset, self.records.topic, BY_KEY, key, frame, now_ms, [*headers])
 
     def decided_letters(
         self, settings: Settings, topics: Topics, partitions: Iterable[int], now_ms: int
@@ -180,17 +183,24 @@ class DecisionLog:
             RetriableError: the broker does not respond.
         """
         found: dict[int, dict[int, Letter]] = {partition: {} for partition in partitions}
-        topic = topics.find(self.topic)
+        topic = topics.find(self.records.topic)
         if topic is None:
             return found
         # Decisions of this stage may follow another task's open transaction.
+        reading = ControlReading(self.records)
         with reader_to_end(settings, topics, topic, waits_for_open=True) as reader:
             for message in reader:
-                record = self.codec.decode(message.value() or b"")
-                letter_id = LetterId.parse(record["id"])
+                if reason := reading.refusal(message):
+                    self.records.refuse(message, reason)
+                    continue
+                try:
+                    record = self.codec.decode(message.value() or b"")
+                    letter_id, status = LetterId.parse(record["id"]), Decision(record["decision"]).leaves
+                except (PoisonRecordError, InvalidInputError, ValueError) as error:
+                    self.records.refuse(message, f"it cannot be read: {error}")
+                    continue
                 is_ours = letter_id.stage == self.stage and record["sourceTopicId"] == self.source_topic_id
                 if is_ours and letter_id.partition in found:
-                    status = Decision(record["decision"]).leaves
                     letter = Letter(letter_id.offset, record["cause"], Status.WAITING, 0, now_ms, -1, None)
                     found[letter_id.partition][letter_id.offset] = (
                         letter if status.is_open else letter.closed(status, now_ms)

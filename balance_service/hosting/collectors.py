@@ -235,10 +235,17 @@ class EngineCollector(Collector):
         for tasks in engine.serving_stages:
             partitions.add_metric((tasks.name,), tasks.hosted.source.partitions)
         yield partitions
+        refused = GaugeMetricFamily(
+            "balance_control_records_refused",
+            "Records about generations, or decisions about dead letters, that do not count.",
+            labels=("topic",),
+        )
+        for records in engine.control_records:
+            refused.add_metric((records.topic,), len(records.refused))
+        yield refused
         spread = GaugeMetricFamily(
             "balance_partitions_spread",
-            "Partitions of the instance that owns the most, less those of the one that owns the fewest; above 1 only "
-            "while instances join or leave.",
+            "Partitions of the instance with the most, less those of the one with the fewest.",
             labels=("read_model",),
         )
         for tasks in engine.serving_stages:

@@ -31,6 +31,7 @@ from balance_service.engine.tables import JoinedTables, Tables
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import producer_config
+from balance_service.kafka.signing import ControlRecords
 from balance_service.kafka.topic_specs import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics, Watermarks
 from balance_service.model.generations import Generations
@@ -140,6 +141,7 @@ class Engine:
         self._tracer = tracer
         self.generations = until_up(partial(GenerationLog, settings, self.topics, self.registry))
         """Which generations of the read models there are; followed once the engine starts."""
+        self.decision_records = ControlRecords.of(settings, settings.dead_letter_decisions_topic)
         self.versions = versions = Versions(models, settings, self.generations.of)
         self._prepared = prepared = until_up(partial(self._prepare, stages))
         begun = {name: versions.declaration(name) for name in versions.with_states}
@@ -226,6 +228,11 @@ class Engine:
 
     def _serves(self, hosted: HostedStage) -> bool:
         return not hosted.is_last or self.generations.serving(hosted.stage.owner) == hosted.stage.generation
+
+    @property
+    def control_records(self) -> Sequence[ControlRecords]:
+        """The topics whose records control what serves and what counts."""
+        return [self.generations.records, self.decision_records]
 
     @property
     def problems(self) -> list[str]:
@@ -424,7 +431,7 @@ class Engine:
             watermarks=self.watermarks[stage.source],
             processor=processor,
             decisions=DecisionLog(
-                topic=decisions_topic,
+                records=self.decision_records,
                 codec=around.codec(decisions_topic, load_schema("DeadLetterDecision")),
                 stage=stage.identity,
                 source_topic_id=prepared[stage.source].topic_id,

@@ -26,6 +26,8 @@ _STOP_DIRECTORY_SECONDS = 2.0
 _STOP_REBUILDS_SECONDS = 1.0
 # Ends are read every second; an answer may say how far it is behind ends of this age.
 _RECENT_SECONDS = 3.0
+# More have the same cause.
+_MOST_REFUSED = 3
 _STATUSES = frozenset(status.value for status in Status)
 _QUERY_ENDED = "its query has ended and is started again; /api/status and the log say why"
 _SEE_STATUS = "/api/status and the log say why, if an error is the reason"
@@ -102,7 +104,8 @@ class Instance:
                 f"{tasks.name}: {problem}"
                 for tasks in engine.stages.values()
                 for problem in (*tasks.problems, *_misplaced(tasks))
-            ],
+            ]
+            + [problem for records in engine.control_records for problem in records.problems[:_MOST_REFUSED]],
             "leaseHolds": engine.memberships.own_some and not engine.memberships.unconfirmed,
             "tasks": [_task_status(tasks, task) for tasks in engine.stages.values() for task in tasks.snapshots()],
             "tables": [_table_status(table) for table in engine.tables.snapshots()],

@@ -32,6 +32,7 @@ from balance_service.errors import BalanceServiceError, ConfigurationError, Fata
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.kafka.clients import by_remedy, new_client
 from balance_service.kafka.log_reader import reader_to_end
+from balance_service.kafka.signing import ControlRecords
 from balance_service.kafka.topic_specs import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.model.placing import stages_of
@@ -192,7 +193,7 @@ class Carryover:
         self._letters = Letters(codec=codec, every_ms=0, keeps_order=keeps_order)
         decisions_topic = settings.dead_letter_decisions_topic
         self._decisions = DecisionLog(
-            topic=decisions_topic,
+            records=ControlRecords.of(settings, decisions_topic),
             codec=AvroCodec(registry, subject_of(decisions_topic, decision), decision),
             stage=stage.identity,
             source_topic_id=source.topic_id,

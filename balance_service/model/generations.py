@@ -150,6 +150,16 @@ class Generations:
             return "kept"
         return "building" if self.comparison is None else "ready"
 
+    def refusal(self, before: Generations) -> str:
+        """Returns why this cannot be the state after another one; empty if it can."""
+        if self.number != before.number + 1:
+            return f"its number is {self.number}, and {before.number + 1} is next"
+        if self.serving not in before.live:
+            return f"generation {self.serving} serves in it, which was not live before"
+        if not before.newest <= self.newest <= before.newest + 1:
+            return f"generation {self.newest} is its newest, and {before.newest} was before"
+        return ""
+
     def begun(self, declaration: Declaration) -> Generations:
         """The first generation is folded by a declaration; unchanged if the model has a record."""
         if self.number:

@@ -42,6 +42,7 @@ _MEGABYTES = {"m": 1, "g": 1024}
 _SECRETS = {
     "kafka_config",
     "peer_secret",
+    "peer_secrets_former",
     "schema_registry_password",
     "schema_registry_token",
     "tls_key_password",
@@ -172,6 +173,11 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         description="Secret that all instances share. It signs their directory records, and the queries and answers "
         "between them; needed with tokens, JWTs or a rate limit.",
     )
+    peer_secrets_former: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        (),
+        description="Comma-separated earlier values of `BALANCE_PEER_SECRET`, which verify older generations and "
+        "decisions.",
+    )
     peer_allow_list: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Comma-separated hosts, `*.domains` and networks of peers; any when unset."
     )
@@ -202,7 +208,7 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         "stderr.",
     )
 
-    @field_validator("models", "peer_allow_list", "retry_topics", mode="before")
+    @field_validator("models", "peer_allow_list", "peer_secrets_former", "retry_topics", mode="before")
     @classmethod
     def _parse_list(cls, value: Any) -> Any:
         return tuple(filter(None, (v.strip() for v in value.split(",")))) if isinstance(value, str) else value
@@ -267,6 +273,8 @@ class Settings(KafkaSettings, HttpSecuritySettings):
                     f"{PREFIX}{name} needs {PREFIX}PEER_SECRET, the same on all instances; "
                     "without it, any client could bypass it by claiming to be a peer"
                 )
+        if self.peer_secrets_former and self.peer_secret is None:
+            raise ValueError(f"{PREFIX}PEER_SECRETS_FORMER needs {PREFIX}PEER_SECRET: set the present secret too")
         return self
 
     @property

@@ -15,6 +15,7 @@ from prometheus_client import Counter, Histogram
 
 from balance_service.cluster.directory import ServerTable
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
+from balance_service.kafka.signing import ControlRecords
 from balance_service.observability.metrics import Metrics
 from balance_service.settings import load_settings
 from balance_service.spark.session import SparkSample
@@ -141,6 +142,7 @@ def _engine() -> Any:
         models={},
         serving_stages=(),
         generations=SimpleNamespace(known={}),
+        control_records=(ControlRecords("generations"),),
         tables=SimpleNamespace(snapshots=list),
         problems=(),
         memberships=SimpleNamespace(of={"": SimpleNamespace(lease=SimpleNamespace(holds=True), partitions={0})}),

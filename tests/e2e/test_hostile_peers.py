@@ -16,9 +16,10 @@ import httpx
 import pytest
 
 from balance_service.avro.schemas import load_schema
-from balance_service.cluster.signatures import RecordSignatures, SharedSecret
+from balance_service.cluster.signatures import RecordSignatures
 from balance_service.http.peers.connections import AnswerReader
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, Peer, PeerTrust
+from balance_service.kafka.signing import SharedSecret
 from tests.e2e.clients import Poller
 from tests.support.api import GET_BALANCE
 from tests.support.kafka import Writer, read_topic

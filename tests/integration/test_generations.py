@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Producer
+from pydantic import SecretStr
 
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.cluster.generations import GenerationLog
@@ -42,7 +45,7 @@ _GENERATIONS = 4
 
 
 @pytest.fixture
-def log(stack: LocalStack) -> Iterator[Callable[[], GenerationLog]]:
+def log(stack: LocalStack) -> Iterator[Callable[..., GenerationLog]]:
     """Makes logs of one application, as its instances do."""
     given = application()
     settings = load_settings(
@@ -53,13 +56,64 @@ def log(stack: LocalStack) -> Iterator[Callable[[], GenerationLog]]:
     )
     registry = SchemaRegistry.from_settings(settings)
 
-    def make() -> GenerationLog:
-        log = GenerationLog(settings, Topics(settings), registry)
+    def make(**secrets: Any) -> GenerationLog:
+        of = settings.model_copy(update=secrets)
+        log = GenerationLog(of, Topics(of), registry)
         log.begin({"balance": DECLARED})
         return log
 
     yield make
     registry.close()
+
+
+SECRET, ANOTHER = (SecretStr(f"{name} secret of the instances") for name in ("the", "another"))
+
+
+def forge(stack: LocalStack, log: GenerationLog, *values: bytes | None) -> None:
+    """Writes records about `balance` as a user that may write to the topic, and knows no secret."""
+    producer = Producer({"bootstrap.servers": stack.bootstrap_servers})
+    for value in values:
+        producer.produce(log.records.topic, value, b"balance", partition=0)
+    producer.flush(10)
+
+
+@pytest.mark.shows("control")
+def test_forged_records_change_nothing_and_are_told(stack: LocalStack, log: Callable[..., GenerationLog]) -> None:
+    one = log(peer_secret=SECRET)
+    follower = log(peer_secret=SECRET)
+    follower.start()
+    now = one.write("balance", rebuilt)
+    (last,) = read_topic(stack, one.records.topic)[-1:]
+
+    dropped = replace(now, number=now.number + 1, building=None, newest=2**31 - 1)
+    forge(stack, one, one._codec.encode(dropped.record()), last.value(), b"no record", b"", None)
+    try:
+        eventually(lambda: len(follower.records.refused) == 5, lambda: str(follower.records.problems))
+    finally:
+        follower.stop(5)
+    late = log(peer_secret=SECRET)
+
+    assert follower.of("balance") == late.of("balance") == now
+    assert late.records.problems == follower.records.problems
+    assert late.write("balance", lambda known: known.dropped(2, "alice", "a test")).number == now.number + 1
+
+
+@pytest.mark.shows("control")
+def test_a_former_secret_verifies_and_without_it_no_history_is_made_up(log: Callable[..., GenerationLog]) -> None:
+    now = log(peer_secret=SECRET).write("balance", rebuilt)
+
+    with pytest.raises(ConfigurationError, match=r"at offset 0 of .* does not count: no known secret has signed it"):
+        log(peer_secret=ANOTHER)
+    changed = log(peer_secret=ANOTHER, peer_secrets_former=(SECRET,))
+
+    assert changed.of("balance") == now
+    assert changed.write("balance", lambda known: known.dropped(2, "alice", "a test")).live == [1]
+
+
+def test_records_from_before_there_was_a_secret_count(log: Callable[..., GenerationLog]) -> None:
+    now = log().write("balance", rebuilt)
+
+    assert log(peer_secret=SECRET).of("balance") == now
 
 
 def rebuilt(now: Generations) -> Generations:
@@ -184,11 +238,13 @@ def test_an_offline_rebuild_is_of_the_only_generation(stack: LocalStack, names: 
         written = GenerationLog(settings, topics, registry)
         written.begin({"balance": DECLARED})
         written.write("balance", rebuilt)
-        written.write("balance", lambda now: now.compared(2, Comparison()).switched(2, "alice", "it is equal"))
+        written.write("balance", lambda now: now.compared(2, Comparison()))
+        written.write("balance", lambda now: now.switched(2, "alice", "it is equal"))
         with pytest.raises(ConfigurationError, match=r"has another generation, 1: .* drop balance --generation 1"):
             rebuild(settings, Balance(), lambda _at, _of: None)
 
-        written.write("balance", lambda now: now.settled().dropped(1, "alice", "over"))
+        written.write("balance", Generations.settled)
+        written.write("balance", lambda now: now.dropped(1, "alice", "over"))
     assert rebuild(settings, Balance(), lambda _at, _of: None).done.applied == 2
 
     changelogs = [f"{settings.application_id}-balance{number}-changelog" for number in ("", ".g2")]

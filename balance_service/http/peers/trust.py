@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service import api
-from balance_service.cluster.signatures import CLOCKS_AGREE_SECONDS, SharedSecret
+from balance_service.cluster.signatures import CLOCKS_AGREE_SECONDS
 from balance_service.http.answer import Problem
+from balance_service.kafka.signing import SharedSecret
 from balance_service.settings.network import address_of
 
 if TYPE_CHECKING:

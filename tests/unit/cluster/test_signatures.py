@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from balance_service.cluster.signatures import (
     CLOCKS_AGREE_SECONDS,
     FAREWELL,
-    HEADER,
     RecordSignatures,
-    SharedSecret,
     UntrustedRecordError,
 )
+from balance_service.kafka.signing import HEADER, SharedSecret
 from tests.support.fakes import Clock
 
 SECRET = SharedSecret("a secret of all instances")

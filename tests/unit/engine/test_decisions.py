@@ -13,6 +13,7 @@ from balance_service.engine.dead_letter import Letter, Status, is_final
 from balance_service.engine.decisions import Decision, DecisionLog, LetterId, Verdict
 from balance_service.errors import InvalidInputError
 from balance_service.kafka import log_reader
+from balance_service.kafka.signing import ControlRecords
 from balance_service.kafka.topics import Topic
 from balance_service.settings import load_settings
 from tests.support.fakes import FakeRegistry
@@ -111,7 +112,7 @@ def test_a_decision_behind_another_tasks_open_transaction_is_read(
     monkeypatch: pytest.MonkeyPatch, decision: Decision, status: Status
 ) -> None:
     codec = AvroCodec(FakeRegistry(), "decisions", load_schema("DeadLetterDecision"))
-    decisions = DecisionLog(topic="decisions", codec=codec, stage="balance", source_topic_id="s")
+    decisions = DecisionLog(records=ControlRecords("decisions"), codec=codec, stage="balance", source_topic_id="s")
     verdict = Verdict(decision, "me", "a test")
     written = decisions.output(0, Letter(7, "field-null", Status.WAITING, 0, 0, -1, None), verdict, 1_000)
 

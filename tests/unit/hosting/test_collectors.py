@@ -14,6 +14,7 @@ from balance_service.engine.commit import Committed
 from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapshot
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
 from balance_service.kafka.lease import Lease
+from balance_service.kafka.signing import ControlRecords
 from balance_service.kafka.topics import Topic, Watermarks
 from balance_service.model.stage import Stage
 from balance_service.observability.metrics import Metrics
@@ -64,6 +65,7 @@ class Engine:
         return [problem for tasks in self.stages.values() for problem in tasks.problems]
 
     generations = SimpleNamespace(known={})
+    control_records = (ControlRecords("app-generations"),)
 
     @property
     def serving_stages(self) -> list[Tasks]:

@@ -83,6 +83,7 @@ def running(*stages: Any, shared: str = "", has_begun: bool = True) -> Instance:
         watermarks={s.name: s.hosted.watermarks for s in stages},
         settings=SimpleNamespace(num_standby_replicas=1),
         read_otherwise=lambda _stage: [],
+        control_records=(),
     )
     directory = SimpleNamespace(problem="", shared_address_problem=shared, table=ServerTable(elapsed))
     rebuilds = SimpleNamespace(status_of=lambda _stage: "serving")

@@ -347,3 +347,21 @@ def test_a_generation_whose_record_has_no_number_began_under_the_first_rules() -
     read = Generations.of("balance", AvroCodec(registry, "s", load_schema("Generations")).decode(frame))
 
     assert (read.declarations[1].decoder_rules, DECLARED.decoder_rules) == (1, DECODER_RULES)
+
+
+@pytest.mark.parametrize(
+    ("forged", "reason"),
+    [
+        (lambda now: replace(now, number=now.number), "its number is 5, and 6 is next"),
+        (lambda now: replace(now, number=now.number + 2), "its number is 7, and 6 is next"),
+        (lambda now: replace(now, number=now.number + 1, serving=9), "generation 9 serves in it, which was not live"),
+        (lambda now: replace(now, number=now.number + 1, newest=2**31 - 1), "generation 2147483647 is its newest"),
+        (lambda now: replace(now, number=now.number + 1, newest=1), "generation 1 is its newest, and 2 was before"),
+    ],
+)
+def test_a_state_that_no_transition_leads_to_is_refused(
+    forged: Callable[[Generations], Generations], reason: str
+) -> None:
+    now = replace(switched(), number=5)
+
+    assert forged(now).refusal(now).startswith(reason)
