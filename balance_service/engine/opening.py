@@ -11,17 +11,18 @@ from balance_service.engine.changelog_writer import ChangelogWriter, Envelope
 from balance_service.engine.database import Database
 from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.outputs import START_ANEW, sent_of, sent_up_to
-from balance_service.engine.records import SILENT, Position
+from balance_service.engine.records import POSITION_KEY, SILENT, Position
 from balance_service.engine.state_directory import FORMAT
 from balance_service.engine.store import StateStore, StoreIdentity
 from balance_service.errors import RetriableError, TaskHaltedError
-from balance_service.kafka.clients import transactional_config
-from balance_service.kafka.log_reader import reader_to_end
+from balance_service.kafka.clients import reader_config, transactional_config
+from balance_service.kafka.log_reader import LogReader, reader_to_end
 from balance_service.kafka.topic_specs import dead_letter_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from balance_service.avro.codec import AvroCodec
     from balance_service.engine.dead_letters import LetterChanges
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import TaskId
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
 
 log = structlog.get_logger(__name__)
+
+# A commit of one state, and its marker.
+_LAST_RECORDS = 4
 
 
 def check_same_log(ours: Topic, now: Topic | None, changelog: Topic | None = None) -> None:
@@ -111,6 +115,51 @@ def open_store(task_id: TaskId, hosted: HostedStage, changelog: Topic) -> StateS
     return store
 
 
+def last_position(
+    settings: Settings, topics: Topics, codec: AvroCodec, changelog: str, partition: int
+) -> Position | None:
+    """Returns the position at the end of a changelog partition, which each commit writes last; None if there is none.
+
+    Raises:
+        RetriableError: the broker does not respond.
+    """
+    first = topics.offsets(changelog, [partition], earliest=True)[partition]
+    end = topics.offsets(changelog, [partition], committed=True)[partition]
+    span, found = _LAST_RECORDS, None
+    # Markers of transactions, and records of aborted ones, have offsets too.
+    while found is None and first < end:
+        start = max(first, end - span)
+        with LogReader(reader_config(settings), changelog, {partition: start}, {partition: end}) as reader:
+            for message in reader:
+                if message.key() == POSITION_KEY and (value := message.value()) is not None:
+                    found = Position.of(codec.decode(value))
+        if start == first:
+            break
+        span *= 32
+    return found
+
+
+def check_owner(stage: Stage, position: Position | None) -> None:
+    """Checks that a position is one of this stage, before anything is fenced or written.
+
+    Raises:
+        TaskHaltedError: another application, or another stage, has the same name for its changelog.
+    """
+    if position is not None and position.owner not in ("", stage.mark):
+        application_id, _, name = position.owner.partition("\0")
+        raise TaskHaltedError(
+            f"the changelog '{stage.changelog}' belongs to '{name}' of application id '{application_id}', and "
+            f"'{stage.name}' of '{stage.application_id}' has the same name for its own; choose another "
+            "BALANCE_APPLICATION_ID"
+        )
+
+
+def owners_of(settings: Settings, topics: Topics, codec: AvroCodec, changelog: Topic) -> set[str]:
+    """Returns the marks of the stages that the partitions of a changelog belong to. Raises as `last_position`."""
+    found = (last_position(settings, topics, codec, changelog.name, number) for number in range(changelog.partitions))
+    return {position.owner for position in found if position is not None}
+
+
 def _check_can_be_folded_again(hosted: HostedStage, partition: int, changelog: Topic) -> None:
     """Checks that no state is lost if the store, which is a copy of a former changelog, is removed.
 
@@ -172,6 +221,7 @@ def starting_position(
             source=f"{source.name}:{partition}",
             emitted_up_to=_starting_to_send(hosted, partition),
             partitioner=hosted.partitioner,
+            owner=hosted.stage.mark,
         )
     if stored.source_topic_id != source.topic_id:
         raise TaskHaltedError(_recreated(source.name))
@@ -181,7 +231,8 @@ def starting_position(
         stored = replace(stored, offset=start)
     check_still_there(source.name, partition, stored.offset, start, end)
     check_same_changelog(changelog_topic_id, stored.changelog_topic_id)
-    return replace(stored, epoch=max(stored.epoch + 1, least_epoch), changelog_topic_id=changelog_topic_id)
+    epoch = max(stored.epoch + 1, least_epoch)
+    return replace(stored, epoch=epoch, changelog_topic_id=changelog_topic_id, owner=hosted.stage.mark)
 
 
 def _starting_to_send(hosted: HostedStage, partition: int) -> int:

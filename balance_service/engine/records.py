@@ -74,6 +74,7 @@ class Position:
             the read model does.
         letters: the number of dead letters by cause and status.
         partitioner: the function that checked that the states' keys belong to the partition.
+        owner: the `Stage.mark` of the stage that the changelog belongs to; empty in old records that lack it.
     """
 
     offset: int
@@ -86,6 +87,7 @@ class Position:
     emitted_up_to: int = 0
     letters: Mapping[str, int] = field(default_factory=dict)
     partitioner: Partitioner = "murmur2"
+    owner: str = ""
 
     def record(self) -> dict[str, Any]:
         """Returns the position as the Avro record `Position`."""
@@ -100,6 +102,7 @@ class Position:
             "emittedUpTo": self.emitted_up_to,
             "letters": dict(self.letters),
             "partitioner": self.partitioner,
+            "owner": self.owner,
         }
 
     @staticmethod
@@ -126,6 +129,7 @@ class Position:
             record["emittedUpTo"],
             record["letters"],
             record["partitioner"],
+            record["owner"],
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from balance_service.engine.changelog_reader import ChangelogReader
 from balance_service.engine.completeness import Completeness, check_tombstones_since_offset
 from balance_service.engine.opening import (
+    check_owner,
     check_same_changelog,
     check_same_log,
     check_same_partitioner,
@@ -129,6 +130,7 @@ class Replica:
         records = len(part.records)
         store.apply(part.records, part.changelog_offset)
         if part.is_whole and store.position is not None:
+            check_owner(self._hosted.stage, store.position)
             check_same_changelog(self.changelog_topic_id, store.position.changelog_topic_id)
             check_same_partitioner(self._hosted, store.position.partitioner)
         self.restoration.advance(records, part.changelog_offset)

@@ -21,9 +21,11 @@ from balance_service.engine.dead_letters import DueLetters
 from balance_service.engine.decisions import Decision
 from balance_service.engine.opening import (
     beginning_to_send,
+    check_owner,
     check_same_log,
     check_still_there,
     found_sent,
+    last_position,
     open_writer,
     starting_letters,
     starting_position,
@@ -620,6 +622,7 @@ class Task:
     def _own(self) -> None:
         hosted, task_id = self._hosted, self.task_id
         store = self._store()
+        self._check_owner(store)
         # (b) No predecessor can commit from here on, in any generation: one of another generation could make this one
         # send, or silent.
         with hosted.siblings.fencing(task_id.partition):
@@ -648,6 +651,14 @@ class Task:
         self._log.info(
             "task running", epoch=position.epoch, position=position.offset, restored=self.replica.restoration.restored
         )
+
+    def _check_owner(self, store: StateStore) -> None:
+        """Checks that no other application owns the changelog: its writers would be fenced. Raises TaskHaltedError."""
+        hosted, position = self._hosted, store.position
+        if position is None or position.owner != hosted.stage.mark:
+            codec, partition = hosted.processor.position_codec, self.task_id.partition
+            position = last_position(hosted.settings, hosted.topics, codec, hosted.stage.changelog, partition)
+            check_owner(hosted.stage, position)
 
     def _catch_up(self, *, is_fenced: bool) -> None:
         answers = self._state is TaskState.TAILING

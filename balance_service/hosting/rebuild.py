@@ -23,12 +23,12 @@ from balance_service.cluster.generations import GenerationLog
 from balance_service.cluster.membership import guard_config, refusal
 from balance_service.engine.dead_letters import Letters, letter_offset
 from balance_service.engine.decisions import DecisionLog
-from balance_service.engine.opening import open_writer, was_purged, was_repartitioned
+from balance_service.engine.opening import check_owner, last_position, open_writer, was_purged, was_repartitioned
 from balance_service.engine.outputs import sent_up_to
 from balance_service.engine.records import MISPLACED, POSITION_KEY, SILENT, Position, TaskId
 from balance_service.engine.state_directory import StateDirectory
 from balance_service.engine.task import TaskState
-from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError, RetriableError
+from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError, RetriableError, TaskHaltedError
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.kafka.clients import by_remedy, new_client
 from balance_service.kafka.log_reader import reader_to_end
@@ -198,6 +198,11 @@ class Carryover:
             stage=stage.identity,
             source_topic_id=source.topic_id,
         )
+        for partition in range(source.partitions) if topics.find(stage.changelog) is not None else ():
+            try:
+                check_owner(stage, last_position(settings, topics, self._codec, stage.changelog, partition))
+            except TaskHaltedError as error:
+                raise ConfigurationError(str(error)) from error
         self._abort_open_transactions()
         self._up_to: dict[int, int] = {}
         self._partitioners: dict[int, Partitioner] = {}
@@ -257,6 +262,7 @@ class Carryover:
             emitted_up_to=self._up_to.get(partition, 0) if self._stage.outputs else 0,
             letters=letters.counted,
             partitioner=self._stage.partitioner,
+            owner=self._stage.mark,
         )
 
     def _read(self) -> None:

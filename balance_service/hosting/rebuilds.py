@@ -16,6 +16,7 @@ import structlog
 
 from balance_service import api
 from balance_service.engine.comparison import MOST_DIFFERENCES, compare
+from balance_service.engine.opening import owners_of
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from balance_service.engine.task import Task
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
+    from balance_service.kafka.topics import Topic
     from balance_service.model.generations import Building, Generations, Switch
     from balance_service.model.stage import Stage
 
@@ -391,7 +393,8 @@ class Rebuilds(PeriodicThread):
                 continue
             try:
                 # In this order: once the topic is gone, none looks for its subjects.
-                if topics.find(stage.changelog) is not None:
+                if (changelog := topics.find(stage.changelog)) is not None:
+                    self._check_ours(stage, changelog)
                     self._engine.registry.forget(stage.changelog)
                     reach("subjects-deleted")
                     topics.delete(stage.changelog)
@@ -400,6 +403,17 @@ class Rebuilds(PeriodicThread):
                 self._deletions[stage.name] = time.monotonic(), error
                 raise
             self._deletions[stage.name] = time.monotonic(), None
+
+    def _check_ours(self, stage: Stage, changelog: Topic) -> None:
+        """Checks that a changelog is not one of another application that has the same name. Raises _WaitingError."""
+        codec = next(iter(self._engine.models.values())).hosted.processor.position_codec
+        owners = owners_of(self._engine.settings, self._engine.topics, codec, changelog)
+        if owners - {stage.mark}:
+            named = ", ".join(sorted(owner.replace("\0", "/") or "nobody" for owner in owners))
+            raise _WaitingError(
+                f"the changelog '{changelog.name}' of a dropped generation is not deleted, because its positions name "
+                f"{named} as owner: if no other application uses the topic, delete it"
+            )
 
     @staticmethod
     def _owned(tasks: Tasks) -> dict[int, Task]:

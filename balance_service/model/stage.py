@@ -116,6 +116,14 @@ class Stage:
         return f"{self.application_id}-{self.name}"
 
     @property
+    def mark(self) -> str:
+        """Which stage of which application the positions in a changelog name as their owner.
+
+        `full_name` does not tell stage `eu-balance` of application `pay` from stage `balance` of `pay-eu`.
+        """
+        return f"{self.application_id}\0{self.name}"
+
+    @property
     def sender(self) -> str:
         """`identity`, unique among the stages of all applications."""
         return f"{self.application_id}-{self.identity}"

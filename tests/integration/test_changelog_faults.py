@@ -13,8 +13,12 @@ from balance_service.engine.database import StoreBatch
 from balance_service.engine.opening import open_writer
 from balance_service.engine.records import POSITION_KEY, Position, TaskId
 from balance_service.engine.task import TaskState
-from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
+from balance_service.errors import ConfigurationError, RetriableError, StoreCorruptedError, TaskMigratedError
+from balance_service.hosting.rebuild import rebuild
 from balance_service.kafka.partitioner import partition_of
+from balance_service.kafka.topics import Topics
+from balance_service.model.stage import Stage
+from balance_service.read_models.balance import Balance
 from tests.integration.engines import (
     balance,
     balance_stage,
@@ -171,3 +175,31 @@ def test_a_former_owner_does_not_fence_its_successor(stack: LocalStack, names: d
         catch_up(engine)
         (task,) = tasks_of(engine).snapshots()
         assert (task.epoch, balance(engine, CUSTOMERS[0])) == (1, Decimal("3.00"))
+
+
+@pytest.mark.shows("own-changelog")
+def test_another_application_whose_names_make_the_same_changelog_takes_nothing(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    topics, stage = Topics(settings), balance_stage(settings)
+    with Writer(stack, settings.topic) as writer, running_engine(settings) as engine:
+        give_one_each(engine, writer)
+    end = topics.offsets(stage.changelog, [0, 1])
+
+    with monkeypatch.context() as other:
+        other.setattr(Stage, "mark", f"{settings.application_id}-eu\0balance")
+        elsewhere = settings.model_copy(update={"state_dir": tmp_path / "other"})
+        with running_engine(elsewhere) as engine:
+            tasks = engine.stages["balance"]
+            halted = {TaskState.HALTED.value}
+            eventually(lambda: {task.state for task in tasks.snapshots()} == halted, lambda: str(tasks.snapshots()))
+            reasons = {task.reason for task in tasks.snapshots()}
+        with pytest.raises(ConfigurationError, match="belongs to 'balance' of application id"):
+            rebuild(elsewhere, Balance(), lambda _at, _of: None)
+
+    assert topics.offsets(stage.changelog, [0, 1]) == end
+    assert all(f"belongs to 'balance' of application id '{settings.application_id}'" in one for one in reasons)
+    with running_engine(settings) as engine:
+        catch_up(engine)
+        assert balances(engine) == dict.fromkeys(CUSTOMERS, Decimal("1.00"))

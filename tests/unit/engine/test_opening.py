@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.engine.opening import open_store, starting_position
+from balance_service.engine.opening import check_owner, open_store, starting_position
 from balance_service.engine.records import POSITION_KEY, Position, TaskId
 from balance_service.errors import TaskHaltedError
 from balance_service.kafka.topics import Topic
+from balance_service.model.stage import Stage
 from tests.support.fakes import position_codec
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ HALTED = "folded with partitioner murmur2, and it is crc32 now; declare murmur2 
 def hosted(path: Path, partitioner: Partitioner) -> Any:
     return SimpleNamespace(
         settings=SimpleNamespace(application_id="app"),
-        stage=SimpleNamespace(retries=False),
+        stage=SimpleNamespace(retries=False, mark="app\0balance"),
         source=SOURCE,
         partitioner=partitioner,
         processor=SimpleNamespace(position_codec=CODEC),
@@ -78,3 +79,15 @@ def test_a_position_of_another_partitioner_is_refused(tmp_path: Path) -> None:
         starting_position(stands_at, hosted(tmp_path, "crc32"), 0, CHANGELOG.topic_id, 1)
 
     assert starting_position(stands_at, hosted(tmp_path, "murmur2"), 0, CHANGELOG.topic_id, 1).epoch == 2
+
+
+def test_a_changelog_of_another_application_is_refused_and_an_old_record_is_not() -> None:
+    stage = Stage(name="balance", owner="balance", source="balance", application_id="pay-eu")
+    same_topic = Stage(name="eu-balance", owner="eu-balance", source="balance", application_id="pay")
+    assert stage.changelog == same_topic.changelog
+
+    for position in (None, Position(0, 1, "id"), Position(0, 1, "id", owner=stage.mark)):
+        check_owner(stage, position)
+    told = "belongs to 'eu-balance' of application id 'pay', and 'balance' of 'pay-eu'"
+    with pytest.raises(TaskHaltedError, match=told):
+        check_owner(stage, Position(0, 1, "id", owner=same_topic.mark))

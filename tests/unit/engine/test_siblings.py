@@ -208,7 +208,8 @@ def test_a_task_that_could_not_fence_its_predecessor_has_not_fenced_it(monkeypat
     of = hosted(1)
     of.siblings = siblings(SWITCHED, Here(2, {}))
     task = Task(TaskId("rewards", 0), of)
-    task.replica.store = cast("Any", SimpleNamespace(position=None))
+    owned = Position(0, 1, "id", owner=of.stage.mark)
+    task.replica.store = cast("Any", SimpleNamespace(position=owned))
 
     with pytest.raises(RetriableError, match="does not respond"):
         task._own()

@@ -18,6 +18,7 @@ from balance_service.engine.task import ANSWERING, Task, TaskState
 from balance_service.errors import InvalidInputError, NotAuthorizedError, RetriableError, TaskHaltedError
 from balance_service.hosting.rebuilds import Rebuilds
 from balance_service.kafka.partitioner import Partitioning
+from balance_service.kafka.topics import Topic
 from balance_service.model.generations import Comparison, Generations, Switch
 from balance_service.model.keys import KeyType
 from balance_service.model.versions import Versions
@@ -81,7 +82,11 @@ class Here:
     """The tasks of a generation in this instance, by partition."""
 
     def __init__(self, generation: int, *tasks: Task) -> None:
-        self.hosted = SimpleNamespace(stage=FIRST.of_generation(generation), source=SimpleNamespace(partitions=2))
+        self.hosted = SimpleNamespace(
+            stage=FIRST.of_generation(generation),
+            source=SimpleNamespace(partitions=2),
+            processor=SimpleNamespace(position_codec=None),
+        )
         self.name = self.hosted.stage.name
         self.the_tasks = tasks
         self.failures: list[BalanceServiceError] = []
@@ -413,12 +418,32 @@ def responsible(engine: Engine, table: ServerTable) -> Rebuilds:
 
 
 DROPPED = BUILT.dropped(2, "", "")
+MARK = "balance-service\0rewards.g2"
+
+
+@pytest.fixture(autouse=True)
+def owners(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The owners that the positions in dropped changelogs name."""
+    owners = {MARK}
+    monkeypatch.setattr("balance_service.hosting.rebuilds.owners_of", lambda *_: owners)
+    return owners
+
+
+@pytest.mark.parametrize("other", ["balance\0service-rewards.g2", ""], ids=["another application", "an old record"])
+def test_a_changelog_that_another_application_may_use_is_not_deleted(owners: set[str], other: str) -> None:
+    engine = Engine(DROPPED, Here(1, Standing(1, sends=True)))
+    engine.topics = SimpleNamespace(find=lambda name: Topic(name, "id", 2), delete=pytest.fail)
+    rebuilds = responsible(engine, table_of([PublishedTask("rewards", 0, "ACTIVE", "RUNNING", 1, 5)]))
+    owners.add(other)
+
+    with pytest.raises(RetriableError, match=r"is not deleted, because its positions name .* as owner"):
+        rebuilds._step(DROPPED)
 
 
 def test_a_dropped_changelog_is_deleted_once_no_instance_has_a_task_of_it_and_again_after_a_late_one() -> None:
     engine = Engine(DROPPED, Here(1, Standing(1, sends=True)))
     table, deleted, forgotten = ServerTable(elapsed), list[str](), list[str]()
-    engine.topics = SimpleNamespace(find=lambda name: name, delete=deleted.append)
+    engine.topics = SimpleNamespace(find=lambda name: Topic(name, "id", 2), delete=deleted.append)
     engine.registry = SimpleNamespace(forget=forgotten.append)
     rebuilds = responsible(engine, table)
 
@@ -438,7 +463,9 @@ def test_a_changelog_that_a_late_instance_created_again_is_deleted_although_its_
 ) -> None:
     engine = Engine(DROPPED, Here(1, Standing(1, sends=True)))
     topics = {"balance-service-rewards.g2-changelog"}
-    engine.topics = SimpleNamespace(find=lambda name: name if name in topics else None, delete=topics.remove)
+    engine.topics = SimpleNamespace(
+        find=lambda name: Topic(name, "id", 2) if name in topics else None, delete=topics.remove
+    )
     engine.registry = SimpleNamespace(forget=lambda _name: None)
     rebuilds = responsible(engine, table_of([PublishedTask("rewards", 0, "ACTIVE", "RUNNING", 1, 5)]))
     rebuilds._step(DROPPED)
@@ -461,7 +488,7 @@ def test_a_changelog_that_cannot_be_deleted_is_not_tried_again_at_once() -> None
         tried.append(changelog)
         raise NotAuthorizedError("Delete is missing")
 
-    engine.topics = SimpleNamespace(find=lambda name: name)
+    engine.topics = SimpleNamespace(find=lambda name: Topic(name, "id", 2))
     engine.registry = SimpleNamespace(forget=forget)
     rebuilds = responsible(engine, table_of([PublishedTask("rewards", 0, "ACTIVE", "RUNNING", 1, 5)]))
 
