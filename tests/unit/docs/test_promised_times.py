@@ -30,7 +30,11 @@ _DAY_MS = 24 * 60 * 60 * 1000
         ("how-to/secure.md", "clocks may differ by 30 s", LEEWAY_SECONDS == 30),
         ("how-to/deploy.md", "220 files, 28 for each task and 8 for", need_of(100, 1, 5) == 220 + 28 * 100 + 8 * 5),
         ("how-to/deploy.md", "400 files and 12 for each task", need_of(6) == 400 + 12 * 6),
-        ("how-to/deploy.md", "more for each task and source topic, and 18", need_of(99, 2) - need_of(99) == 3 * 100 + 18),
+        (
+            "how-to/deploy.md",
+            "more for each task and source topic, and 18",
+            need_of(99, 2) - need_of(99) == 3 * 100 + 18,
+        ),
         ("how-to/operate.md", "seven days", KEPT_CLOSED_MS == 7 * _DAY_MS),
     ],
 )
