@@ -1,0 +1,1 @@
+"""Data that released versions wrote; see README.md."""
