@@ -152,6 +152,24 @@ def topics_create() -> None:
         click.echo(f"topic {topic.name} with {topic.partitions} partitions, and its internal topics, exist")
 
 
+@topics.command("checkpoint")
+def topics_checkpoint() -> None:
+    """Vouch for the present records about generations, and for the decisions about dead letters.
+
+    Use this after a change of BALANCE_PEER_SECRET, while BALANCE_PEER_SECRETS_FORMER has the former one. It may be left
+    out from then on.
+    """
+    from balance_service.kafka.signing import write_checkpoint
+    from balance_service.kafka.topics import Topics
+
+    settings = load_settings()
+    quiet_logging()
+    if settings.peer_secret is None:
+        raise ConfigurationError("a checkpoint is signed: set BALANCE_PEER_SECRET as the instances have it")
+    for name in (settings.generations_topic, settings.dead_letter_decisions_topic):
+        click.echo(f"{write_checkpoint(settings, Topics(settings), name)} records of topic {name} count for ever")
+
+
 @topics.command("copy")
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")

@@ -23,16 +23,14 @@ from balance_service.errors import (
 from balance_service.kafka.clients import by_remedy, new_client, reader_config, transactional_config
 from balance_service.kafka.log_reader import LogReader, reader_to_end
 from balance_service.kafka.producers import wait_for_deliveries
-from balance_service.kafka.signing import ControlReading, ControlRecords
+from balance_service.kafka.signing import ControlRecord, ControlRecords
 from balance_service.kafka.topic_specs import prepare_generations
 from balance_service.model.generations import Generations
 from balance_service.process.failpoints import reach
 from balance_service.process.runtime import PeriodicThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from confluent_kafka import Message
+    from collections.abc import Callable, Mapping, Sequence
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.kafka.topics import Topics
@@ -66,7 +64,7 @@ class GenerationLog(PeriodicThread):
         self._writing = threading.Lock()
         self._changed = threading.Event()
         self._reader: LogReader | None = None
-        self._reading = self._new_reading()
+        self._followed: list[ControlRecord] = []
         self._read_to_end()
 
     def stop(self, timeout_seconds: float) -> bool:
@@ -168,26 +166,41 @@ class GenerationLog(PeriodicThread):
             self._changed.set()
 
     def _read_to_end(self) -> Mapping[str, Generations]:
-        reading = self._new_reading()
         if (topic := self._topics.find(self._topic)) is None:
-            return reading.known
+            return {}
         with reader_to_end(self._settings, self._topics, topic, waits_for_open=True) as reader:
-            for message in reader:
-                reading.hear(message)
-        self._hear(reading.known)
-        return reading.known
+            known = self._result([ControlRecord.of(message) for message in reader])
+        self._hear(known)
+        return known
 
-    def _new_reading(self) -> _Reading:
-        return _Reading(self.records, self._codec)
+    def _result(self, records: Sequence[ControlRecord]) -> dict[str, Generations]:
+        """Returns the generations that records of the topic, from its beginning on, result in.
+
+        One that does not count leaves the generations as they were.
+        """
+        known: dict[str, Generations] = {}
+        for record, untrusted in self.records.judged(records):
+            reason, model = untrusted, record.key.decode(errors="replace")
+            if not reason:
+                try:
+                    after = Generations.of(model, self._codec.decode(record.value))
+                    reason = after.refusal(known.get(model) or Generations(model))
+                except (PoisonRecordError, ValueError) as error:
+                    reason = f"it cannot be read: {error}"
+            if reason:
+                self.records.refuse(record, reason)
+            else:
+                known[model] = after
+        return known
 
     def _follow(self) -> None:
         try:
             if self._reader is None:
                 self._reader = LogReader(reader_config(self._settings), self._topic, {0: OFFSET_BEGINNING})
-                self._reading = self._new_reading()
-            for message in self._reader.read():
-                self._reading.hear(message)
-            self._hear(self._reading.known)
+                self._followed = []
+            if messages := self._reader.read():
+                self._followed += map(ControlRecord.of, messages)
+                self._hear(self._result(self._followed))
         except BalanceServiceError as error:
             log.warning("following the generations failed", error=str(error))
             # From the beginning again: it is past the record whose schema it could not get.
@@ -196,31 +209,6 @@ class GenerationLog(PeriodicThread):
                     self._reader.close()
                 self._reader = None
             time.sleep(_RETRY_SECONDS)
-
-
-class _Reading:
-    """The generations that the records of the topic result in, from its beginning on."""
-
-    def __init__(self, records: ControlRecords, codec: AvroCodec) -> None:
-        self.known: dict[str, Generations] = {}
-        self._records = records
-        self._signed = ControlReading(records)
-        self._codec = codec
-
-    def hear(self, message: Message) -> None:
-        """Adds a record. One that does not count leaves the generations as they were."""
-        model = (message.key() or b"").decode(errors="replace")
-        reason = self._signed.refusal(message)
-        if not reason:
-            try:
-                after = Generations.of(model, self._codec.decode(message.value() or b""))
-                reason = after.refusal(self.known.get(model) or Generations(model))
-            except (PoisonRecordError, ValueError) as error:
-                reason = f"it cannot be read: {error}"
-        if reason:
-            self._records.refuse(message, reason)
-        else:
-            self.known[model] = after
 
 
 def _begun(declaration: Declaration, now: Generations) -> Generations:

@@ -18,7 +18,7 @@ from balance_service.engine.records import BY_KEY, MISPLACED, DeadLetter, Output
 from balance_service.errors import InvalidInputError, PoisonRecordError
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.messages import offset_of
-from balance_service.kafka.signing import ControlReading
+from balance_service.kafka.signing import ControlRecord
 from balance_service.model.keys import CONTROL_CHARACTERS
 
 if TYPE_CHECKING:
@@ -187,22 +187,22 @@ class DecisionLog:
         if topic is None:
             return found
         # Decisions of this stage may follow another task's open transaction.
-        reading = ControlReading(self.records)
         with reader_to_end(settings, topics, topic, waits_for_open=True) as reader:
-            for message in reader:
-                if reason := reading.refusal(message):
-                    self.records.refuse(message, reason)
-                    continue
-                try:
-                    record = self.codec.decode(message.value() or b"")
-                    letter_id, status = LetterId.parse(record["id"]), Decision(record["decision"]).leaves
-                except (PoisonRecordError, InvalidInputError, ValueError) as error:
-                    self.records.refuse(message, f"it cannot be read: {error}")
-                    continue
-                is_ours = letter_id.stage == self.stage and record["sourceTopicId"] == self.source_topic_id
-                if is_ours and letter_id.partition in found:
-                    letter = Letter(letter_id.offset, record["cause"], Status.WAITING, 0, now_ms, -1, None)
-                    found[letter_id.partition][letter_id.offset] = (
-                        letter if status.is_open else letter.closed(status, now_ms)
-                    )
+            read = [ControlRecord.of(message) for message in reader]
+        for one, reason in self.records.judged(read):
+            if reason:
+                self.records.refuse(one, reason)
+                continue
+            try:
+                record = self.codec.decode(one.value)
+                letter_id, status = LetterId.parse(record["id"]), Decision(record["decision"]).leaves
+            except (PoisonRecordError, InvalidInputError, ValueError) as error:
+                self.records.refuse(one, f"it cannot be read: {error}")
+                continue
+            is_ours = letter_id.stage == self.stage and record["sourceTopicId"] == self.source_topic_id
+            if is_ours and letter_id.partition in found:
+                letter = Letter(letter_id.offset, record["cause"], Status.WAITING, 0, now_ms, -1, None)
+                found[letter_id.partition][letter_id.offset] = (
+                    letter if status.is_open else letter.closed(status, now_ms)
+                )
         return found

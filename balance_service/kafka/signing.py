@@ -8,18 +8,25 @@ for ever. Source: RFC 2104, HMAC; with SHA-256.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
+from confluent_kafka import KafkaException, Producer
 
+from balance_service.errors import RetriableError
+from balance_service.kafka.clients import by_remedy, new_client, producer_config
+from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.messages import offset_of, readable_headers
+from balance_service.kafka.producers import wait_for_deliveries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from confluent_kafka import Message
 
+    from balance_service.kafka.topics import Topics
     from balance_service.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -30,6 +37,10 @@ _SAME = "give all instances the same BALANCE_PEER_SECRET, and name former secret
 UNSIGNED = f"it is unsigned, and the topic has signed records before it; {_SAME}"
 WRONGLY_SIGNED = f"no known secret has signed it; {_SAME}"
 REPEATED = "it repeats an earlier record"
+REFUSED_BEFORE = "it did not count when the checkpoint behind it was written"
+_CHECKPOINT = b""
+"""The key of a record that vouches for others: neither a read model nor a dead letter has it."""
+_WRITE_SECONDS = 15.0
 
 
 class SharedSecret:
@@ -48,6 +59,23 @@ class SharedSecret:
     def has_signed(self, signature: str, purpose: bytes, *parts: bytes) -> bool:
         """Whether a signature is the one of these parts, in constant time."""
         return hmac.compare_digest(self.sign(purpose, *parts).encode(), signature.encode("utf-8", "surrogatepass"))
+
+
+class ControlRecord(NamedTuple):
+    """A record of a control topic, with its signature if it has one."""
+
+    partition: int
+    offset: int
+    key: bytes
+    value: bytes
+    signature: bytes | None
+
+    @staticmethod
+    def of(message: Message) -> ControlRecord:
+        """Reads a message's headers, which the client gives once."""
+        signature = dict(readable_headers(message) or ()).get(HEADER)
+        key, value = message.key() or b"", message.value() or b""
+        return ControlRecord(message.partition() or 0, offset_of(message), key, value, signature)
 
 
 class Refused(NamedTuple):
@@ -90,55 +118,121 @@ class ControlRecords:
         where = f"the record at offset {offset} of partition {partition} of topic '{self.topic}'"
         return f"{where} does not count: {self.refused[place].reason}"
 
+    def refuse(self, record: ControlRecord, reason: str) -> None:
+        """Notes that a record does not count."""
+        place = record.partition, record.offset
+        if place not in self.refused:
+            self.refused = {**self.refused, place: Refused(record.key, reason)}
+            log.error("a control record does not count", topic=self.topic, offset=record.offset, reason=reason)
+
     def headers(self, key: bytes, value: bytes) -> dict[str, bytes]:
         """Returns the headers of a record that this instance writes."""
-        return {} if self._secret is None else {HEADER: self._sign(self._secret, key, value).encode()}
+        return {} if self._secret is None else {HEADER: self._secret.sign(*self._parts(key, value)).encode()}
 
-    def refuse(self, message: Message, reason: str) -> None:
-        """Notes that a record does not count."""
-        place = message.partition() or 0, offset_of(message)
-        if place not in self.refused:
-            self.refused = {**self.refused, place: Refused(message.key() or b"", reason)}
-            log.error("a control record does not count", topic=self.topic, offset=place[1], reason=reason)
-
-    def is_signed(self, signature: bytes, key: bytes, value: bytes) -> bool:
-        """Whether a known secret has signed a record."""
-        text = signature.decode("ascii", "replace")
-        return any(one.has_signed(text, _PURPOSE, self.topic.encode(), key, value) for one in self._known)
-
-    def _sign(self, secret: SharedSecret, key: bytes, value: bytes) -> str:
-        return secret.sign(_PURPOSE, self.topic.encode(), key, value)
-
-    @property
-    def are_signed(self) -> bool:
-        """Whether instances sign the records."""
-        return self._secret is not None
-
-
-class ControlReading:
-    """Judges the records of a control topic, in the order of a reader that begins at the beginning."""
-
-    def __init__(self, records: ControlRecords) -> None:
-        self._records = records
-        self._signed: set[int] = set()
-        """The partitions that had a signed record."""
-        self._seen: set[bytes] = set()
-
-    def refusal(self, message: Message) -> str:
-        """Returns why a record does not count, as far as its signature says; empty if it does.
+    def judged(self, records: Sequence[ControlRecord]) -> Iterator[tuple[ControlRecord, str]]:
+        """Yields each record with the reason why it does not count, as far as its signature says; empty if it counts.
 
         An unsigned record counts before its partition's first signed one: it was written before there was a secret.
+
+        Args:
+            records: of the topic, from its beginning on.
         """
-        if not self._records.are_signed:
-            return ""
-        signature = dict(readable_headers(message) or ()).get(HEADER)
-        partition = message.partition() or 0
-        if signature is None:
-            return UNSIGNED if partition in self._signed else ""
-        if not self._records.is_signed(signature, message.key() or b"", message.value() or b""):
-            return WRONGLY_SIGNED
-        if signature in self._seen:
-            return REPEATED
-        self._seen.add(signature)
-        self._signed.add(partition)
-        return ""
+        vouched = self._vouched(records)
+        signed, seen = set[int](), set[bytes]()
+        for record in records:
+            if record.key == _CHECKPOINT:
+                continue
+            reason = ""
+            if (known := vouched.get(record.partition)) is not None and record.offset < known.end:
+                reason = REFUSED_BEFORE if record.offset in known.refused else ""
+                signed.add(record.partition)
+            elif self._secret is not None and record.signature is None:
+                reason = UNSIGNED if record.partition in signed else ""
+            elif self._secret is not None and not self._is_signed(record):
+                reason = WRONGLY_SIGNED
+            elif self._secret is not None:
+                reason = REPEATED if record.signature in seen else ""
+                signed.add(record.partition)
+            if record.signature is not None:
+                seen.add(record.signature)
+            yield record, reason
+
+    def checkpoints(self, records: Sequence[ControlRecord]) -> list[ControlRecord]:
+        """Returns a record for each partition that vouches for those which count now. Offsets of these are unset."""
+        refused = {(one.partition, one.offset) for one, reason in self.judged(records) if reason}
+        found = []
+        for partition, part in _by_partition(records).items():
+            end, digest = part[-1].offset + 1, _digest(part).hexdigest()
+            offsets = [str(offset) for of, offset in sorted(refused) if of == partition]
+            value = " ".join([str(end), digest, *offsets]).encode()
+            found.append(ControlRecord(partition, -1, _CHECKPOINT, value, self.headers(_CHECKPOINT, value).get(HEADER)))
+        return found
+
+    def _vouched(self, records: Sequence[ControlRecord]) -> dict[int, _Checkpoint]:
+        """Returns the newest valid checkpoint of each partition."""
+        found: dict[int, _Checkpoint] = {}
+        for partition, part in _by_partition(records).items():
+            for at, record in enumerate(part):
+                if record.key == _CHECKPOINT and self._secret is not None and self._is_signed(record):
+                    end, digest, *refused = record.value.decode().split(" ")
+                    below = [one for one in part[:at] if one.offset < int(end)]
+                    if _digest(below).hexdigest() == digest:
+                        found[partition] = _Checkpoint(int(end), frozenset(map(int, refused)))
+        return found
+
+    def _is_signed(self, record: ControlRecord) -> bool:
+        signature, parts = (record.signature or b"").decode("ascii", "replace"), self._parts(record.key, record.value)
+        return any(one.has_signed(signature, *parts) for one in self._known)
+
+    def _parts(self, key: bytes, value: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+        return _PURPOSE, self.topic.encode(), key, value
+
+
+class _Checkpoint(NamedTuple):
+    """Vouches for the records below an offset, except for those that did not count when it was written."""
+
+    end: int
+    refused: frozenset[int]
+
+
+def _by_partition(records: Sequence[ControlRecord]) -> dict[int, list[ControlRecord]]:
+    found: dict[int, list[ControlRecord]] = {}
+    for record in records:
+        found.setdefault(record.partition, []).append(record)
+    return found
+
+
+def _digest(records: Sequence[ControlRecord]) -> hashlib._Hash:
+    digest = hashlib.sha256()
+    for record in records:
+        for part in (b"%d" % record.offset, record.key, record.value, record.signature or b""):
+            digest.update(b"%d:%b" % (len(part), part))
+    return digest
+
+
+def write_checkpoint(settings: Settings, topics: Topics, name: str) -> int:
+    """Vouches for the records of a control topic that count now, so that a secret that signed them may be forgotten.
+
+    Returns:
+        The number of the records; 0 if the topic does not exist.
+
+    Raises:
+        RetriableError: the broker does not respond.
+        NotAuthorizedError: the user may not write to the topic.
+    """
+    if (topic := topics.find(name)) is None:
+        return 0
+    records = ControlRecords.of(settings, name)
+    with reader_to_end(settings, topics, topic, waits_for_open=True) as reader:
+        read = [ControlRecord.of(message) for message in reader]
+    doing, grant = f"writing to topic '{name}'", f"Write on topic '{name}'"
+    producer = new_client(Producer, {**producer_config(settings), "message.timeout.ms": int(_WRITE_SECONDS * 1000)})
+    try:
+        for one in records.checkpoints(read):
+            headers: dict[str, str | bytes | None] = {HEADER: one.signature}
+            producer.produce(name, one.value, one.key, partition=one.partition, headers=headers)
+        if wait_for_deliveries(producer, _WRITE_SECONDS):
+            raise RetriableError(f"{doing}: the broker did not confirm in time")
+    except KafkaException as error:
+        raise by_remedy(error, doing, grant) from error
+    return len(read)

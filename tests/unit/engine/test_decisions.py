@@ -116,6 +116,14 @@ def test_a_decision_behind_another_tasks_open_transaction_is_read(
     verdict = Verdict(decision, "me", "a test")
     written = decisions.output(0, Letter(7, "field-null", Status.WAITING, 0, 0, -1, None), verdict, 1_000)
 
+    message = SimpleNamespace(
+        key=lambda: written.key,
+        value=lambda: written.value,
+        headers=lambda: written.headers,
+        partition=lambda: 0,
+        offset=lambda: 0,
+    )
+
     class Reader:
         def __init__(self, _config: object, _topic: str, _starts: object, ends: dict[int, int]) -> None:
             self._end = ends[0]
@@ -127,7 +135,7 @@ def test_a_decision_behind_another_tasks_open_transaction_is_read(
 
         def __iter__(self) -> Iterator[Any]:
             if self._end > OURS_AT:
-                yield SimpleNamespace(value=lambda: written.value)
+                yield message
 
     monkeypatch.setattr(log_reader, "LogReader", Reader)
     topics: Any = Topics()
