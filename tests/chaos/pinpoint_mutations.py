@@ -350,7 +350,7 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "an expired idempotency key counts until it is removed",
         "engine/idempotency.py",
-        "marker is None or marker.timestamp_ms + self.window_ms <= self.times[update.record.offset]:\n",
+        "marker is None or marker.since_ms + self.window_ms <= self.times[update.record.offset]:\n",
         "marker is None:\n",
         "unit/engine/test_idempotency",
         "test_after_the_window_an_idempotency_key_is_new_again",
