@@ -29,6 +29,7 @@ from balance_service.errors import (
     StoreFullError,
     TaskHaltedError,
     TaskMigratedError,
+    UnreadableRecordError,
 )
 
 if TYPE_CHECKING:
@@ -299,8 +300,9 @@ class _Supervisor:
     def failed(self, task: Task, error: BalanceServiceError) -> None:
         """Requests that the task is closed and a new one opened. Returns at once."""
         self._failed = task, _alone(error)
-        # The task must not answer until its thread gets to close it.
-        task.give_up()
+        if not isinstance(error, UnreadableRecordError):
+            # The task must not answer until its thread gets to close it.
+            task.give_up()
         self._wake.set()
 
     def stop(self) -> None:
@@ -346,7 +348,7 @@ class _Supervisor:
             step()
         except NotAuthorizedError as error:
             return _alone(error)
-        except (TaskHaltedError, ConfigurationError) as error:
+        except (TaskHaltedError, ConfigurationError, UnreadableRecordError) as error:
             if isinstance(error, TaskHaltedError) and error.__cause__ is not None:
                 self._log.error("the read model's code failed", exc_info=error.__cause__)
             self.task.halt(str(error))
@@ -380,6 +382,11 @@ class _Supervisor:
                 self._on_change()
             self._wake.clear()
             error = self._reported() or error
+            if isinstance(error, UnreadableRecordError):
+                # Met by a query, or by a comparison. Restored, the store would have the same records.
+                self.task.halt(str(error))
+                self._on_change()
+                error = None
             if isinstance(error, StoreFullError):
                 error = self._wait_for_room(error)
             if error is not None:

@@ -14,7 +14,13 @@ from balance_service.engine.progress import Progress
 from balance_service.engine.records import Role
 from balance_service.engine.task import Task, TaskState
 from balance_service.engine.tasks import Tasks
-from balance_service.errors import RetriableError, StoreCorruptedError, StoreFullError, TaskHaltedError
+from balance_service.errors import (
+    RetriableError,
+    StoreCorruptedError,
+    StoreFullError,
+    TaskHaltedError,
+    UnreadableRecordError,
+)
 from balance_service.hosting.engine import Engine
 from tests.support.waiting import eventually
 
@@ -248,6 +254,36 @@ def test_damage_reported_for_a_closed_task_does_not_affect_its_successor_or_the_
     time.sleep(0.5)
     assert (tmp_path / "store").exists()
     assert opening.opened == [Role.ACTIVE, Role.ACTIVE]
+
+
+def test_states_that_the_class_cannot_read_halt_their_task_and_keep_the_store(
+    tasks: Tasks, opening: Opening, tmp_path: Path
+) -> None:
+    tasks.assign([0])
+    becomes(tasks, *RUNNING_OWNER)
+    task = tasks.task(0)
+    assert task is not None
+    (tmp_path / "store").mkdir()
+
+    tasks.damaged(0, task, UnreadableRecordError("'points' is a long there"))
+
+    becomes(tasks, *HALTED_OWNER)
+    assert task.snapshot().reason == "'points' is a long there"
+    assert ((tmp_path / "store").exists(), opening.opened) == (True, [Role.ACTIVE])
+
+
+def test_a_task_that_cannot_read_what_it_opens_with_halts(
+    tasks: Tasks, opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(_task: Task, _role: Role) -> None:
+        raise UnreadableRecordError("of another registry")
+
+    monkeypatch.setattr(_Task, "_halt_if_told", unreadable)
+
+    tasks.assign([0])
+
+    becomes(tasks, *HALTED_OWNER)
+    assert opening.opened == [Role.ACTIVE]
 
 
 def test_a_task_that_waits_carries_out_what_other_generations_decide(
