@@ -90,6 +90,8 @@ class Tasks:
         self.hosted = hosted
         self.source_problem = ""
         """Why the source cannot be read as before; empty if it can. Set by the source check."""
+        self.losses: Sequence[str] = ()
+        """Why topics of the stage may lose what it needs. Set by the loss check."""
         self._runner = runner
         self._on_change = on_change
         self._openings = openings or threading.Semaphore(sys.maxsize)

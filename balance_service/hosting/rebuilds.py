@@ -19,6 +19,7 @@ from balance_service.engine.comparison import MOST_DIFFERENCES, compare
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError
+from balance_service.kafka.topic_specs import losses
 from balance_service.model.generations import Comparison
 from balance_service.process.failpoints import reach
 from balance_service.process.runtime import PeriodicThread
@@ -187,6 +188,7 @@ class Rebuilds(PeriodicThread):
                 f"version {declaration.version} of '{generations.model}' is built once generation {generations.kept}, "
                 "which is kept after a switch, is dropped"
             )
+        self.check_buildable(generations.model)
         log.info("a generation of a new version is built", model=generations.model, version=declaration.version)
         self._log.write(
             generations.model, lambda now: now.upgraded(declaration, self._switch_of_upgrade, api.KEEP_OLD_SECONDS)
@@ -223,6 +225,13 @@ class Rebuilds(PeriodicThread):
         """Checks that all instances can fold the generation that serves. Raises InvalidInputError."""
         if problem := self._lacks_class(now, now.serving):
             raise InvalidInputError(problem)
+
+    def check_buildable(self, model: str) -> None:
+        """Checks that a new generation would be built of all events. Raises InvalidInputError, or as `Topics`."""
+        engine = self._engine
+        stage = self._any_hosted(model).stage
+        if lost := losses(engine.topics, engine.settings, stage, with_changelog=False):
+            raise InvalidInputError(f"a new generation of '{model}' would be built from what is left: {lost[0]}")
 
     def _lacks_class(self, now: Generations, generation: int | None) -> str:
         """Returns which instances cannot fold a generation; empty if all can."""

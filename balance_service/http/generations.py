@@ -93,13 +93,14 @@ class GenerationRequests:
     """Handles the requests.
 
     `status` returns the generations of a read model as JSON, None if the model is not known here; `declaration` what
-    its newest version here is declared to be; `check_known` raises InvalidInputError if an instance cannot fold the
-    generation that serves; `write` applies a transition, see `GenerationLog.write`; `differences` returns the first
-    differences found here.
+    its newest version here is declared to be; `check_buildable` raises InvalidInputError if no generation can be built
+    now, `check_known` if an instance cannot fold the generation that serves; `write` applies a transition, see
+    `GenerationLog.write`; `differences` returns the first differences found here.
     """
 
     status: Callable[[str], Mapping[str, Any] | None]
     declaration: Callable[[str], Declaration]
+    check_buildable: Callable[[str], None]
     check_known: Callable[[Generations], None]
     write: Callable[[str, Callable[[Generations], Generations]], Generations]
     differences: Callable[[str], Sequence[Mapping[str, Any]] | None]
@@ -120,7 +121,9 @@ class GenerationRequests:
 
         def change(now: Generations) -> Generations:
             declaration = self.declaration(given.model)
-            return now.rebuilt(declaration, switch, given.keepOld, given.maxRate, by, given.reason)
+            after = now.rebuilt(declaration, switch, given.keepOld, given.maxRate, by, given.reason)
+            self.check_buildable(given.model)
+            return after
 
         return await self._changed(given.model, change)
 
