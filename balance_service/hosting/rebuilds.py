@@ -91,7 +91,10 @@ class Rebuilds(PeriodicThread):
             "by": now.by,
             "reason": now.reason,
             # Without a broker, no instance is heard, this one included.
-            "problem": self._servers.problem(model) or self.problems.get(model, "") or self._lacks_class(now, other),
+            "problem": self._servers.problem(model)
+            or self.problems.get(model, "")
+            or self._lacks_class(now, other)
+            or self._stopped(now, other, TaskState.HALTED, TaskState.WAITING),
         }
 
     def status_of(self, stage: Stage) -> str:
@@ -114,6 +117,7 @@ class Rebuilds(PeriodicThread):
             "readOtherwise": self._engine.read_otherwise(stage),
             "status": now.status_of(number),
             "partitions": len(partitions),
+            "halted": self._stopped(now, number, TaskState.HALTED),
             "running": sum(task.state == TaskState.RUNNING.value for task in claims.values()),
             "position": sum(positions.values()),
             "lag": sum(lag for lag in lags if lag is not None)
@@ -225,6 +229,19 @@ class Rebuilds(PeriodicThread):
         """Checks that all instances can fold the generation that serves. Raises InvalidInputError."""
         if problem := self._lacks_class(now, now.serving):
             raise InvalidInputError(problem)
+
+    def _stopped(self, now: Generations, generation: int | None, *states: TaskState) -> str:
+        """Returns why the task of a partition of a generation is in one of some states; empty if none is."""
+        if generation is None:
+            return ""
+        stage, stopped = self._versions.stage(now.model, generation).name, {state.value for state in states}
+        told = (
+            f"{task.stage}_{task.partition} is {task.state} at {server.address}: {task.reason}"
+            for server in self._servers.running()
+            for task in server.tasks
+            if task.stage == stage and task.state in stopped
+        )
+        return next(told, "")
 
     def check_buildable(self, model: str) -> None:
         """Checks that a new generation would be built of all events. Raises InvalidInputError, or as `Topics`."""

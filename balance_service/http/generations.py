@@ -193,6 +193,9 @@ class Generation(TypedDict):
     compared. `kept` served before, and may serve again."""
     partitions: Count
     """Partitions of the source."""
+    halted: str
+    """Why the task of a partition is halted, and at which instance, so that the generation does not catch up without an
+    operator; empty if none is."""
     running: Count
     """Partitions whose owner folds this generation now."""
     position: Count
@@ -247,6 +250,7 @@ _EXAMPLE: ModelGenerations = {
             "readOtherwise": [],
             "status": "serving",
             "partitions": 4,
+            "halted": "",
             "running": 4,
             "position": 1200,
             "lag": 0,
@@ -259,6 +263,7 @@ _EXAMPLE: ModelGenerations = {
             "readOtherwise": [],
             "status": "building",
             "partitions": 4,
+            "halted": "",
             "running": 4,
             "position": 700,
             "lag": 500,

@@ -342,6 +342,24 @@ def test_an_error_of_a_models_own_code_in_one_partition_does_not_keep_the_others
     assert status["problem"] == told
 
 
+@pytest.mark.parametrize(
+    ("state", "is_halted", "is_told"), [("HALTED", True, True), ("WAITING", False, True), ("RESTORING", False, False)]
+)
+def test_a_generation_that_cannot_be_built_says_why_and_where(state: str, *, is_halted: bool, is_told: bool) -> None:
+    # One that halts while it opens has no epoch yet.
+    stopped = PublishedTask("rewards.g2", 1, "ACTIVE", state, 0, -1, "the first 3 offsets are gone")
+    serving = PublishedTask("rewards", 0, "ACTIVE", state, 0, -1, "another reason")
+    engine = Engine(BUILT, Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False)))
+    rebuilds = Rebuilds(cast("Any", engine), table_of([serving, stopped]), Switch.NEVER)
+
+    status = rebuilds.status("rewards")
+
+    assert status is not None
+    why = f"rewards.g2_1 is {state} at a:1: the first 3 offsets are gone"
+    assert [one["halted"] for one in status["generations"]][1:] == [why if is_halted else ""]
+    assert status["problem"] == (why if is_told else "")
+
+
 def test_an_error_is_told_rather_than_what_waits_for_it() -> None:
     engine = Engine(SWITCHED, Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False)))
     cast("Standing", engine.models["rewards.g2"].the_task).fails_with = RetriableError("it is behind")
