@@ -140,6 +140,10 @@ class Siblings:
         declared = self._now().declarations
         return declared.get(one.generation) == declared.get(other.generation)
 
+    def serves(self, stage: Stage) -> bool:
+        """Whether a generation serves. An earlier stage always does."""
+        return self._now().serving == stage.generation
+
     def builds(self, stage: Stage) -> bool:
         """Whether a generation is being built, and has not caught up with the one that serves."""
         now = self._now()

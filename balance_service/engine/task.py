@@ -374,6 +374,8 @@ class Task:
     def _commit(
         self, batch: TaskBatch, store: StateStore, writer: ChangelogWriter, audit: Sequence[Output] = ()
     ) -> Committed:
+        if not self._hosted.siblings.serves(self._hosted.stage):
+            store.require_room(serves=False)
         done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer, audit)
         self._shown = store.view
         # After the view: who began to watch before may have read the former one.

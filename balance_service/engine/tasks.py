@@ -417,7 +417,9 @@ class _Supervisor:
         while not self._stopping.wait(_WAITING_SECONDS):
             if (error := self._reported()) is not None:
                 return error
-            if has_room(self._hosted.state_directory.path):
+            # A generation may have begun to serve.
+            serves = self._hosted.siblings.serves(self._hosted.stage)
+            if has_room(self._hosted.state_directory.path, serves=serves):
                 return RetriableError("there is room on the disk again")
         return None
 

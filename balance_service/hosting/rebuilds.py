@@ -16,6 +16,7 @@ import structlog
 
 from balance_service import api
 from balance_service.engine.comparison import MOST_DIFFERENCES, compare
+from balance_service.engine.database import has_room_for, room_bytes
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError
@@ -46,6 +47,7 @@ _CAUGHT_UP_RECORDS = 10_000
 _SPREAD_SECONDS = 0.5
 _LOOK_AGAIN_SECONDS = 60.0
 _DELETE_AGAIN_SECONDS = 5.0
+_CHECK_AGAIN_SECONDS = 5.0
 
 
 class _WaitingError(RetriableError):
@@ -71,6 +73,8 @@ class Rebuilds(PeriodicThread):
         """Which generation serves, and since when this instance knows it, by the model's name."""
         self._deletions: dict[str, tuple[float, BalanceServiceError | None]] = {}
         """When the changelog of a dropped generation was last deleted or not, and why not, by the stage's name."""
+        self._unbuildable: dict[str, tuple[float, BalanceServiceError]] = {}
+        """When a generation of a new version could not be built, and why, by the model's name."""
         self.problems: Mapping[str, str] = {}
         """Why a step of a read model's rebuild fails here now, by the model's name. For the directory."""
 
@@ -192,7 +196,14 @@ class Rebuilds(PeriodicThread):
                 f"version {declaration.version} of '{generations.model}' is built once generation {generations.kept}, "
                 "which is kept after a switch, is dropped"
             )
-        self.check_buildable(generations.model)
+        at, failure = self._unbuildable.get(generations.model, (float("-inf"), None))
+        if failure is not None and time.monotonic() - at < _CHECK_AGAIN_SECONDS:
+            raise failure
+        try:
+            self.check_buildable(generations.model)
+        except BalanceServiceError as error:
+            self._unbuildable[generations.model] = time.monotonic(), error
+            raise
         log.info("a generation of a new version is built", model=generations.model, version=declaration.version)
         self._log.write(
             generations.model, lambda now: now.upgraded(declaration, self._switch_of_upgrade, api.KEEP_OLD_SECONDS)
@@ -244,11 +255,21 @@ class Rebuilds(PeriodicThread):
         return next(told, "")
 
     def check_buildable(self, model: str) -> None:
-        """Checks that a new generation would be built of all events. Raises InvalidInputError, or as `Topics`."""
+        """Checks that a new generation would be built of all events, and has room on the disk here.
+
+        Raises InvalidInputError, or as `Topics`.
+        """
         engine = self._engine
         stage = self._any_hosted(model).stage
         if lost := losses(engine.topics, engine.settings, stage, with_changelog=False):
             raise InvalidInputError(f"a new generation of '{model}' would be built from what is left: {lost[0]}")
+        serving = self._engine.models[self._versions.stage(model, self._log.of(model).serving).name]
+        needed, path = sum(task.sizes.store_bytes for task in serving.snapshots()), engine.settings.state_dir
+        if not has_room_for(path, needed):
+            raise InvalidInputError(
+                f"a new generation of '{model}' may take as much of the disk of {path} here as the one that serves, "
+                f"{needed >> 20} MiB, and {room_bytes(path) >> 20} MiB are left, of which it leaves 512 MiB: make room"
+            )
 
     def _lacks_class(self, now: Generations, generation: int | None) -> str:
         """Returns which instances cannot fold a generation; empty if all can."""

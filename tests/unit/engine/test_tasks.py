@@ -87,14 +87,18 @@ class _Task(Task):
 
 
 def hosted(name: str = "balance", **parts: Any) -> HostedStage:
-    return cast("HostedStage", SimpleNamespace(name=name, joined=None, progress=Progress(), **parts))
+    siblings = SimpleNamespace(serves=lambda _stage: True)
+    return cast(
+        "HostedStage",
+        SimpleNamespace(name=name, joined=None, progress=Progress(), siblings=siblings, stage=None, **parts),
+    )
 
 
 @pytest.fixture
 def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
     played = Opening()
     monkeypatch.setattr(module, "Task", played.task)
-    monkeypatch.setattr(module, "has_room", lambda _path: played.has_room)
+    monkeypatch.setattr(module, "has_room", lambda _path, *, serves: serves and played.has_room)
     monkeypatch.setattr(module, "_WAITING_SECONDS", 0.05)
     return played
 
@@ -234,6 +238,25 @@ def test_a_standby_without_disk_space_during_restoration_reports_it_and_continue
     opening.has_room = True
 
     becomes(tasks, *(RUNNING_OWNER if is_promoted else TAILING_STANDBY))
+
+
+def test_a_generation_that_does_not_serve_waits_for_more_room_until_it_serves(
+    tasks: Tasks, opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving: list[bool] = []
+    monkeypatch.setattr(tasks.hosted.siblings, "serves", lambda _stage: bool(serving))
+    opening.has_room = False
+    tasks.stand_by([0])
+    becomes(tasks, Role.STANDBY, TaskState.RESTORING)
+    eventually(lambda: tasks.all()[0].snapshot().reason == "make room", "the task waits for room")
+    opening.has_room = True
+
+    # Some turns of waiting.
+    time.sleep(0.2)
+    assert opening.opened == [Role.STANDBY]
+
+    serving.append(True)
+    becomes(tasks, *TAILING_STANDBY)
 
 
 def test_damage_reported_for_a_closed_task_does_not_affect_its_successor_or_the_successors_store(
