@@ -636,10 +636,11 @@ class Task:
         # (d) The epoch rises above that of every previous owner.
         changelog_topic_id = self.replica.changelog_topic_id
         position = starting_position(store.position, hosted, task_id.partition, changelog_topic_id, self._least_epoch)
-        letters = starting_letters(store, hosted, task_id.partition)
-        if self._closing.is_set():
-            raise TaskMigratedError("the task was closed while it was opened")
-        write_position(position, hosted.processor.position_codec, store, self._writer, letters)
+        for letters in starting_letters(store, hosted, task_id.partition):
+            if self._closing.is_set():
+                raise TaskMigratedError("the task was closed while it was opened")
+            write_position(position, hosted.processor.position_codec, store, self._writer, letters)
+            position = self._required_position()
         reach("position-written")
         self.replica.stop_reading()
         self._epoch = position.epoch
