@@ -315,6 +315,7 @@ class Application:
         self._handlers.generations = GenerationRequests(
             instance.rebuilds.status,
             instance.engine.versions.declaration,
+            instance.rebuilds.check_buildable,
             instance.rebuilds.check_known,
             instance.engine.generations.write,
             instance.rebuilds.differences,

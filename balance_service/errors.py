@@ -7,6 +7,7 @@ BalanceServiceError
 ├── TaskMigratedError       close the task: another instance owns its partition
 ├── StoreFullError          stop folding until the disk has space; the store is consistent
 ├── StoreCorruptedError     delete the local store and restore it from the changelog
+│   └── UnreadableRecordError   stop only this task: the changelog has no other record
 ├── TaskHaltedError         stop only this task until an operator intervenes: its topic has changed
 ├── ConfigurationError      name the wrong setting; exit code 2
 │   └── NotAuthorizedError  likewise at start; a running task retries, because it can be authorized later
@@ -53,6 +54,10 @@ class StoreFullError(BalanceServiceError):
 
 class StoreCorruptedError(BalanceServiceError):
     """The local store is damaged; the changelog is not."""
+
+
+class UnreadableRecordError(StoreCorruptedError):
+    """What the service wrote is whole, and the class or the schema registry that it was written with is another now."""
 
 
 class TaskHaltedError(BalanceServiceError):

@@ -17,8 +17,9 @@ import fastavro
 from balance_service.avro.logical_types import of_writer, resolvable
 from balance_service.avro.named_types import contracted, expanded
 from balance_service.avro.number_reader import number_reader
-from balance_service.avro.schemas import rewritten
-from balance_service.errors import PoisonRecordError, StoreCorruptedError
+from balance_service.avro.resolution import difference
+from balance_service.avro.schemas import full_name, rewritten
+from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError, UnreadableRecordError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,10 @@ _HEADER = struct.Struct(">bI")
 # As in `spark/java/Body.java`, which counts them while it reads.
 _VALUES, _VALUES_PER_BYTE = 250_000, 4
 _COUNTLESS = 1 << 60
+_RESTORE_THE_REGISTRY = (
+    "restore the registry's data, or set BALANCE_SCHEMA_REGISTRY_URL to the registry of then; if both are lost, start "
+    "anew with another BALANCE_APPLICATION_ID"
+)
 # As in `spark/java/Reading.java`. fastavro would overflow the stack.
 _MOST_LEVELS = 500
 
@@ -210,6 +215,7 @@ class AvroCodec(AvroReader):
     def __init__(self, registry: SchemaRegistry, subject: str, schema: Schema) -> None:
         """Registers the schema. Raises as `SchemaRegistry.register`."""
         super().__init__(registry, schema)
+        self._subject = subject
         self.schema_id = registry.register(subject, contracted(schema))
         self._header = frame_header(self.schema_id)
         self._writers[self.schema_id] = lambda body: fastavro.schemaless_reader(io.BytesIO(body), self._schema, None)
@@ -225,13 +231,35 @@ class AvroCodec(AvroReader):
         """Decodes a frame that the service wrote.
 
         Raises:
-            StoreCorruptedError: the bytes are no frame of this schema.
-            RetriableError: the writer's schema is not cached and the registry cannot be reached.
+            StoreCorruptedError: the bytes are no frame.
+            UnreadableRecordError: they are a frame of another schema, which this one cannot read.
+            RetriableError: the writer's schema is not cached, and the registry cannot be reached or does not have it.
         """
         try:
             return self.decode_foreign(frame)
         except PoisonRecordError as error:
             raise StoreCorruptedError(str(error)) from error
+
+    def _learn(self, schema_id: int) -> Callable[[bytes], Any]:
+        registered, at = self._registry.writer_schema(schema_id), self._registry.url
+        if registered is None:
+            raise RetriableError(
+                f"the schema registry at {at} does not know schema {schema_id}, under which a record of subject "
+                f"{self._subject} was written: {_RESTORE_THE_REGISTRY}"
+            )
+        wanted = full_name(self._schema)
+        if wanted.rpartition(".")[2] not in {name.rpartition(".")[2] for name in registered.records}:
+            has = " or ".join(registered.records) or "no record"
+            raise UnreadableRecordError(
+                f"the schema registry at {at} has lost its data, or is another than that of subject {self._subject}, "
+                f"whose records are of schema {schema_id}: that is {has} there, not {wanted}; {_RESTORE_THE_REGISTRY}"
+            )
+        if why := difference(expanded(json.loads(registered.text)) if registered.text else "null", self._wanted):
+            raise UnreadableRecordError(
+                f"a record of subject {self._subject}, of schema {schema_id}, cannot be read: {why}; "
+                "give back what it has there, or raise the version of the class"
+            )
+        return super()._learn(schema_id)
 
     def number(self, name: str) -> Callable[[bytes], Any]:
         """Returns a function that reads one field of frames that the service wrote. It is fast for numbers.

@@ -161,6 +161,13 @@ def _follow(client: Client, model: str, *, quiet: bool) -> None:
             if not building:
                 return
             (one,) = building
+            # An instance of an earlier version does not say so.
+            if halted := one.get("halted"):
+                raise BalanceServiceError(
+                    f"generation {one['generation']} of {model} cannot be built: {halted}; remove the reason and "
+                    f"restart that instance, or cancel the rebuild with `balance-service drop {model} --generation "
+                    f"{one['generation']} --reason R`"
+                )
             if not quiet and one["lag"] is not None:
                 bar.update(task, completed=one["position"], total=one["position"] + one["lag"])
             why = f": {now['problem']}" if now["problem"] else ""
@@ -182,6 +189,8 @@ def _show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
                 f"{generation['running']} of {generation['partitions']} partitions run  "
                 f"position {generation['position']}  lag {lag}"
             )
+            if halted := generation.get("halted"):
+                click.echo(f"  {halted}")
             if generation["declarationChanged"]:
                 click.echo(
                     "  its class is declared in another way since: rebuild it, or give the class a higher version"
@@ -204,7 +213,7 @@ def _show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
             click.echo(f"  `balance-service switch {one['model']} --reason R` has the new one serve")
         if one["keptUntil"] is not None:
             click.echo(f"  the kept generation is dropped at {one['keptUntil']}")
-        if one["problem"]:
+        if one["problem"] and one["problem"] not in [generation.get("halted") for generation in one["generations"]]:
             click.echo(f"  {one['problem']}")
 
 

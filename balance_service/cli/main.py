@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError
+from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError, UnreadableRecordError
 from balance_service.observability.logs import configure_logging
 from balance_service.process.failpoints import arm
 from balance_service.process.open_files import raise_limit
@@ -173,4 +173,6 @@ def main() -> None:
         cli()
     except BalanceServiceError as error:
         click.ClickException(str(error)).show()
-        sys.exit(_WRONG_USAGE if isinstance(error, ConfigurationError | InvalidInputError) else _FAILURE)
+        # A start ends by the last one if it is given another registry than before.
+        is_wrong = isinstance(error, ConfigurationError | InvalidInputError | UnreadableRecordError)
+        sys.exit(_WRONG_USAGE if is_wrong else _FAILURE)

@@ -46,6 +46,8 @@ _NOT_FOUND = "key not found"
 _DAMAGE = ("Corruption", "No such file or directory")
 _FULL = ("No space left", "Disk quota exceeded")
 _ROOM_BYTES = 32 << 20
+# What does not serve stops long before, for a store that serves also needs room while it compacts its tables.
+_ROOM_BYTES_NOT_SERVING = 256 << 20
 
 
 class Snapshot:
@@ -149,16 +151,26 @@ class Database:
         except Exception as error:
             raise _translated(error) from error
 
-    def require_room(self) -> None:
-        """Raises StoreFullError if the disk has less free space than the next writes may need."""
+    def require_room(self, *, serves: bool = True) -> None:
+        """Raises StoreFullError if the disk has less free space than the next writes may need.
+
+        Args:
+            serves: False for a store of a generation that does not serve, which leaves the last room to those that do.
+        """
+        least = _least(serves=serves)
         try:
             room = room_bytes(self.path)
         except OSError as error:
             raise StoreCorruptedError(f"the local store is gone: {error}") from error
-        if room < _ROOM_BYTES:
-            raise StoreFullError(
-                f"the disk of {self.path} has {room >> 20} MiB left; make room, {_ROOM_BYTES >> 19} MiB at least"
+        if room < least:
+            left, wanted = (
+                f"the disk of {self.path} has {room >> 20} MiB left",
+                f"make room, {least >> 19} MiB at least",
             )
+            if serves:
+                raise StoreFullError(f"{left}; {wanted}")
+            kept = f"the last {least >> 20} are for the generation that serves"
+            raise StoreFullError(f"{left}, and {kept}; {wanted}, or drop this generation")
 
     def close(self) -> None:
         """Closes the database. The folder is unlocked when its snapshots are gone too. Idempotent."""
@@ -182,13 +194,22 @@ def room_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
-def has_room(path: Path) -> bool:
+def _least(*, serves: bool) -> int:
+    return _ROOM_BYTES if serves else _ROOM_BYTES_NOT_SERVING
+
+
+def has_room_for(path: Path, more: int) -> bool:
+    """Returns whether a disk has room for some more bytes of a generation that does not serve."""
+    return room_bytes(path) >= more + 2 * _ROOM_BYTES_NOT_SERVING
+
+
+def has_room(path: Path, *, serves: bool = True) -> bool:
     """Returns whether a disk that was full has room again: twice the required space, so that it lasts for a while.
 
     Returns True if the disk cannot be read: opening the store then reports the error.
     """
     try:
-        return room_bytes(path) >= 2 * _ROOM_BYTES
+        return room_bytes(path) >= 2 * _least(serves=serves)
     except OSError:
         return True
 

@@ -295,14 +295,7 @@ class Letters:
         ours = self.open_in(store)
         after = {letter.offset: letter for letter in self.between(others, position)}
         theirs = self.at(others, ours) | after
-        for offset, letter in ours.items():
-            other = theirs.get(offset)
-            if other is None:
-                after[offset] = replace(letter, is_sent=True, is_in_topic=False)
-            elif other.status is Status.DISCARDED:
-                after[offset] = letter.closed(Status.DISCARDED, now)
-            else:
-                after[offset] = replace(letter, is_sent=other.is_sent, is_in_topic=other.is_in_topic)
+        after |= as_sender_has(ours, theirs, now)
         before = self.at(store, after)
         for offset, letter in after.items():
             is_hopeless = letter.is_in_topic and is_final(letter.cause)
@@ -467,3 +460,22 @@ def _number(value: int) -> bytes:
 
 def _last_number(key: bytes) -> int:
     return int.from_bytes(key[-_NUMBER_BYTES:], "big")
+
+
+def as_sender_has(ours: Mapping[int, Letter], theirs: Mapping[int, Letter], now_ms: int) -> dict[int, Letter]:
+    """Returns open dead letters of a silent generation with what has become of their records in the sending one.
+
+    Args:
+        theirs: the dead letters of the sending generation, which has read these records. It has applied those that it
+            has no dead letter of.
+    """
+    after: dict[int, Letter] = {}
+    for offset, letter in ours.items():
+        other = theirs.get(offset)
+        if other is None:
+            after[offset] = replace(letter, is_sent=True, is_in_topic=False)
+        elif other.status is Status.DISCARDED:
+            after[offset] = letter.closed(Status.DISCARDED, now_ms)
+        else:
+            after[offset] = replace(letter, is_sent=other.is_sent, is_in_topic=other.is_in_topic)
+    return after

@@ -3,8 +3,9 @@
 Markers record the events that were applied. The store and the changelog keep them next to the states and write them
 together. A marker is two records: one by name, to look it up, and one by time, to find it when it has expired. Time is
 the partition's stream time: the greatest timestamp so far of an event with an idempotency key, without timestamps after
-the year 9999. The result therefore depends only on the order of the records, not on where batches begin or when expired
-markers are removed.
+the year 9999. A marker is from the stream time at which its event was applied, never before the event's own timestamp,
+so an event that is late by more than the window is remembered as long as any other. The result depends only on the
+order of the records, not on the clock, on where batches begin or when expired markers are removed.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _REMOVED_AT_LEAST = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """An event that was applied: its timestamp in ms, and a digest of its changes."""
+    """An event that was applied: the stream time in ms at which it was, and a digest of its changes."""
 
-    timestamp_ms: int
+    since_ms: int
     fingerprint: bytes
 
 
@@ -96,7 +97,7 @@ class IdempotencyKeys:
             return False
         name = _name(update)
         marker = self.fresh.get(name) or self.known.get(name)
-        if marker is None or marker.timestamp_ms + self.window_ms <= self.times[update.record.offset]:
+        if marker is None or marker.since_ms + self.window_ms <= self.times[update.record.offset]:
             return False
         if marker.fingerprint != self._fingerprint(update):
             raise PoisonRecordError(REUSED, "an earlier event with this idempotency key made a different change")
@@ -104,13 +105,8 @@ class IdempotencyKeys:
 
     def remember(self, update: KeyedUpdate) -> None:
         """Notes that an event was applied, if it has an idempotency key."""
-        if update.record is None or not _is_once(update):
-            return
-        now = self.times[update.record.offset]
-        timestamp_ms = _in_ms(update.record.timestamp_ms, now)
-        # A marker that has already expired would never be found.
-        if timestamp_ms + self.window_ms > now:
-            self.fresh[_name(update)] = Marker(timestamp_ms, self._fingerprint(update))
+        if update.record is not None and _is_once(update):
+            self.fresh[_name(update)] = Marker(self.times[update.record.offset], self._fingerprint(update))
 
     def forget(self, updates: Iterable[KeyedUpdate]) -> None:
         """Takes back `remember` for events that will be folded again."""
@@ -126,8 +122,8 @@ class IdempotencyKeys:
         """Returns the records of new markers and the deletions of expired ones, for the changelog and the store."""
         records: list[Record] = []
         for name, marker in self.fresh.items():
-            frame = self.codec.encode({"timestamp": marker.timestamp_ms, "fingerprint": marker.fingerprint})
-            records += [(_BY_NAME + name, frame), (_by_time(marker.timestamp_ms) + name, b"")]
+            frame = self.codec.encode({"timestamp": marker.since_ms, "fingerprint": marker.fingerprint})
+            records += [(_BY_NAME + name, frame), (_by_time(marker.since_ms) + name, b"")]
         removed = self._expired(store)
         # A batch that spans more than the window adds markers that have expired at its end.
         store.look_for(_BY_TIME, records)
@@ -143,7 +139,7 @@ class IdempotencyKeys:
         removed: list[Record] = [(key, None) for key in keys]
         for key, name, frame in zip(keys, names, frames, strict=True):
             # A marker that was written again since is kept under its later time.
-            is_current = frame is not None and _by_time(_marker(self.codec.decode(frame)).timestamp_ms) + name == key
+            is_current = frame is not None and _by_time(_marker(self.codec.decode(frame)).since_ms) + name == key
             if is_current and name not in self.fresh:
                 removed.append((_BY_NAME + name, None))
         return removed

@@ -20,7 +20,7 @@ from balance_service.kafka.log_reader import LogReader, reader_to_end
 from balance_service.kafka.topic_specs import dead_letter_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.dead_letters import LetterChanges
@@ -279,8 +279,8 @@ def beginning_to_send(
     return end, letters.on_begin_to_send(store, is_open, sent | applied)
 
 
-def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> LetterChanges:
-    """Returns the changes of dead letters that a task starts with.
+def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> Iterator[LetterChanges]:
+    """Yields the changes of dead letters that a task starts with, at least one. Each is of the store as it is then.
 
     A task without a position reads the decisions of earlier runs; a task of retries also the records already sent.
 
@@ -293,9 +293,10 @@ def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> 
         if store.position.emitted_up_to != SILENT:
             # What was redriven here was retried then. Once more would need another decision.
             decided = {at: letter for at, letter in decided.items() if letter.status is Status.DISCARDED}
+        yield letters.on_open(store)
         if decided:
-            return letters.on_decision_elsewhere(store, decided)
-        return letters.on_open(store)
+            yield letters.on_decision_elsewhere(store, decided)
+        return
     settings, topics, stage, source = hosted.settings, hosted.topics, hosted.stage, hosted.source
     known = hosted.decisions.decided_letters(settings, topics, [partition], now_ms)[partition]
     if stage.retries:
@@ -303,7 +304,7 @@ def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> 
         start = topics.offsets(source.name, [partition], earliest=True)[partition]
         sent = {at for at in sent_of(settings, topics, stage, source, partition) if at >= start}
         known = skipped | {at: Letter.sent_before(at, now_ms) for at in sent}
-    return letters.carry_over(known.values())
+    yield letters.carry_over(known.values())
 
 
 def check_same_changelog(ours: str, topic_id: str | None) -> None:

@@ -126,7 +126,7 @@ class Replica:
             TaskHaltedError: its states were folded with another partitioner.
         """
         store, _ = self._opened()
-        store.require_room()
+        store.require_room(serves=self._hosted.siblings.serves(self._hosted.stage))
         records = len(part.records)
         store.apply(part.records, part.changelog_offset)
         if part.is_whole and store.position is not None:

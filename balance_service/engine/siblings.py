@@ -140,6 +140,16 @@ class Siblings:
         declared = self._now().declarations
         return declared.get(one.generation) == declared.get(other.generation)
 
+    def serves(self, stage: Stage) -> bool:
+        """Whether a generation serves. An earlier stage always does."""
+        return self._now().serving == stage.generation
+
+    def builds(self, stage: Stage) -> bool:
+        """Whether a generation is being built, and has not caught up with the one that serves."""
+        now = self._now()
+        is_it = now.building is not None and now.building.generation == stage.generation
+        return is_it and now.comparison is None
+
     def max_rate(self, stage: Stage) -> int | None:
         """Returns how many events a second the tasks of a generation that is built apply together at most."""
         building = self._now().building

@@ -1,7 +1,8 @@
-"""Watches the source topic of a stage: halts tasks whose source was replaced, and deletes applied records."""
+"""Watches the topics of a stage: halts tasks whose source was replaced, and deletes applied records."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import structlog
@@ -9,11 +10,14 @@ import structlog
 from balance_service.engine.opening import check_same_log
 from balance_service.engine.records import Role
 from balance_service.errors import BalanceServiceError, RetriableError, TaskHaltedError
+from balance_service.kafka.topic_specs import losses
 
 if TYPE_CHECKING:
     from balance_service.engine.tasks import Tasks
 
 log = structlog.get_logger(__name__)
+
+_CONFIGURATIONS_EVERY_SECONDS = 15.0
 
 
 class SourceCheck:
@@ -59,6 +63,38 @@ class SourceCheck:
                 self._tasks.failed(task, RetriableError(f"{name}-{partition} begins at {needed[partition]} now"))
                 continue
             task.check_log(topic, needed[partition], positions[partition], end.get(partition, 0))
+
+
+class LossCheck:
+    """Tells that topics of a stage may lose what it needs, since somebody has changed their configuration.
+
+    What is applied stays right, so the tasks go on; those of a generation that is built halt, because it would fold
+    what is left. For one thread.
+    """
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._next = 0.0
+
+    def run_once(self) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _CONFIGURATIONS_EVERY_SECONDS
+        hosted = self._tasks.hosted
+        try:
+            # What a generation has folded from what is left is wrong, whatever its own changelog keeps.
+            builds = hosted.siblings.builds(hosted.stage)
+            found = losses(hosted.topics, hosted.settings, hosted.stage, with_changelog=not builds)
+        except BalanceServiceError as error:
+            log.warning("the configuration of topics cannot be looked at", stage=hosted.name, error=str(error))
+            return
+        for loss in found:
+            if loss not in self._tasks.losses:
+                log.warning("a topic may lose records: the next start is refused", stage=hosted.name, reason=loss)
+        self._tasks.losses = found
+        if found and builds:
+            for task in self._tasks.answering().values():
+                task.halt(f"it would be built from what is left: {found[0]}; then drop this generation")
 
 
 class Purge:

@@ -155,9 +155,9 @@ class StateStore:
         added = (key for key, value in records if value is not None and key.startswith(index))
         self._first[index] = min([self._first.get(index, index), *added])
 
-    def require_room(self) -> None:
-        """Raises StoreFullError if the disk has less free space than the next writes may need."""
-        self._db.require_room()
+    def require_room(self, *, serves: bool = True) -> None:
+        """As `Database.require_room`."""
+        self._db.require_room(serves=serves)
 
     def write(self, records: Iterable[Record], changelog_offset: int) -> None:
         """Applies the records of a commit, which queries see all at once. Raises as `apply`.

@@ -376,6 +376,8 @@ class Task:
     def _commit(
         self, batch: TaskBatch, store: StateStore, writer: ChangelogWriter, audit: Sequence[Output] = ()
     ) -> Committed:
+        if not self._hosted.siblings.serves(self._hosted.stage):
+            store.require_room(serves=False)
         done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer, audit)
         self._shown = store.view
         # After the view: who began to watch before may have read the former one.
@@ -637,10 +639,11 @@ class Task:
         # (d) The epoch rises above that of every previous owner.
         changelog_topic_id = self.replica.changelog_topic_id
         position = starting_position(store.position, hosted, task_id.partition, changelog_topic_id, self._least_epoch)
-        letters = starting_letters(store, hosted, task_id.partition)
-        if self._closing.is_set():
-            raise TaskMigratedError("the task was closed while it was opened")
-        write_position(position, hosted.processor.position_codec, store, self._writer, letters)
+        for letters in starting_letters(store, hosted, task_id.partition):
+            if self._closing.is_set():
+                raise TaskMigratedError("the task was closed while it was opened")
+            write_position(position, hosted.processor.position_codec, store, self._writer, letters)
+            position = self._required_position()
         reach("position-written")
         self.replica.stop_reading()
         self._epoch = position.epoch

@@ -30,6 +30,7 @@ from balance_service.errors import (
     StoreFullError,
     TaskHaltedError,
     TaskMigratedError,
+    UnreadableRecordError,
 )
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class Tasks:
         self.hosted = hosted
         self.source_problem = ""
         """Why the source cannot be read as before; empty if it can. Set by the source check."""
+        self.losses: Sequence[str] = ()
+        """Why topics of the stage may lose what it needs. Set by the loss check."""
         self._runner = runner
         self._on_change = on_change
         self._openings = openings or threading.Semaphore(sys.maxsize)
@@ -298,8 +301,9 @@ class _Supervisor:
     def failed(self, task: Task, error: BalanceServiceError) -> None:
         """Requests that the task is closed and a new one opened. Returns at once."""
         self._failed = task, _alone(error)
-        # The task must not answer until its thread gets to close it.
-        task.give_up()
+        if not isinstance(error, UnreadableRecordError):
+            # The task must not answer until its thread gets to close it.
+            task.give_up()
         self._wake.set()
 
     def stop(self) -> None:
@@ -345,7 +349,7 @@ class _Supervisor:
             step()
         except NotAuthorizedError as error:
             return _alone(error)
-        except (TaskHaltedError, ConfigurationError) as error:
+        except (TaskHaltedError, ConfigurationError, UnreadableRecordError) as error:
             if isinstance(error, TaskHaltedError) and error.__cause__ is not None:
                 self._log.error("the read model's code failed", exc_info=error.__cause__)
             self.task.halt(str(error))
@@ -379,6 +383,11 @@ class _Supervisor:
                 self._on_change()
             self._wake.clear()
             error = self._reported() or error
+            if isinstance(error, UnreadableRecordError):
+                # Met by a query, or by a comparison. Restored, the store would have the same records.
+                self.task.halt(str(error))
+                self._on_change()
+                error = None
             if isinstance(error, StoreFullError):
                 error = self._wait_for_room(error)
             if error is not None:
@@ -407,7 +416,9 @@ class _Supervisor:
         while not self._stopping.wait(_WAITING_SECONDS):
             if (error := self._reported()) is not None:
                 return error
-            if has_room(self._hosted.state_directory.path):
+            # A generation may have begun to serve.
+            serves = self._hosted.siblings.serves(self._hosted.stage)
+            if has_room(self._hosted.state_directory.path, serves=serves):
                 return RetriableError("there is room on the disk again")
         return None
 

@@ -267,6 +267,11 @@ class EngineCollector(Collector):
             not engine.problems,
         )
         yield _gauge(
+            "balance_topics_losing_records",
+            "Topics whose configuration was changed so that they may lose what a rebuild or a restore needs.",
+            len({loss for tasks in engine.stages.values() for loss in tasks.losses}),
+        )
+        yield _gauge(
             "balance_watermark_age_seconds",
             "Age of the source's end offsets, from which lag is computed.",
             max(watermarks.age_seconds for watermarks in engine.watermarks.values()),

@@ -24,7 +24,7 @@ from balance_service.engine.decisions import DecisionLog
 from balance_service.engine.hosted_stage import HostedStage
 from balance_service.engine.records import TaskId
 from balance_service.engine.siblings import Siblings
-from balance_service.engine.source_watch import Purge, SourceCheck
+from balance_service.engine.source_watch import LossCheck, Purge, SourceCheck
 from balance_service.engine.standing import StandingStill
 from balance_service.engine.stateless import JoinProcessor
 from balance_service.engine.tables import JoinedTables, Tables
@@ -460,7 +460,13 @@ class Engine:
             tasks.look()
 
     def _workers_of(self, tasks: Tasks) -> Iterator[PeriodicThread]:
-        yield PeriodicThread(f"source-check-{tasks.name}", CHECK_EVERY_SECONDS, SourceCheck(tasks).run_once)
+        source, losses = SourceCheck(tasks), LossCheck(tasks)
+
+        def check() -> None:
+            source.run_once()
+            losses.run_once()
+
+        yield PeriodicThread(f"source-check-{tasks.name}", CHECK_EVERY_SECONDS, check)
         if self.settings.purge_rekeyed and tasks.hosted.stage.reads_rekeyed:
             yield PeriodicThread(f"purge-{tasks.name}", _PURGE_EVERY_SECONDS, Purge(tasks).run_once)
 

@@ -103,7 +103,7 @@ class Instance:
             "problems": [
                 f"{tasks.name}: {problem}"
                 for tasks in engine.stages.values()
-                for problem in (*tasks.problems, *_misplaced(tasks))
+                for problem in (*tasks.problems, *_lasting(tasks))
             ]
             + [problem for records in engine.control_records for problem in records.problems[:_MOST_REFUSED]],
             "leaseHolds": engine.memberships.own_some and not engine.memberships.unconfirmed,
@@ -147,14 +147,16 @@ def _problems(tasks: Tasks) -> list[str]:
             if task.stand is not None and (task.stand.is_still or task.stand.error)
         ),
         *(f"a partition is not folded: {reason}" for reason in (tasks.source_problem,) if reason),
-        *_misplaced(tasks),
+        *_lasting(tasks),
     ]
 
 
-def _misplaced(tasks: Tasks) -> list[str]:
-    """Returns why events became dead letters lately because of their partitions. Their keys are not named."""
-    problem = tasks.hosted.misplaced
-    return [problem] if problem else []
+def _lasting(tasks: Tasks) -> list[str]:
+    """Returns why events become dead letters because of their partitions, and why topics may lose records.
+
+    Neither keeps the tasks from folding and answering. No key is named.
+    """
+    return [*filter(None, [tasks.hosted.misplaced]), *tasks.losses]
 
 
 def _is_unfit(tasks: Tasks) -> bool:

@@ -1,8 +1,8 @@
 """Rebuilds a read model of a stopped application: replays the source of its last stage through the same engine.
 
-Deletes only the stage's changelog, its local stores and the directory of instances; the source's records replace all
-of them. An interrupted rebuild leaves a read model that lags, never a wrong one: run it again, or start the service,
-which continues from there.
+Deletes only the changelogs of the stage's generations, their local stores and the directory of instances; the source's
+records replace all of them. An interrupted rebuild leaves a read model that lags, never a wrong one: run it again, or
+start the service, which continues from there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+import structlog
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from balance_service.avro.codec import AvroCodec
@@ -21,7 +22,7 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.cluster.generations import GenerationLog
 from balance_service.cluster.membership import guard_config, refusal
-from balance_service.engine.dead_letters import Letters, letter_offset
+from balance_service.engine.dead_letters import Letters, as_sender_has, letter_offset
 from balance_service.engine.decisions import DecisionLog
 from balance_service.engine.opening import check_owner, last_position, open_writer, was_purged, was_repartitioned
 from balance_service.engine.outputs import sent_up_to
@@ -41,7 +42,7 @@ from balance_service.observability.metrics import Metrics
 from balance_service.process.runtime import thread_failures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from balance_service.engine.changelog_writer import ChangelogWriter
     from balance_service.engine.commit import Committed
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from balance_service.model.stage import Stage
     from balance_service.model.stream import Partitioner
     from balance_service.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 _LOOK_EVERY_SECONDS = 0.2
 _JOIN_SECONDS = 60.0
@@ -87,24 +90,27 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
     topics, stages = Topics(settings), stages_of(read_model, settings)
     with closing(SchemaRegistry.from_settings(settings)) as registry:
         generations = GenerationLog(settings, topics, registry).of(read_model.name)
-    if len(generations.live) > 1:
-        others = " and ".join(str(number) for number in generations.live if number != generations.serving)
-        raise ConfigurationError(
-            f"the read model '{read_model.name}' has another generation, {others}: start an instance, and drop it with "
-            f"`balance-service drop {read_model.name} --generation {others} --reason R`"
-        )
     stage = stages[-1].of_generation(generations.serving)
+    others = [stage.of_generation(number) for number in generations.live if number != generations.serving]
     source = prepare_topics(topics, settings, [*stages[:-1], stage])[stage.source]
     _refuse_repartitioned(topics, stage, source)
     _refuse_purged(topics, stage, source)
     with ExclusiveGroup(settings, topics, source) as group, closing(SchemaRegistry.from_settings(settings)) as registry:
-        carryover = Carryover(settings, topics, registry, stage, source, keeps_order=read_model.keeps_order)
+        log.warning(
+            f"generation {generations.serving} of '{read_model.name}', which serves, is deleted and folded again"
+            + "".join(f"; generation {other.generation}, which does not serve, is dropped" for other in others)
+        )
+        carryover = Carryover(settings, topics, registry, stage, source, others, keeps_order=read_model.keeps_order)
         topics.delete(stage.changelog)
         # Epochs restart with the changelog, but the directory still has the higher epochs of killed instances.
         topics.delete(settings.application_servers_topic)
         carryover.write(prepare_changelog(topics, stage, source))
         declaration = declaration_of(read_model)
         GenerationLog(settings, topics, registry).write(read_model.name, lambda now: now.replaced(declaration))
+        for other in others:
+            # In this order: once the topic is gone, none looks for its subjects.
+            registry.forget(other.changelog)
+            topics.delete(other.changelog)
         group.check()
     metrics = Metrics()
     patience = Patience(threading.Event(), lambda _reason: None)
@@ -179,14 +185,21 @@ class Carryover:
         registry: SchemaRegistry,
         stage: Stage,
         source: Topic,
+        others: Sequence[Stage],
         *,
         keeps_order: bool,
     ) -> None:
-        """Reads it from the changelog and the decisions. Raises RetriableError if broker or registry do not respond."""
+        """Reads it from the changelogs and the decisions. Raises RetriableError if broker or registry do not respond.
+
+        Args:
+            stage: of the generation that serves.
+            others: of the other ones. One of them may have sent until now, if a switch had not ended.
+        """
         self._settings = settings
         self._topics = topics
         self._stage = stage
         self._source = source
+        self._others = others
         position, letter, decision = (load_schema(name) for name in ("Position", "Letter", "DeadLetterDecision"))
         self._codec = AvroCodec(registry, subject_of(stage.changelog, position), position)
         codec = AvroCodec(registry, subject_of(stage.changelog, letter), letter)
@@ -198,11 +211,8 @@ class Carryover:
             stage=stage.identity,
             source_topic_id=source.topic_id,
         )
-        for partition in range(source.partitions) if topics.find(stage.changelog) is not None else ():
-            try:
-                check_owner(stage, last_position(settings, topics, self._codec, stage.changelog, partition))
-            except TaskHaltedError as error:
-                raise ConfigurationError(str(error)) from error
+        for one in (stage, *others):
+            self._check_owner(one)
         self._abort_open_transactions()
         self._up_to: dict[int, int] = {}
         self._partitioners: dict[int, Partitioner] = {}
@@ -223,7 +233,7 @@ class Carryover:
         for partition in partitions:
             letters = self._letters.carry_over(self._kept(partition, starts[partition]))
             position = self._first_position(partition, starts[partition], changelog, letters)
-            with self._fenced(partition) as writer:
+            with self._fenced(partition, self._stage) as writer:
                 writer.commit(letters.records, (), self._codec.encode(position.record()), 0)
 
     def _kept(self, partition: int, start: int) -> Iterator[Letter]:
@@ -240,14 +250,25 @@ class Carryover:
 
     def _abort_open_transactions(self) -> None:
         """Fences writers that were cut off: a transaction that commits later would send its records a second time."""
-        for partition in range(self._source.partitions):
-            with self._fenced(partition):
-                pass
+        for stage in (*self._others, self._stage):
+            for partition in range(self._source.partitions):
+                with self._fenced(partition, stage):
+                    pass
+
+    def _check_owner(self, stage: Stage) -> None:
+        """Checks that a changelog is not one of another application. Raises ConfigurationError."""
+        if (changelog := self._topics.find(stage.changelog)) is None:
+            return
+        try:
+            for number in range(changelog.partitions):
+                check_owner(stage, last_position(self._settings, self._topics, self._codec, changelog.name, number))
+        except TaskHaltedError as error:
+            raise ConfigurationError(str(error)) from error
 
     @contextmanager
-    def _fenced(self, partition: int) -> Iterator[ChangelogWriter]:
-        task_id = TaskId(self._stage.name, partition)
-        with closing(open_writer(task_id, self._settings, self._stage, self._topics, self._source)) as writer:
+    def _fenced(self, partition: int, stage: Stage) -> Iterator[ChangelogWriter]:
+        task_id = TaskId(stage.name, partition)
+        with closing(open_writer(task_id, self._settings, stage, self._topics, self._source)) as writer:
             writer.fence()
             yield writer
 
@@ -270,24 +291,41 @@ class Carryover:
         now_ms = self._letters.now_ms()
         # DecisionLog stay valid after their letter has expired from the changelog.
         self._known |= self._decisions.decided_letters(self._settings, self._topics, partitions, now_ms)
-        changelog = self._topics.find(self._stage.changelog)
-        positions, letters = ({}, {}) if changelog is None else self._read_changelog(changelog)
+        positions, letters = self._read_changelog(self._stage)
+        of_others = [self._read_changelog(other) for other in self._others]
         for partition in partitions:
             position = positions.get(partition)
+            sender = None
+            if position is None or position.emitted_up_to == SILENT:
+                of_senders = (
+                    (at[partition], found[partition])
+                    for at, found in of_others
+                    if partition in at and at[partition].emitted_up_to != SILENT
+                )
+                sender = next(of_senders, None)
             # Nothing was sent for the records of a recreated source.
             if position is not None and position.source_topic_id == self._source.topic_id:
                 self._up_to[partition] = max(position.offset, position.emitted_up_to)
                 self._partitioners[partition] = position.partitioner
-                self._known[partition] |= letters.get(partition, {})
+                self._known[partition] |= letters[partition]
             # An earlier rebuild may have been interrupted after it deleted the changelog; a silent task sent nothing.
             is_unknown = position is None or position.emitted_up_to == SILENT
-            if is_unknown and self._stage.outputs:
+            if sender is not None and sender[0].source_topic_id == self._source.topic_id:
+                sent, theirs = sender
+                read, now_ms = 0 if position is None else position.offset, self._letters.now_ms()
+                self._known[partition] = letters_after_switch(self._known[partition], theirs, read, sent.offset, now_ms)
+                self._up_to[partition] = max(sent.offset, sent.emitted_up_to)
+                self._partitioners.setdefault(partition, sent.partitioner)
+            elif is_unknown and self._stage.outputs:
                 self._up_to[partition] = sent_up_to(self._settings, self._topics, self._stage, self._source, partition)
 
-    def _read_changelog(self, changelog: Topic) -> tuple[dict[int, Position], dict[int, dict[int, Letter]]]:
+    def _read_changelog(self, stage: Stage) -> tuple[Mapping[int, Position], Mapping[int, Mapping[int, Letter]]]:
         """Returns the position, and the letters by offset, of each partition."""
         positions: dict[int, Position] = {}
         letters: dict[int, dict[int, Letter]] = defaultdict(dict)
+        changelog = self._topics.find(stage.changelog)
+        if changelog is None:
+            return positions, letters
         with reader_to_end(self._settings, self._topics, changelog) as reader:
             for message in reader:
                 key, partition, value = message.key() or b"", message.partition(), message.value()
@@ -300,6 +338,22 @@ class Carryover:
                     if value is not None:
                         letters[partition][offset] = self._letters.decode(offset, value)
         return positions, letters
+
+
+def letters_after_switch(
+    ours: Mapping[int, Letter], theirs: Mapping[int, Letter], read: int, sent: int, now_ms: int
+) -> dict[int, Letter]:
+    """Returns the dead letters that a silent generation would have if it had begun to send.
+
+    Args:
+        theirs: those of the generation that sent.
+        read: the end of the records that the silent generation has read.
+        sent: the end of the records that the other one has read. What lies behind has come into no topic yet.
+    """
+    known = {at: letter for at, letter in ours.items() if at < sent or not letter.status.is_open}
+    known |= {at: letter for at, letter in theirs.items() if at >= read}
+    still_open = {at: letter for at, letter in known.items() if at < min(read, sent) and letter.status.is_open}
+    return known | as_sender_has(still_open, theirs, now_ms)
 
 
 class ExclusiveGroup:

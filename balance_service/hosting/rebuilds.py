@@ -16,10 +16,12 @@ import structlog
 
 from balance_service import api
 from balance_service.engine.comparison import MOST_DIFFERENCES, compare
+from balance_service.engine.database import has_room_for, room_bytes
 from balance_service.engine.opening import owners_of
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError
+from balance_service.kafka.topic_specs import losses
 from balance_service.model.generations import Comparison
 from balance_service.process.failpoints import reach
 from balance_service.process.runtime import PeriodicThread
@@ -47,6 +49,7 @@ _CAUGHT_UP_RECORDS = 10_000
 _SPREAD_SECONDS = 0.5
 _LOOK_AGAIN_SECONDS = 60.0
 _DELETE_AGAIN_SECONDS = 5.0
+_CHECK_AGAIN_SECONDS = 5.0
 
 
 class _WaitingError(RetriableError):
@@ -72,6 +75,8 @@ class Rebuilds(PeriodicThread):
         """Which generation serves, and since when this instance knows it, by the model's name."""
         self._deletions: dict[str, tuple[float, BalanceServiceError | None]] = {}
         """When the changelog of a dropped generation was last deleted or not, and why not, by the stage's name."""
+        self._unbuildable: dict[str, tuple[float, BalanceServiceError]] = {}
+        """When a generation of a new version could not be built, and why, by the model's name."""
         self.problems: Mapping[str, str] = {}
         """Why a step of a read model's rebuild fails here now, by the model's name. For the directory."""
 
@@ -92,7 +97,10 @@ class Rebuilds(PeriodicThread):
             "by": now.by,
             "reason": now.reason,
             # Without a broker, no instance is heard, this one included.
-            "problem": self._servers.problem(model) or self.problems.get(model, "") or self._lacks_class(now, other),
+            "problem": self._servers.problem(model)
+            or self.problems.get(model, "")
+            or self._lacks_class(now, other)
+            or self._stopped(now, other, TaskState.HALTED, TaskState.WAITING),
         }
 
     def status_of(self, stage: Stage) -> str:
@@ -115,6 +123,7 @@ class Rebuilds(PeriodicThread):
             "readOtherwise": self._engine.read_otherwise(stage),
             "status": now.status_of(number),
             "partitions": len(partitions),
+            "halted": self._stopped(now, number, TaskState.HALTED),
             "running": sum(task.state == TaskState.RUNNING.value for task in claims.values()),
             "position": sum(positions.values()),
             "lag": sum(lag for lag in lags if lag is not None)
@@ -189,6 +198,14 @@ class Rebuilds(PeriodicThread):
                 f"version {declaration.version} of '{generations.model}' is built once generation {generations.kept}, "
                 "which is kept after a switch, is dropped"
             )
+        at, failure = self._unbuildable.get(generations.model, (float("-inf"), None))
+        if failure is not None and time.monotonic() - at < _CHECK_AGAIN_SECONDS:
+            raise failure
+        try:
+            self.check_buildable(generations.model)
+        except BalanceServiceError as error:
+            self._unbuildable[generations.model] = time.monotonic(), error
+            raise
         log.info("a generation of a new version is built", model=generations.model, version=declaration.version)
         self._log.write(
             generations.model, lambda now: now.upgraded(declaration, self._switch_of_upgrade, api.KEEP_OLD_SECONDS)
@@ -225,6 +242,36 @@ class Rebuilds(PeriodicThread):
         """Checks that all instances can fold the generation that serves. Raises InvalidInputError."""
         if problem := self._lacks_class(now, now.serving):
             raise InvalidInputError(problem)
+
+    def _stopped(self, now: Generations, generation: int | None, *states: TaskState) -> str:
+        """Returns why the task of a partition of a generation is in one of some states; empty if none is."""
+        if generation is None:
+            return ""
+        stage, stopped = self._versions.stage(now.model, generation).name, {state.value for state in states}
+        told = (
+            f"{task.stage}_{task.partition} is {task.state} at {server.address}: {task.reason}"
+            for server in self._servers.running()
+            for task in server.tasks
+            if task.stage == stage and task.state in stopped
+        )
+        return next(told, "")
+
+    def check_buildable(self, model: str) -> None:
+        """Checks that a new generation would be built of all events, and has room on the disk here.
+
+        Raises InvalidInputError, or as `Topics`.
+        """
+        engine = self._engine
+        stage = self._any_hosted(model).stage
+        if lost := losses(engine.topics, engine.settings, stage, with_changelog=False):
+            raise InvalidInputError(f"a new generation of '{model}' would be built from what is left: {lost[0]}")
+        serving = self._engine.models[self._versions.stage(model, self._log.of(model).serving).name]
+        needed, path = sum(task.sizes.store_bytes for task in serving.snapshots()), engine.settings.state_dir
+        if not has_room_for(path, needed):
+            raise InvalidInputError(
+                f"a new generation of '{model}' may take as much of the disk of {path} here as the one that serves, "
+                f"{needed >> 20} MiB, and {room_bytes(path) >> 20} MiB are left, of which it leaves 512 MiB: make room"
+            )
 
     def _lacks_class(self, now: Generations, generation: int | None) -> str:
         """Returns which instances cannot fold a generation; empty if all can."""

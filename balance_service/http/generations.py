@@ -93,13 +93,14 @@ class GenerationRequests:
     """Handles the requests.
 
     `status` returns the generations of a read model as JSON, None if the model is not known here; `declaration` what
-    its newest version here is declared to be; `check_known` raises InvalidInputError if an instance cannot fold the
-    generation that serves; `write` applies a transition, see `GenerationLog.write`; `differences` returns the first
-    differences found here.
+    its newest version here is declared to be; `check_buildable` raises InvalidInputError if no generation can be built
+    now, `check_known` if an instance cannot fold the generation that serves; `write` applies a transition, see
+    `GenerationLog.write`; `differences` returns the first differences found here.
     """
 
     status: Callable[[str], Mapping[str, Any] | None]
     declaration: Callable[[str], Declaration]
+    check_buildable: Callable[[str], None]
     check_known: Callable[[Generations], None]
     write: Callable[[str, Callable[[Generations], Generations]], Generations]
     differences: Callable[[str], Sequence[Mapping[str, Any]] | None]
@@ -120,7 +121,9 @@ class GenerationRequests:
 
         def change(now: Generations) -> Generations:
             declaration = self.declaration(given.model)
-            return now.rebuilt(declaration, switch, given.keepOld, given.maxRate, by, given.reason)
+            after = now.rebuilt(declaration, switch, given.keepOld, given.maxRate, by, given.reason)
+            self.check_buildable(given.model)
+            return after
 
         return await self._changed(given.model, change)
 
@@ -190,6 +193,9 @@ class Generation(TypedDict):
     compared. `kept` served before, and may serve again."""
     partitions: Count
     """Partitions of the source."""
+    halted: str
+    """Why the task of a partition is halted, and at which instance, so that the generation does not catch up without an
+    operator; empty if none is."""
     running: Count
     """Partitions whose owner folds this generation now."""
     position: Count
@@ -244,6 +250,7 @@ _EXAMPLE: ModelGenerations = {
             "readOtherwise": [],
             "status": "serving",
             "partitions": 4,
+            "halted": "",
             "running": 4,
             "position": 1200,
             "lag": 0,
@@ -256,6 +263,7 @@ _EXAMPLE: ModelGenerations = {
             "readOtherwise": [],
             "status": "building",
             "partitions": 4,
+            "halted": "",
             "running": 4,
             "position": 700,
             "lag": 500,

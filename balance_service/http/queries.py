@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from balance_service import api
-from balance_service.errors import InvalidInputError, RetriableError, StoreCorruptedError
+from balance_service.errors import InvalidInputError, RetriableError, StoreCorruptedError, UnreadableRecordError
 from balance_service.http.answer import JSON, Answer, Problem, unavailable
 from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.model.json_view import exact_json
@@ -164,6 +164,8 @@ class Queries:
         if isinstance(error, RetriableError):
             return unavailable(str(error))
         self.on_damage(partition, task, error)
+        if isinstance(error, UnreadableRecordError):
+            return unavailable(str(error))
         return unavailable("the local store is damaged and is being restored")
 
     async def _proxied(self, partition: int, query: KeyQuery, deadline: float) -> Answer:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from balance_service.errors import ConfigurationError
+from balance_service.errors import ConfigurationError, NotAuthorizedError
+from balance_service.kafka.topics import Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from balance_service.kafka.topics import Topic, Topics
+    from balance_service.kafka.topics import Topics
     from balance_service.model.stage import Stage
     from balance_service.model.stream import Partitioner, Table
     from balance_service.settings import Settings
@@ -147,16 +148,12 @@ def directory_spec(settings: Settings) -> TopicSpec:
 
 def decisions_spec(settings: Settings) -> TopicSpec:
     """The operators' decisions about dead letters."""
-    lost = "operators' decisions about dead letters, and a rebuilt read model would count discarded records"
-    return TopicSpec(
-        name=settings.dead_letter_decisions_topic, config=FOREVER, checks=(partial(_check_forever, lost=lost),)
-    )
+    return TopicSpec(name=settings.dead_letter_decisions_topic, config=FOREVER, checks=(_check_decisions,))
 
 
 def generations_spec(settings: Settings) -> TopicSpec:
     """The generations of the read models, with who changed them, when and why."""
-    lost = "which generation of a read model serves, and answers would come from another one"
-    return TopicSpec(name=settings.generations_topic, config=FOREVER, checks=(partial(_check_forever, lost=lost),))
+    return TopicSpec(name=settings.generations_topic, config=FOREVER, checks=(_check_generations,))
 
 
 def foreign_dead_letters_spec(name: str) -> TopicSpec:
@@ -274,6 +271,35 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
     return prepared
 
 
+def losses(topics: Topics, settings: Settings, stage: Stage, *, with_changelog: bool = True) -> list[str]:
+    """Why topics of a stage may lose what it needs, by configurations that were changed since they were prepared.
+
+    The next start refuses them. Raises as `Topics.config`.
+
+    Args:
+        with_changelog: whether to look at the changelog too, which a new generation does not read.
+    """
+    checks: dict[str, Callable[[Topic, Config], None]] = {
+        table.topic: partial(_check_table, allow_finite_retention=settings.allow_finite_retention)
+        for table in (*stage.tables, *stage.global_tables)
+    }
+    if not stage.retries:
+        checks[stage.source] = _retention_check(settings)
+    if with_changelog:
+        checks[stage.changelog] = _check_states_kept
+    checks[settings.dead_letter_decisions_topic] = _check_decisions
+    checks[settings.generations_topic] = _check_generations
+    found = []
+    for name, check in checks.items():
+        try:
+            check(Topic(name, "", 0), topics.config(name))
+        except NotAuthorizedError:
+            raise
+        except ConfigurationError as lossy:
+            found.append(str(lossy))
+    return found
+
+
 def prepare_generations(topics: Topics, settings: Settings) -> Topic:
     """The topic of generations, created if missing. Raises as `prepare_topics`."""
     return _prepare(topics, generations_spec(settings))[0]
@@ -389,11 +415,7 @@ def _check_table(topic: Topic, config: Config, *, allow_finite_retention: bool) 
 
 
 def _check_changelog(topic: Topic, config: Config) -> None:
-    if config[_CLEANUP_POLICY] != "compact":
-        raise ConfigurationError(
-            f"the changelog '{topic.name}' has a cleanup.policy other than 'compact', so states "
-            "may be missing from it; set the policy and run `balance-service rebuild --offline`"
-        )
+    _check_states_kept(topic, config)
     wanted = [f"{_TIMESTAMP_TYPE}=LogAppendTime"] if config[_TIMESTAMP_TYPE] != "LogAppendTime" else []
     if int(config[_COMPACTION_LAG]) < int(CHANGELOG[_COMPACTION_LAG]):
         wanted.append(f"{_COMPACTION_LAG}={CHANGELOG[_COMPACTION_LAG]}")
@@ -403,6 +425,24 @@ def _check_changelog(topic: Topic, config: Config) -> None:
             f"set {' and '.join(wanted)}",
             topic=topic.name,
         )
+
+
+def _check_states_kept(topic: Topic, config: Config) -> None:
+    if config[_CLEANUP_POLICY] != "compact":
+        raise ConfigurationError(
+            f"the changelog '{topic.name}' has a cleanup.policy other than 'compact', so states "
+            "may be missing from it; set the policy and run `balance-service rebuild --offline`"
+        )
+
+
+def _check_decisions(topic: Topic, config: Config) -> None:
+    lost = "operators' decisions about dead letters, and a rebuilt read model would count discarded records"
+    _check_forever(topic, config, lost=lost)
+
+
+def _check_generations(topic: Topic, config: Config) -> None:
+    lost = "which generation of a read model serves, and answers would come from another one"
+    _check_forever(topic, config, lost=lost)
 
 
 def _check_forever(topic: Topic, config: Config, *, lost: str) -> None:

@@ -174,9 +174,19 @@ class Generations:
         return self.rebuilt(declaration, switch, keep_old_seconds, None, "", reason)
 
     def replaced(self, declaration: Declaration) -> Generations:
-        """The serving generation was deleted, and is folded again by a declaration."""
-        newest = max(self.newest_version, declaration.version)
-        return self._next("rebuild offline", "", "", newest_version=newest, declarations={self.serving: declaration})
+        """The serving generation was deleted, and is folded again by a declaration. Others are dropped."""
+        return self._next(
+            "rebuild offline",
+            "",
+            "",
+            newest_version=max(self.newest_version, declaration.version),
+            declarations={self.serving: declaration},
+            building=None,
+            comparison=None,
+            kept=None,
+            kept_until=None,
+            is_settled=True,
+        )
 
     def rebuilt(
         self,

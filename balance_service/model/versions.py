@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from balance_service.avro.named_types import contracted, expanded
+from balance_service.avro.resolution import difference
 from balance_service.avro.schemas import fields_of, type_name
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.model.generations import Declaration
@@ -119,11 +120,16 @@ class Versions:
         )
 
     def check_serving(self) -> None:
-        """Checks that the classes here can follow the generations that serve. Raises ConfigurationError."""
+        """Checks that the classes here can follow the generations that serve, and read their states.
+
+        Raises ConfigurationError.
+        """
         for name in self.with_states:
             now = self._generations_of(name)
             if (declared := now.declarations.get(now.serving)) is not None:
                 self._check_reads(name, declared)
+                if (model := self._models[name].get(declared.version)) is not None:
+                    _check_state(model, declared, now.serving)
 
     def _version(self, name: str, generation: int) -> int:
         declared = self._generations_of(name).declarations.get(generation)
@@ -138,6 +144,16 @@ class Versions:
                 "other: give the new one a name of its own; or stop all instances and run `balance-service rebuild "
                 "--offline`, which deletes the states first"
             )
+
+
+def _check_state(model: ReadModel, declared: Declaration, generation: int) -> None:
+    if why := difference(expanded(json.loads(declared.state)), expanded(model.state_schema)):
+        raise ConfigurationError(
+            f"the read model '{model.name}', version {model.version}, cannot read the states of its generation "
+            f"{generation}, which has the same version: {why}; give the class the next `version`, which is built next "
+            "to the one that serves, or give back what it has there; or stop all instances and run "
+            "`balance-service rebuild --offline`, which deletes the states first"
+        )
 
 
 def declaration_of(model: ReadModel) -> Declaration:

@@ -64,9 +64,9 @@ class Poison(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """An event with an idempotency key that counts."""
+    """An event with an idempotency key that counts: the stream time at its offset, and its cents."""
 
-    timestamp_ms: int
+    since_ms: int
     cents: int
 
 
@@ -89,7 +89,7 @@ class PartitionCount:
 
     def living(self, window_ms: int) -> set[tuple[bytes, bytes]]:
         """Returns the markers that have not expired."""
-        return {name for name, marker in self.markers.items() if marker.timestamp_ms + window_ms > self.stream_time_ms}
+        return {name for name, marker in self.markers.items() if marker.since_ms + window_ms > self.stream_time_ms}
 
     @property
     def records(self) -> int:
@@ -189,7 +189,7 @@ class Recount:
         if token is not None:
             count.stream_time_ms = max(count.stream_time_ms, timestamp_ms)
             first = count.markers.get((key, token))
-        if first is not None and first.timestamp_ms + self.window_ms > count.stream_time_ms:
+        if first is not None and first.since_ms + self.window_ms > count.stream_time_ms:
             if first.cents == cents:
                 count.duplicates += 1
             else:
@@ -202,7 +202,7 @@ class Recount:
             if key.startswith(HEALING):
                 count.healed.add(offset)
             if token is not None:
-                count.markers[key, token] = Marker(timestamp_ms, cents)
+                count.markers[key, token] = Marker(count.stream_time_ms, cents)
 
     def judge(self, partition: int, key: bytes | None, value: bytes | None) -> tuple[str, int]:
         """Returns the cause why a record is poison, or "", and its cents."""

@@ -148,6 +148,6 @@ def test_a_discarded_record_stays_discarded_after_its_letter_has_expired(
     producer.finish()
 
     with closing(SchemaRegistry.from_settings(settings)) as registry:
-        carryover = Carryover(settings, Topics(settings), registry, stage, source, keeps_order=False)
+        carryover = Carryover(settings, Topics(settings), registry, stage, source, (), keeps_order=False)
 
     assert {at: letter.status for at, letter in carryover._known[0].items()} == {offset: Status.DISCARDED}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.cluster.generations import GenerationLog
@@ -231,7 +232,7 @@ def test_an_instance_hosts_as_many_second_generations_as_its_open_files_allow(
 
 
 @pytest.mark.shows("rebuild")
-def test_an_offline_rebuild_is_of_the_only_generation(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
+def test_an_offline_rebuild_replaces_all_generations(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     topics = Topics(settings)
     prepare_topics(topics, settings, [balance_stage(settings).of_generation(2)])
@@ -243,12 +244,16 @@ def test_an_offline_rebuild_is_of_the_only_generation(stack: LocalStack, names: 
         written.write("balance", rebuilt)
         written.write("balance", lambda now: now.compared(2, Comparison()))
         written.write("balance", lambda now: now.switched(2, "alice", "it is equal"))
-        with pytest.raises(ConfigurationError, match=r"has another generation, 1: .* drop balance --generation 1"):
-            rebuild(settings, Balance(), lambda _at, _of: None)
-
-        written.write("balance", Generations.settled)
-        written.write("balance", lambda now: now.dropped(1, "alice", "over"))
-    assert rebuild(settings, Balance(), lambda _at, _of: None).done.applied == 2
+        # A generation is kept for a day, and the switch has not ended.
+        with capture_logs() as logs:
+            assert rebuild(settings, Balance(), lambda _at, _of: None).done.applied == 2
+        written.refresh()
+        now = written.of("balance")
+    said = (
+        "generation 2 of 'balance', which serves, is deleted and folded again; generation 1, which does not serve, is"
+    )
+    assert [line["event"] for line in logs if said in line["event"]] != []
+    assert (now.live, now.is_settled, now.action) == ([2], True, "rebuild offline")
 
     changelogs = [f"{settings.application_id}-balance{number}-changelog" for number in ("", ".g2")]
     assert [topics.find(name) is not None for name in changelogs] == [False, True]

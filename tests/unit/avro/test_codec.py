@@ -24,7 +24,7 @@ from balance_service.avro.codec import (
 )
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.records import Position
-from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError
+from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError, UnreadableRecordError
 from balance_service.process.package import resource
 from tests.support.fakes import FakeRegistry, balance_codec, position_codec
 
@@ -170,7 +170,7 @@ def read_with_more(kind: Any, body: bytes = bytes(4)) -> dict[str, Any]:
     schema = copy.deepcopy(load_schema("BalanceState"))
     schema["fields"].append({"name": "more", "type": kind})
     schema_id = registry.register("newer", schema)
-    return balance_codec(registry).decode_foreign(frame_header(schema_id) + FRAME[5:] + body)
+    return AvroReader(registry, load_schema("BalanceState")).decode_foreign(frame_header(schema_id) + FRAME[5:] + body)
 
 
 SIZE_0 = {"type": "fixed", "name": "F", "size": 0}
@@ -223,7 +223,7 @@ def test_a_writer_schema_that_defines_a_name_twice_is_refused() -> None:
     schema_id = registry.register("newer", twice)  # type: ignore[arg-type]
 
     with pytest.raises(PoisonRecordError, match="N is defined twice"):
-        balance_codec(registry).decode_foreign(frame_header(schema_id) + bytes(4))
+        AvroReader(registry, load_schema("BalanceState")).decode_foreign(frame_header(schema_id) + bytes(4))
 
 
 @pytest.mark.parametrize(
@@ -260,8 +260,8 @@ def test_a_truncated_frame_is_damaged(length: int) -> None:
         balance_codec().decode(FRAME[:length])
 
 
-def test_a_frame_with_an_unknown_schema_is_damaged() -> None:
-    with pytest.raises(StoreCorruptedError, match="schema 99"):
+def test_a_frame_with_an_unknown_schema_waits_for_the_registrys_data() -> None:
+    with pytest.raises(RetriableError, match=r"registry at http://registry does not know schema 99.* subject states "):
         balance_codec().decode(b"\x00\x00\x00\x00\x63" + FRAME[5:])
 
 
@@ -287,12 +287,28 @@ def test_a_cached_schema_needs_no_registry() -> None:
     assert codec.decode(frame) == STATE
 
 
-def test_a_frame_of_another_record_type_is_damaged() -> None:
+@pytest.mark.parametrize("schema", [load_schema("Position"), {"type": "string"}], ids=lambda schema: schema["type"])
+def test_a_frame_of_another_record_type_is_of_another_registry(schema: Any) -> None:
     registry = FakeRegistry()
-    frame = written_by(registry, load_schema("Position"), Position(1, 1, "t").record())
+    frame = frame_header(registry.register("other", schema)) + FRAME[5:]
 
-    with pytest.raises(StoreCorruptedError):
+    with pytest.raises(UnreadableRecordError) as refused:
         balance_codec(registry).decode(frame)
+    said = str(refused.value)
+    assert "the schema registry at http://registry has lost its data, or is another than that of subject states" in said
+    assert "start anew with another BALANCE_APPLICATION_ID" in said
+    assert ("Position there" if schema["type"] == "record" else "no record there") in said
+
+
+def test_a_state_of_another_type_is_named_with_both_types_and_is_not_damaged() -> None:
+    registry = FakeRegistry()
+    schema = {"type": "record", "name": "P", "fields": [{"name": "points", "type": "long"}]}
+    frame = written_by(registry, schema, {"points": 3})
+    now = AvroCodec(registry, "states", {**schema, "fields": [{"name": "points", "type": "string"}]})
+
+    for read in (now.decode, now.number("points")):
+        with pytest.raises(UnreadableRecordError, match="'points' is a long there and a string here; give back what"):
+            read(frame)
 
 
 @given(st.binary(max_size=100))

@@ -34,7 +34,7 @@ RULES = {"decoderRules": 2, "readOtherwise": list[int]()}
 
 
 def generation(number: int, status: str, lag: int | None = 0) -> dict[str, Any]:
-    of_it = {"partitions": 4, "running": 3, "position": 1200, "lag": lag}
+    of_it = {"partitions": 4, "halted": "", "running": 3, "position": 1200, "lag": lag}
     return {"generation": number, "version": 1, "declarationChanged": False, "status": status, **of_it, **RULES}
 
 
@@ -239,6 +239,22 @@ def test_the_reason_why_a_rebuild_waits_is_shown_while_it_is_followed() -> None:
     done, _ = run("rebuild", "balance", replies=[BUILDING, waiting, SWITCHED])
 
     assert "too few open files are left" in done.stderr.replace("\n", " ")
+
+
+def test_a_rebuild_that_cannot_go_on_ends_with_the_reason_and_the_ways_out() -> None:
+    why = "balance.g2_0 is HALTED at a:1: the first 3 offsets of balance-0 are gone"
+    stuck = told(generation(1, "serving"), {**generation(2, "building"), "halted": why}, problem=why)
+
+    done, received = run("rebuild", "balance", replies=[BUILDING, BUILDING, stuck])
+    shown, _ = run("generations", "balance", replies=[stuck])
+
+    assert isinstance(done.exception, BalanceServiceError)
+    said = str(done.exception)
+    assert said.startswith(f"generation 2 of balance cannot be built: {why}; remove the reason and restart")
+    assert "`balance-service drop balance --generation 2 --reason R`" in said
+    assert len(received) == 3
+    assert shown.stdout.splitlines()[-1] == f"  {why}"
+    assert shown.stdout.count(why) == 1
 
 
 def test_ctrl_c_leaves_the_rebuild_alone_and_says_how_to_follow_and_cancel_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`balance-service local`."""
+"""`balance-service local`, and what a command ends with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from balance_service.cli.main import cli
+from balance_service.cli import main as module
+from balance_service.cli.main import cli, main
+from balance_service.errors import (
+    BalanceServiceError,
+    ConfigurationError,
+    InvalidInputError,
+    RetriableError,
+    StoreCorruptedError,
+    UnreadableRecordError,
+)
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 
@@ -43,3 +52,28 @@ def test_the_port_of_the_last_instance_is_in_range(started: list[tuple[Any, ...]
 def test_free_ports_and_unused_ports_are_accepted(started: list[tuple[Any, ...]], port: str, instances: str) -> None:
     assert CliRunner().invoke(cli, ["local", "--http-port", port, "--instances", instances]).exit_code == 0
     assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigurationError, 2),
+        (InvalidInputError, 2),
+        # A registry that has lost its data.
+        (UnreadableRecordError, 2),
+        (StoreCorruptedError, 1),
+        (RetriableError, 1),
+    ],
+)
+def test_a_command_ends_with_the_sentence_of_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: type[BalanceServiceError], code: int
+) -> None:
+    def fails() -> None:
+        raise error("the schema registry has lost its data")
+
+    monkeypatch.setattr(module, "cli", fails)
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    assert (ended.value.code, capsys.readouterr().err) == (code, "Error: the schema registry has lost its data\n")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
@@ -73,6 +74,57 @@ def test_a_membership_counts_its_lease_from_before_the_request(clock: Clock, mon
         assert not member.lease.holds
     finally:
         member._consumer.close()
+
+
+FORBIDDEN, UNKNOWN = KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.shows("owner")
+@pytest.mark.parametrize(
+    ("codes", "holds"), [([None, FORBIDDEN], True), ([UNKNOWN, UNKNOWN], False), ([FORBIDDEN], False), ([], False)]
+)
+def test_a_lease_is_renewed_only_if_the_group_has_accepted_a_partition(codes: list[int | None], *, holds: bool) -> None:
+    member = lone_member()
+    answered = []
+    for number, code in enumerate(codes):
+        answer: Any = SimpleNamespace(error=None if code is None else KafkaError(code), partition=number)
+        answered.append(answer)
+    member._sent_at = elapsed()
+    try:
+        member._committed(None, answered)
+
+        assert member.lease.holds is holds
+    finally:
+        member._consumer.close()
+
+
+@pytest.mark.shows("owner")
+def test_a_member_asks_only_for_the_partitions_that_the_group_has_assigned_to_it() -> None:
+    # A task may still answer after its partition has moved.
+    positions = {0: 5, 1: 6}
+    member = lone_member(positions=positions)
+    member._consumer.close()
+    asked: list[list[tuple[str, int, int]]] = []
+
+    def commit(*, offsets: list[TopicPartition], asynchronous: bool) -> None:
+        assert asynchronous
+        asked.append([(one.topic, one.partition, one.offset) for one in offsets])
+
+    member._consumer = cast("Any", SimpleNamespace(commit=commit))
+    member._renew()
+    assert asked == []
+
+    member.partitions = frozenset({1})
+    member._renew()
+    assert asked == [[("topic", 1, 6)]]
+
+    # One whose task has just begun to answer does not wait for the next renewal.
+    member._sent_at = None
+    member._renew()
+    assert len(asked) == 1
+    member.partitions = frozenset({*positions})
+    member._renew()
+    assert sorted(asked[1]) == [("topic", 0, 5), ("topic", 1, 6)]
 
 
 @pytest.mark.parametrize("how", ["lost", "stopped"])

@@ -179,6 +179,35 @@ def test_states_under_two_versions_of_the_schema_are_equal_if_their_values_are(p
     assert [difference.key for difference in found.differences] == [b"b"]
 
 
+@pytest.mark.shows("rebuild")
+def test_a_comparison_writes_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.hold({b"a": state(1), b"b": state(2)}, {b"a": state(1), b"c": state(3)})
+    both = pair.serving, pair.building
+
+    def kept() -> list[Any]:
+        return [
+            (side.store.view.scan(b"", b"\xff" * 32, 100), side.store.changelog_offset)
+            for side in both
+            if side.store.view
+        ]
+
+    def writes(*_: object, **__: object) -> None:
+        raise AssertionError("a comparison writes")
+
+    before = kept()
+    # Two states each, with the position and the offset of the changelog.
+    assert [len(records) for records, _ in before] == [4, 4]
+    for name in ("write", "apply"):
+        monkeypatch.setattr(StateStore, name, writes)
+    # Neither to a changelog: nothing else has a task's writer.
+    for side in both:
+        side.task._writer = cast("Any", SimpleNamespace(commit=writes))
+
+    assert pair.compared().counts == Comparison(1, 0, 1, 1)
+
+    assert kept() == before
+
+
 def test_only_the_first_twenty_differences_are_kept(pair: Pair) -> None:
     pair.hold({b"%03d" % n: state(n) for n in range(99)}, {b"%03d" % n: state(n + n % 3) for n in range(99)})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from balance_service.engine import dead_letters
 from balance_service.engine.dead_letter import KEPT_CLOSED_MS, Letter, Status, open_letters
 from balance_service.engine.dead_letters import Letters
+from balance_service.engine.opening import starting_letters
 from balance_service.engine.records import MISPLACED, POSITION_KEY, Position
 from balance_service.engine.store import StateStore
 from balance_service.errors import ConfigurationError, PoisonRecordError
@@ -357,16 +359,25 @@ def test_events_wait_for_no_others_if_the_result_does_not_depend_on_order(balanc
     assert amounts(balance) == Decimal("2.00")
 
 
-def test_if_a_model_begins_to_keep_order_later_events_wait_for_open_dead_letters(store: StateStore) -> None:
+@pytest.mark.shows("key-order")
+def test_if_a_model_begins_to_keep_order_later_events_wait_for_each_open_dead_letter(store: StateStore) -> None:
     any_order, in_order = letters(), letters(keeps_order=True)
-    changes = any_order.carry_over([Letter.first(3, UNKNOWN, b"k", 0, EVERY_MS)])
+    held = [Letter.first(at, UNKNOWN, key, 0, EVERY_MS) for at, key in ((0, b"i"), (3, b"k"), (5, b"k"), (8, b"l"))]
+    closed = Letter.first(7, UNKNOWN, b"m", 0, EVERY_MS).closed(Status.APPLIED, 0)
+    changes = any_order.carry_over([*held, closed])
     position = Position(9, 1, "id", letters=changes.counted)
     store.write([*changes.records, (POSITION_KEY, POSITIONS.encode(position.record()))], 1)
-    assert in_order.blocked_after(store, [b"k"], frozenset()) == {}
+    keys = [b"i", b"k", b"l", b"m"]
+    assert in_order.blocked_after(store, keys, frozenset()) == {}
 
-    store.write([*in_order.on_open(store).records], 2)
+    # The task opens.
+    siblings = SimpleNamespace(decided=lambda *_: {})
+    hosted: Any = SimpleNamespace(processor=SimpleNamespace(letters=in_order), siblings=siblings)
+    for opened in starting_letters(store, hosted, 0):
+        store.write([*opened.records], 2)
 
-    assert in_order.blocked_after(store, [b"k"], frozenset()) == {b"k": 3}
+    assert in_order.blocked_after(store, keys, frozenset()) == {b"i": 0, b"k": 3, b"l": 8}
+    assert in_order.blocked_after(store, keys, frozenset({3})) == {b"i": 0, b"k": 5, b"l": 8}
     assert in_order.on_open(store).records == []
 
 

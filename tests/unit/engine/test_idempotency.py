@@ -147,6 +147,20 @@ def test_time_is_the_greatest_timestamp_so_far_not_that_of_a_late_event(partitio
     assert (done.applied, done.duplicates) == (1, 0)
 
 
+@pytest.mark.shows("idempotency-key")
+def test_a_retry_of_an_event_that_is_late_by_more_than_the_window_is_a_duplicate(partition: Partition) -> None:
+    partition.fold(Event("1.00", b"now", 9_000))
+
+    late = partition.fold(Event("1.00", b"a", 5_000), Event("1.00", b"a", 5_000))
+    later = partition.fold(Event("1.00", b"a", 5_001), Event("2.00", b"a", 5_001))
+    after = partition.fold(Event("1.00", b"b", 10_000), Event("1.00", b"a", 5_000))
+
+    assert (late.applied, late.duplicates) == (1, 1)
+    assert (later.applied, later.duplicates, later.dead_lettered) == (0, 1, 1)
+    # The window of a began at the stream time of its first event, 9,000.
+    assert (after.applied, after.duplicates, partition.balance()) == (2, 0, Decimal("4.00"))
+
+
 @pytest.mark.parametrize("at_ms", [1_780_000_000_000_000, 1_780_000_000_000_000_000])
 def test_a_time_in_another_unit_makes_nothing_expire(partition: Partition, at_ms: int) -> None:
     partition.fold(Event("1.00", b"a"), Event("2.00", b"b", at_ms))
@@ -325,8 +339,7 @@ def test_any_events_count_as_the_rule_says(tmp_path_factory: pytest.TempPathFact
         at_ms, _ = seen.get((event.key, event.name), (-WINDOW_MS, ""))
         if at_ms + WINDOW_MS <= now:
             expected += Decimal(event.amount)
-            if event.at_ms + WINDOW_MS > now:
-                seen[event.key, event.name] = (event.at_ms, event.amount)
+            seen[event.key, event.name] = (now, event.amount)
     store = StateStore(tmp_path_factory.mktemp("store"), POSITIONS)
     partition = Partition(store)
 

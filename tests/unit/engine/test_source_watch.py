@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from balance_service.engine.records import Role
-from balance_service.engine.source_watch import Purge, SourceCheck
+from balance_service.engine.source_watch import LossCheck, Purge, SourceCheck
 from balance_service.errors import RetriableError
+from balance_service.kafka.topic_specs import CHANGELOG, FOREVER
 from balance_service.kafka.topics import Topic
+from balance_service.model.placing import stages_of
 from balance_service.read_models.balance import Balance
+from balance_service.settings import load_settings
 from balance_service.testing import event
 from balance_service.testing.driver import DrivenTask
 from balance_service.testing.rows import driven_stages
-from tests.support.fakes import FakeRegistry, letters
+from tests.support.fakes import Clock, FakeRegistry, InMemoryTopics, letters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 OURS = Topic("balance", "id", 2)
 UNKNOWN = "schema-id-unknown"
 EVERY_MS = 300_000
+(STAGE,) = stages_of(Balance(), load_settings())
+CHANGELOG_OF_2 = STAGE.of_generation(2).changelog
 
 
 class Broker:
@@ -119,6 +124,86 @@ def test_a_retry_task_whose_next_records_were_dropped_is_reopened_rather_than_ha
     SourceCheck(tasks).run_once()
 
     assert (len(failed), len(checked)) == (is_reopened, not is_reopened)
+
+
+class Configured:
+    """A stage of generation 2, whose topics are in memory, with one running task."""
+
+    def __init__(self) -> None:
+        settings = load_settings()
+        stage = STAGE.of_generation(2)
+        self.topics = InMemoryTopics(balance=2)
+        for name in (stage.changelog, settings.dead_letter_decisions_topic, settings.generations_topic):
+            self.topics.create(name, 1, CHANGELOG if name == stage.changelog else FOREVER)
+        self.is_built = False
+        self.halted: list[str] = []
+        hosted = SimpleNamespace(
+            topics=self.topics,
+            settings=settings,
+            stage=stage,
+            name=stage.name,
+            siblings=SimpleNamespace(builds=lambda _stage: self.is_built),
+        )
+        task = SimpleNamespace(halt=self.halted.append)
+        self.tasks: Any = SimpleNamespace(hosted=hosted, answering=lambda: {0: task}, losses=())
+
+    def losses(self) -> str:
+        LossCheck(self.tasks).run_once()
+        return " ".join(self.tasks.losses)
+
+
+@pytest.mark.shows("lossy-topics")
+@pytest.mark.parametrize(
+    ("topic", "changed", "said"),
+    [
+        ("balance", {"cleanup.policy": "compact"}, "'balance' is compacted, so the model cannot be rebuilt from it"),
+        ("balance", {"retention.ms": "86400000"}, "'balance' has a finite retention.ms"),
+        (CHANGELOG_OF_2, {"cleanup.policy": "delete"}, "other than 'compact'"),
+        ("balance-service-generations", {"retention.bytes": "1"}, "may drop which generation of a read model serves"),
+        ("balance-service-dead-letter-decisions", {"cleanup.policy": "compact"}, "may drop operators' decisions"),
+    ],
+)
+def test_a_topic_that_begins_to_lose_records_is_told_until_it_keeps_them_again(
+    topic: str, changed: dict[str, str], said: str
+) -> None:
+    here = Configured()
+    assert here.losses() == ""
+    before = here.topics.configs[topic]
+
+    here.topics.configs[topic] = {**before, **changed}
+    assert said in here.losses()
+
+    # What is applied is right, so the tasks go on.
+    assert here.halted == []
+    here.topics.configs[topic] = before
+    assert here.losses() == ""
+
+
+@pytest.mark.shows("lossy-topics")
+def test_a_generation_is_not_built_from_what_a_lossy_topic_has_left() -> None:
+    here = Configured()
+    here.is_built = True
+    assert (here.losses(), here.halted) == ("", [])
+
+    here.topics.configs["balance"]["cleanup.policy"] = "compact"
+    here.losses()
+
+    assert "it would be built from what is left: the source topic 'balance' is compacted" in here.halted[0]
+
+
+def test_configurations_are_read_at_most_every_15_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, now = Configured(), Clock()
+    monkeypatch.setattr("balance_service.engine.source_watch.time.monotonic", now)
+    check = LossCheck(here.tasks)
+    check.run_once()
+    here.topics.configs["balance"]["retention.ms"] = "1"
+
+    now.now += 14.9
+    check.run_once()
+    assert here.tasks.losses == []
+    now.now += 0.1
+    check.run_once()
+    assert len(here.tasks.losses) == 1
 
 
 class Purged:

@@ -475,7 +475,7 @@ def test_a_stage_that_lost_its_changelog_sends_only_records_that_were_not_sent(
     known = context(retries, Broker(2, 6), decided)
 
     position = starting_position(None, known, 1, "changelog", 1)
-    carried = starting_letters(cast("StateStore", SimpleNamespace(position=None)), known, 1)
+    (carried,) = starting_letters(cast("StateStore", SimpleNamespace(position=None)), known, 1)
 
     assert (position.offset, position.emitted_up_to) == (2, 0)
     assert {at: letter.status.value for at, letter in carried.after.items()} == {

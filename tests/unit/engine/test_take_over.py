@@ -293,13 +293,16 @@ def test_an_opening_task_that_sends_does_not_carry_out_a_redrive_again(
 ) -> None:
     known = {5: Status.DISCARDED, 7: Status.APPLIED}
     decided = {at: cast("Letter", SimpleNamespace(status=status)) for at, status in known.items()}
-    letters = SimpleNamespace(on_decision_elsewhere=lambda _store, decided: [*decided], now_ms=lambda: 0)
+    letters = SimpleNamespace(
+        on_decision_elsewhere=lambda _store, decided: [*decided], on_open=lambda _store: "opened", now_ms=lambda: 0
+    )
     hosted: Any = SimpleNamespace(
         processor=SimpleNamespace(letters=letters), siblings=SimpleNamespace(decided=lambda *_: decided)
     )
     store: Any = SimpleNamespace(position=Position(9, 1, "id", emitted_up_to=emitted_up_to))
 
-    assert cast("Any", starting_letters(store, hosted, 0)) == carried_out
+    # A model may have begun, or ceased, to keep order too.
+    assert [*cast("Any", starting_letters(store, hosted, 0))] == ["opened", carried_out]
 
 
 def test_a_silent_task_does_not_go_beyond_the_one_that_sends(pair: Pair) -> None:
@@ -675,6 +678,29 @@ def test_a_task_that_has_halted_keeps_no_decisions_and_stays_halted(pair: Pair) 
 
     assert pair.new.the_task.state is TaskState.HALTED
     assert len(pair.new.the_task._decided_elsewhere) == 1
+
+
+@pytest.mark.shows("full-disk")
+@pytest.mark.parametrize("serving", [1, 2])
+def test_what_does_not_serve_leaves_the_last_room_of_a_disk_to_what_does(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, serving: int
+) -> None:
+    now = replace(declared(1, 2), serving=serving)
+    monkeypatch.setattr(pair.old.hosted.siblings, "_now", lambda: now)
+    serves, other = (pair.old, pair.new) if serving == 1 else (pair.new, pair.old)
+    monkeypatch.setattr("balance_service.engine.database.room_bytes", lambda _path: 256 << 20)
+    pair.given(paid("1.00"))
+    assert [generation.position.offset for generation in (serves, other)] == [1, 1]
+
+    monkeypatch.setattr("balance_service.engine.database.room_bytes", lambda _path: 255 << 20)
+    if serves is pair.old:
+        # The other one follows it, because it sends.
+        serves.given(paid("1.00"))
+        assert serves.position.offset == 2
+    why = r"has 255 MiB left, and the last 256 are for the generation that serves; make room, 512 MiB at least, or drop"
+    with pytest.raises(StoreFullError, match=why):
+        other.given(paid("1.00"))
+    assert other.position.offset == 1
 
 
 def test_a_task_on_a_full_disk_keeps_answering_and_follows_a_decision_once_there_is_room(

@@ -238,7 +238,9 @@ def test_who_begins_to_watch_during_a_commit_is_told_of_it(monkeypatch: pytest.M
     task = task_in(TaskState.RUNNING)
     view = cast("StoreView", object())
     task.replica.store = cast("StateStore", SimpleNamespace(view=view, close=lambda: None))
-    task._hosted = cast("HostedStage", SimpleNamespace(processor=None, stage=SimpleNamespace(outputs=())))
+    siblings = SimpleNamespace(serves=lambda _stage: True)
+    hosted = SimpleNamespace(processor=None, stage=SimpleNamespace(outputs=()), siblings=siblings)
+    task._hosted = cast("HostedStage", hosted)
     task._writer = cast("ChangelogWriter", SimpleNamespace(close=lambda: None))
     told: list[tuple[int, int, Sequence[bytes] | None, bool]] = []
 

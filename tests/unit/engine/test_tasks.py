@@ -14,7 +14,13 @@ from balance_service.engine.progress import Progress
 from balance_service.engine.records import Role
 from balance_service.engine.task import Task, TaskState
 from balance_service.engine.tasks import Tasks
-from balance_service.errors import RetriableError, StoreCorruptedError, StoreFullError, TaskHaltedError
+from balance_service.errors import (
+    RetriableError,
+    StoreCorruptedError,
+    StoreFullError,
+    TaskHaltedError,
+    UnreadableRecordError,
+)
 from balance_service.hosting.engine import Engine
 from tests.support.waiting import eventually
 
@@ -81,14 +87,18 @@ class _Task(Task):
 
 
 def hosted(name: str = "balance", **parts: Any) -> HostedStage:
-    return cast("HostedStage", SimpleNamespace(name=name, joined=None, progress=Progress(), **parts))
+    siblings = SimpleNamespace(serves=lambda _stage: True)
+    return cast(
+        "HostedStage",
+        SimpleNamespace(name=name, joined=None, progress=Progress(), siblings=siblings, stage=None, **parts),
+    )
 
 
 @pytest.fixture
 def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
     played = Opening()
     monkeypatch.setattr(module, "Task", played.task)
-    monkeypatch.setattr(module, "has_room", lambda _path: played.has_room)
+    monkeypatch.setattr(module, "has_room", lambda _path, *, serves: serves and played.has_room)
     monkeypatch.setattr(module, "_WAITING_SECONDS", 0.05)
     return played
 
@@ -230,6 +240,25 @@ def test_a_standby_without_disk_space_during_restoration_reports_it_and_continue
     becomes(tasks, *(RUNNING_OWNER if is_promoted else TAILING_STANDBY))
 
 
+def test_a_generation_that_does_not_serve_waits_for_more_room_until_it_serves(
+    tasks: Tasks, opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving: list[bool] = []
+    monkeypatch.setattr(tasks.hosted.siblings, "serves", lambda _stage: bool(serving))
+    opening.has_room = False
+    tasks.stand_by([0])
+    becomes(tasks, Role.STANDBY, TaskState.RESTORING)
+    eventually(lambda: tasks.all()[0].snapshot().reason == "make room", "the task waits for room")
+    opening.has_room = True
+
+    # Some turns of waiting.
+    time.sleep(0.2)
+    assert opening.opened == [Role.STANDBY]
+
+    serving.append(True)
+    becomes(tasks, *TAILING_STANDBY)
+
+
 def test_damage_reported_for_a_closed_task_does_not_affect_its_successor_or_the_successors_store(
     tasks: Tasks, opening: Opening, tmp_path: Path
 ) -> None:
@@ -248,6 +277,36 @@ def test_damage_reported_for_a_closed_task_does_not_affect_its_successor_or_the_
     time.sleep(0.5)
     assert (tmp_path / "store").exists()
     assert opening.opened == [Role.ACTIVE, Role.ACTIVE]
+
+
+def test_states_that_the_class_cannot_read_halt_their_task_and_keep_the_store(
+    tasks: Tasks, opening: Opening, tmp_path: Path
+) -> None:
+    tasks.assign([0])
+    becomes(tasks, *RUNNING_OWNER)
+    task = tasks.task(0)
+    assert task is not None
+    (tmp_path / "store").mkdir()
+
+    tasks.damaged(0, task, UnreadableRecordError("'points' is a long there"))
+
+    becomes(tasks, *HALTED_OWNER)
+    assert task.snapshot().reason == "'points' is a long there"
+    assert ((tmp_path / "store").exists(), opening.opened) == (True, [Role.ACTIVE])
+
+
+def test_a_task_that_cannot_read_what_it_opens_with_halts(
+    tasks: Tasks, opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(_task: Task, _role: Role) -> None:
+        raise UnreadableRecordError("of another registry")
+
+    monkeypatch.setattr(_Task, "_halt_if_told", unreadable)
+
+    tasks.assign([0])
+
+    becomes(tasks, *HALTED_OWNER)
+    assert opening.opened == [Role.ACTIVE]
 
 
 def test_a_task_that_waits_carries_out_what_other_generations_decide(

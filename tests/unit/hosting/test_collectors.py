@@ -48,6 +48,7 @@ class Engine:
     followed: Sequence[TableSnapshot] = ()
     problem: str = ""
     source_problem: str = ""
+    losses: Sequence[str] = ()
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
@@ -93,7 +94,9 @@ class Engine:
             watermarks=self.watermarks[source],
         )
         problems = [problem for problem in (self.problem, self.source_problem) if problem]
-        tasks: Any = SimpleNamespace(name=name, hosted=hosted, snapshots=lambda: own, problems=problems)
+        tasks: Any = SimpleNamespace(
+            name=name, hosted=hosted, snapshots=lambda: own, problems=problems, losses=self.losses
+        )
         return cast("Tasks", tasks)
 
     def samples(self) -> dict[str, dict[tuple[str, ...], float]]:
@@ -213,6 +216,14 @@ def test_a_failed_query_and_an_unreadable_source_both_make_the_stream_unhealthy(
     engines = [Engine([]), Engine([], problem="it failed"), Engine([], source_problem="the broker is away")]
 
     assert [engine.samples()["balance_stream_healthy"][()] for engine in engines] == [1, 0, 0]
+
+
+def test_a_topic_that_several_stages_say_may_lose_records_is_counted_once() -> None:
+    engine = Engine([], losses=["the source is compacted"])
+    engine.stages["other"] = engine._tasks("other", "balance", 2)
+
+    assert engine.samples()["balance_topics_losing_records"] == {(): 1}
+    assert Engine([]).samples()["balance_topics_losing_records"] == {(): 0}
 
 
 def test_an_instance_reports_its_identity_and_its_readiness(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from balance_service.cluster.directory import PublishedTask, ServerTable
 from balance_service.engine.progress import Progress, Seen
 from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapshot
@@ -20,8 +22,6 @@ from tests.support.fakes import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import pytest
 
 
 HALTED = "activity_0 is HALTED: its fold failed"
@@ -134,6 +134,16 @@ def test_misplaced_keys_are_a_problem_and_leave_the_instance_ready() -> None:
 
     assert (instance.unready(), instance.problems()) == ([], ["keys are misplaced"])
     assert instance.status()["problems"] == ["balance: keys are misplaced"]
+
+
+@pytest.mark.shows("lossy-topics")
+def test_a_topic_that_may_lose_records_is_a_problem_and_leaves_the_instance_ready() -> None:
+    lossy = stage("balance")
+    lossy.losses = ["the source is compacted"]
+    instance = running(lossy)
+
+    assert (instance.unready(), instance.problems()) == ([], ["the source is compacted"])
+    assert instance.status()["problems"] == ["balance: the source is compacted"]
 
 
 def test_a_healthy_instance_has_no_problems() -> None:

@@ -6,6 +6,7 @@ import gc
 import time
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +27,7 @@ from balance_service.process.runtime import elapsed
 from balance_service.read_models.leaderboard import Leaderboard
 from balance_service.read_models.rewards import Rewards
 from balance_service.settings import load_settings
-from tests.support.fakes import DECLARED, Clock
+from tests.support.fakes import DECLARED, Clock, InMemoryTopics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -347,6 +348,71 @@ def test_an_error_of_a_models_own_code_in_one_partition_does_not_keep_the_others
     status = rebuilds.status("rewards")
     assert status is not None
     assert status["problem"] == told
+
+
+@pytest.mark.parametrize(
+    ("state", "is_halted", "is_told"), [("HALTED", True, True), ("WAITING", False, True), ("RESTORING", False, False)]
+)
+def test_a_generation_that_cannot_be_built_says_why_and_where(state: str, *, is_halted: bool, is_told: bool) -> None:
+    # One that halts while it opens has no epoch yet.
+    stopped = PublishedTask("rewards.g2", 1, "ACTIVE", state, 0, -1, "the first 3 offsets are gone")
+    serving = PublishedTask("rewards", 0, "ACTIVE", state, 0, -1, "another reason")
+    engine = Engine(BUILT, Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False)))
+    rebuilds = Rebuilds(cast("Any", engine), table_of([serving, stopped]), Switch.NEVER)
+
+    status = rebuilds.status("rewards")
+
+    assert status is not None
+    why = f"rewards.g2_1 is {state} at a:1: the first 3 offsets are gone"
+    assert [one["halted"] for one in status["generations"]][1:] == [why if is_halted else ""]
+    assert status["problem"] == (why if is_told else "")
+
+
+def buildable(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, free_mib: int) -> Rebuilds:
+    """The rebuilds of an instance whose serving stores take 100 MiB, with topics in memory that lose nothing."""
+    settings = load_settings()
+    engine.settings = cast("Any", settings)
+    engine.topics = InMemoryTopics(**{FIRST.source.replace("-", "_"): 2})
+    for name in (settings.dead_letter_decisions_topic, settings.generations_topic):
+        engine.topics.create(name, 1, {})
+    task = SimpleNamespace(sizes=SimpleNamespace(store_bytes=50 << 20))
+    cast("Any", engine.models["rewards"]).snapshots = lambda: [task, task]
+    monkeypatch.setattr("balance_service.engine.database.room_bytes", lambda _path: free_mib << 20)
+    monkeypatch.setattr("balance_service.hosting.rebuilds.room_bytes", lambda _path: free_mib << 20)
+    return Rebuilds(cast("Any", engine), ServerTable(elapsed), Switch.NEVER)
+
+
+@pytest.mark.shows("full-disk", "lossy-topics")
+def test_a_generation_is_built_only_of_all_events_and_with_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(BUILT, Here(1, Standing(1, sends=True)))
+    buildable(engine, monkeypatch, free_mib=612).check_buildable("rewards")
+
+    with pytest.raises(InvalidInputError, match=r"as the one that serves, 100 MiB, and 611 MiB are left.* make room"):
+        buildable(engine, monkeypatch, free_mib=611).check_buildable("rewards")
+
+    lossy = buildable(engine, monkeypatch, free_mib=612)
+    engine.topics.configs[FIRST.source]["cleanup.policy"] = "compact"
+    with pytest.raises(InvalidInputError, match=r"would be built from what is left: the source topic .* is compacted"):
+        lossy.check_buildable("rewards")
+
+
+def test_a_new_version_is_built_once_there_is_room_and_the_check_is_made_every_five_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = Generations("rewards").begun(replace(DECLARED, version=0))
+    engine, now = Engine(old, Here(1, Standing(1, sends=True))), Clock()
+    monkeypatch.setattr("balance_service.hosting.rebuilds.time", SimpleNamespace(monotonic=now))
+    rebuilds = buildable(engine, monkeypatch, free_mib=611)
+    for _ in range(2):
+        with pytest.raises(InvalidInputError, match="make room"):
+            rebuilds._upgrade(old)
+        # The broker is not asked again.
+        monkeypatch.setattr(rebuilds, "check_buildable", lambda _model: None)
+
+    now.now += 5
+    rebuilds._upgrade(old)
+
+    assert engine.now.building is not None
 
 
 def test_an_error_is_told_rather_than_what_waits_for_it() -> None:

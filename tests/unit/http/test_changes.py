@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from balance_service.engine.records import Position
 from balance_service.http.streams import changes, feed, part
 from tests.support.querying import OneTask
 from tests.unit.http.streaming import (
@@ -428,6 +429,52 @@ def test_a_position_beyond_the_end_says_nothing(owner: Owner) -> None:
                 assert (await listener.next()).entry == ("c1", "1.00")
             async with on.listening(owner, CHANGES, last="1/0:99") as listener:
                 assert (await listener.next()).name == "snapshot-begin"
+
+    asyncio.run(run())
+
+
+@pytest.mark.shows("listener")
+@pytest.mark.parametrize("has_letters", [False, True])
+def test_a_feed_begins_behind_a_retry_at_the_position_of_its_first_view(owner: Owner, *, has_letters: bool) -> None:
+    async def run() -> None:
+        begun = feed.Feed(owner.one, feed.Pace())
+        # The latest commit of the view may have retried a dead letter. A client that has seen the position may not have
+        # seen that.
+        begun.begin(Position(10, 1, "t", letters={"a cause/scheduled": 1} if has_letters else {}))
+
+        assert begun.number_at(10) == (None if has_letters else 0)
+        # Of the next positions it knows all.
+        begun._committed(10, 11, [b"c1"])
+        assert begun.number_at(11) == 1
+        begun._committed(11, 11, [b"c2"])
+        assert begun.number_at(11) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.shows("listener")
+def test_a_page_ends_at_a_position_from_which_the_rest_of_its_last_commit_is_found_again(owner: Owner) -> None:
+    class All:
+        start, stop, is_of_key = b"", b"\xff", False
+
+        def changed(self, before: int) -> None: ...
+
+        def go(self) -> None: ...
+
+    async def run() -> None:
+        begun = feed.Feed(owner.one, feed.Pace())
+        begun.begin(Position(10, 1, "t"))
+        begun._committed(10, 11, [b"c1", b"c2"])
+        begun._committed(11, 11, [b"c3", b"c4"])
+        begun._committed(11, 12, [b"c5"])
+        for limit in (1, 2, 3, 4, 5):
+            page = begun.since(0, All(), limit)
+            assert page is not None
+            number = begun.number_at(page.position)
+            assert number is not None
+            rest = begun.since(number, All(), 10)
+            assert rest is not None
+            assert {*page.keys, *rest.keys} == {b"c1", b"c2", b"c3", b"c4", b"c5"}
 
     asyncio.run(run())
 

@@ -56,6 +56,11 @@ class Log:
     def __init__(self) -> None:
         self.now = Generations("balance").begun(DECLARED)
         self.fails_with: RetriableError | None = None
+        self.is_lossy = False
+
+    def check_buildable(self, _model: str) -> None:
+        if self.is_lossy:
+            raise InvalidInputError("the source topic 'balance' is compacted")
 
     def of(self, _model: str) -> Generations:
         return self.now
@@ -97,7 +102,7 @@ def asked(log: Log | None, *requests: tuple[str, str, Any]) -> list[Answer]:
         if log is not None:
             here = rebuilds(log)
             handlers.generations = GenerationRequests(
-                here.status, lambda _model: DECLARED, here.check_known, log.write, here.differences
+                here.status, lambda _model: DECLARED, log.check_buildable, here.check_known, log.write, here.differences
             )
         async with TestServer(make_app(handlers, ROUTES)) as server, ClientSession() as client:
             for method, path, body in requests:
@@ -287,6 +292,17 @@ def test_a_transition_that_is_not_possible_is_answered_409_with_the_reason_and_c
     assert early.detail == "generation 2 of 'balance' has not caught up yet"
     assert serving.detail == "generation 1 of 'balance' serves: switch to another one first"
     assert log.now is before
+
+
+@pytest.mark.shows("lossy-topics")
+def test_a_rebuild_from_a_lossy_topic_is_answered_409_with_the_reason() -> None:
+    log = Log()
+    log.is_lossy = True
+
+    (refused,) = asked(log, ("POST", ".rebuild", LEAST["rebuild"]))
+
+    assert (refused.status, refused.detail) == (409, "the source topic 'balance' is compacted")
+    assert log.now.building is None
 
 
 def test_a_read_model_that_keeps_no_states_here_is_answered_404() -> None:

@@ -72,6 +72,25 @@ def test_a_read_before_a_move_is_not_the_answer_of_the_owner(
     assert not read.is_owner
 
 
+@pytest.mark.shows("owner")
+def test_a_lease_of_other_partitions_is_none_of_a_standbys_partition(tmp_path: Path) -> None:
+    instance = Interrupted(tmp_path / "store")
+    instance.put("12.34")
+    view = instance.store.view
+    assert view is not None
+    instance.only = OneTask(view, Role.STANDBY)
+    instance.lease.renew(instance.clock.now)
+    assert instance.lease.holds
+
+    copy = instance.routing.copy(PARTITION)
+    assert copy is not None
+    # It may become the owner during the read, and what it read is a standby's.
+    instance.only.role = Role.ACTIVE
+
+    assert not instance.routing.is_owned(copy)
+    assert not instance.routing.read(copy, CUSTOMER.encode()).is_owner
+
+
 @pytest.fixture
 def replaced(tmp_path: Path) -> Interrupted:
     """An instance whose task is replaced before its damage is found."""

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from balance_service.engine.store import StateStore, StoreView
-from balance_service.errors import StoreCorruptedError
+from balance_service.errors import StoreCorruptedError, UnreadableRecordError
 from balance_service.http.answer import problems
 from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.read_models.balance import Balance
@@ -161,10 +161,21 @@ def test_a_damaged_store_can_be_replaced_after_a_query_has_met_it(instance: Inst
         gc.enable()
 
 
-def damage(instance: Instance) -> None:
+def test_states_that_the_class_cannot_read_are_not_called_damaged(instance: Instance) -> None:
+    damage(instance, UnreadableRecordError, "'points' is a long there and a string here")
+
+    answer = ask(instance)
+
+    assert (answer.status, answer.detail) == (503, "'points' is a long there and a string here")
+    assert len(instance.damaged_tasks) == 1
+
+
+def damage(
+    instance: Instance, error: type[Exception] = StoreCorruptedError, message: str = "checksum mismatch"
+) -> None:
     class Damaged(StoreView):
         def get(self, key: bytes) -> bytes | None:
-            raise StoreCorruptedError("checksum mismatch")
+            raise error(message)
 
     view = instance.store.view
     assert view is not None

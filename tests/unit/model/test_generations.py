@@ -111,6 +111,19 @@ def test_an_offline_rebuild_replaces_what_the_serving_generation_is_folded_by() 
     assert after.upgraded(NEXT, Switch.ALWAYS, 60) is after
 
 
+def test_an_offline_rebuild_drops_the_other_generation() -> None:
+    switched = ready().switched(2, "", "")
+
+    for before, serving in ((built(), 1), (ready(), 1), (switched, 2), (switched.settled(), 2)):
+        after = before.replaced(DECLARED)
+
+        assert (after.live, after.serving, after.is_settled) == ([serving], serving, True)
+        assert (after.building, after.comparison, after.kept, after.kept_until) == (None, None, None, None)
+        assert after.declarations == {serving: DECLARED}
+        # No number is used twice.
+        assert after.newest == before.newest
+
+
 def test_a_rebuild_begins_a_generation_beside_the_serving_one() -> None:
     after = built(Switch.WHEN_EQUAL)
 

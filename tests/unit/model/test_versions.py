@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -132,6 +132,22 @@ def test_an_instance_whose_class_cannot_follow_the_serving_generation_does_not_s
     with pytest.raises(ConfigurationError, match="than version 1, which has states"):
         moved.check_serving()
     versions(Newer(), now=begun(Former())).check_serving()
+
+
+@pytest.mark.shows("versions")
+def test_a_class_that_cannot_read_the_states_of_its_version_is_refused_with_field_and_types() -> None:
+    other: type[Any] = make_dataclass("Funds", [("customerId", str), ("amount", int)])
+    folds = {"amount": Count("FundsAdded"), "state": other}
+
+    with pytest.raises(ConfigurationError) as refused:
+        versions(changed(**folds), now=begun(Former())).check_serving()
+    said = str(refused.value)
+    assert "the read model 'funds', version 1, cannot read the states of its generation 1" in said
+    assert "'amount' is a decimal(38,2) there and a long here; give the class the next `version`" in said
+
+    # Another version is built next to the one that serves, and the one that is built does not refuse a start.
+    versions(changed(**folds, version=2), now=begun(Former())).check_serving()
+    versions(Former(), changed(**folds, version=2), now=UPGRADED).check_serving()
 
 
 def test_each_generation_is_folded_by_the_class_of_its_version() -> None:
