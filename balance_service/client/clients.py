@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import time
 from abc import ABC, abstractmethod
@@ -117,15 +118,28 @@ class _Connected(ABC, Generic[Http]):
         self._token = token
         self._timeout = httpx.Timeout(timeout_seconds)
         self._stream_timeout = httpx.Timeout(timeout_seconds, read=silence_seconds)
-        self._http: Http = self._open(
-            base_url=base,
-            headers={"User-Agent": f"balance-service/{__version__}"},
+        self._options = {
+            "base_url": base,
+            "headers": {"User-Agent": f"balance-service/{__version__}"},
             # A context that verifies takes long to make.
-            verify=base.scheme == "https" if tls is None else tls,
-            trust_env=trust_env,
+            "verify": base.scheme == "https" if tls is None else tls,
+            "trust_env": trust_env,
             # Each change stream has a connection.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_IDLE_CONNECTIONS),
-        )
+            "limits": httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_IDLE_CONNECTIONS),
+        }
+        self._process = os.getpid()
+        self._opened: Http = self._open(**self._options)
+
+    @property
+    def _http(self) -> Http:
+        """The HTTP client of this process.
+
+        A child of `fork` shares the connections of its parent, and would read the answers to the parent's requests. So
+        it opens connections of its own, and leaves the others alone.
+        """
+        if self._process != os.getpid():
+            self._opened, self._process = self._open(**self._options), os.getpid()
+        return self._opened
 
     @abstractmethod
     def _open(self, **options: Any) -> Http:
@@ -149,7 +163,7 @@ class _Connected(ABC, Generic[Http]):
 
 
 class Client(_Connected[httpx.Client]):
-    """A client of the service. Any thread may use it. Close it, or use it in `with`.
+    """A client of the service. Any thread may use it, and any child of `fork`. Close it, or use it in `with`.
 
     A call raises a subclass of `ClientError`, by what the caller does about it.
     """
@@ -193,6 +207,7 @@ class Client(_Connected[httpx.Client]):
         while True:
             attempt = watch.attempt()
             time.sleep(attempt.pause_seconds)
+            process = os.getpid()
             try:
                 response = self._http.send(self._built(attempt.request, self._stream_timeout), stream=True)
             except httpx.HTTPError as error:
@@ -203,7 +218,10 @@ class Client(_Connected[httpx.Client]):
                 if watch.is_open(_reply(response, b"" if is_stream else response.read())):
                     for content in response.iter_bytes():
                         yield from watch.read(content)
-                    watch.lost("the server has ended it")
+                        if os.getpid() != process:
+                            break
+                    is_forked = os.getpid() != process
+                    watch.lost("it belongs to the parent of this process" if is_forked else "the server has ended it")
             except httpx.HTTPError as error:
                 watch.lost(_no_reply(error).reason)
             finally:
