@@ -91,9 +91,14 @@ class Watch:
                 case "snapshot-end":
                     yield SnapshotEnd(self._json(item)["generation"], self._positions(item.id))
 
-    def lost(self, reason: str) -> None:
-        """Takes the end of a connection that was open."""
-        self._failed(reason)
+    def lost(self, end: NoReply) -> None:
+        """Takes the end of a connection that was open.
+
+        Raises:
+            ClientError: the client is closed.
+        """
+        self._server.outcome(end)
+        self._failed(end.reason)
 
     def _failed(self, reason: str, retry_after: float | None = None) -> None:
         self._failures += 1
