@@ -211,6 +211,12 @@ def test_the_user_of_the_container_is_the_user_of_the_image() -> None:
     assert f"VOLUME {settings_file()['BALANCE_STATE_DIR']}" in dockerfile
 
 
+def test_any_user_of_the_group_root_may_write_the_state() -> None:
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
+
+    assert f"install -d -o balance -g root -m 0770 {settings_file()['BALANCE_STATE_DIR']}" in dockerfile
+
+
 def test_all_files_of_the_wheel_are_in_the_build_context_and_copied() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
