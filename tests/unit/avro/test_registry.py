@@ -459,6 +459,19 @@ def test_the_records_of_a_union_are_those_of_the_topic() -> None:
     assert [field["type"]["name"] for field in found["Event"]["fields"]] == ["Source"]
 
 
+def test_all_records_of_a_union_of_many_are_found_in_a_moment() -> None:
+    union = [record(f"a.R{n}", id="string") for n in range(2_000)]
+    answers: Answers = {"/subjects": (200, b'["events-value"]'), version("events-value", "latest"): schema(union)}
+
+    with answering(answers) as registry:
+        began = time.process_time()
+        found = registry.records_of("events")
+        took = time.process_time() - began
+
+    assert len(found) == 2_000
+    assert took < 2
+
+
 def test_one_record_of_a_union_of_many_that_name_each_other_is_found_in_a_moment() -> None:
     names = [f"a.R{n}" for n in range(500)]
     union = [record("a.All", **{f"f{n}": ["null", other] for n, other in enumerate(names)})]
