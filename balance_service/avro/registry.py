@@ -9,7 +9,7 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -28,6 +28,7 @@ from balance_service.avro.writer_schema import (
     UnusableSchemaError,
     WriterSchema,
     definitions_of,
+    named_in,
     parsed_schema,
     records_told,
     with_definitions,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.avro.schemas import Schema
+    from balance_service.avro.writer_schema import Definitions
     from balance_service.settings import Settings
 
 _NOT_FOUND = 404
@@ -75,6 +77,27 @@ Answer = TypeVar("Answer")
 
 class _NoSchemaError(Exception):
     """The answer to a request for a schema has none."""
+
+
+class _Records:
+    """The records of one schema."""
+
+    def __init__(self, by_name: Mapping[str, Schema]) -> None:
+        self.by_name = by_name
+
+    @cached_property
+    def _named(self) -> Definitions:
+        return named_in(self.by_name.values())
+
+    def completed(self, name: str) -> Schema | None:
+        """A record with the definitions that it takes from others of its schema; None if it cannot be read then."""
+        if len(self.by_name) == 1:
+            return self.by_name[name]
+        try:
+            return with_definitions(self.by_name[name], self._named)  # type: ignore[no-any-return]
+        except UnusableSchemaError as error:
+            log.warning("a schema cannot be used", record=name, reason=f"the schema {error}")
+            return None
 
 
 class _Registered(NamedTuple):
@@ -338,16 +361,16 @@ class SchemaRegistry:
         Raises:
             RetriableError: the registry does not answer, or does not let this user read.
         """
-        found = {name: _completed(*record) for name, record in self._records_of(topic).items()}
+        found = {name: records.completed(full) for name, (full, records) in self._records_of(topic).items()}
         return {name: schema for name, schema in found.items() if schema is not None}
 
-    def _records_of(self, topic: str) -> dict[str, tuple[str, Mapping[str, Schema]]]:
+    def _records_of(self, topic: str) -> dict[str, tuple[str, _Records]]:
         """Simple name of each record → its full name, and all records of its schema."""
-        found: dict[str, tuple[str, Mapping[str, Schema]]] = {}
+        found: dict[str, tuple[str, _Records]] = {}
         for subject in self._subjects():
             if subject == f"{topic}{_VALUE}" or (subject.startswith(f"{topic}-") and not subject.endswith(_KEY)):
                 records = self._newest(subject)
-                for name, schema in records.items():
+                for name, schema in records.by_name.items():
                     if subject in (f"{topic}{_VALUE}", subject_of(topic, schema)):
                         found[name.rpartition(".")[2]] = name, records
         return found
@@ -362,12 +385,13 @@ class SchemaRegistry:
             RetriableError: the registry does not answer, or does not let this user read.
         """
         if (found := self._records_of(topic).get(record)) is not None:
-            return _completed(*found)
+            name, records = found
+            return records.completed(name)
         for subject in self._subjects():
             if subject.rpartition(".")[2] == record:
                 records = self._newest(subject)
-                if subject in records:
-                    return _completed(subject, records)
+                if subject in records.by_name:
+                    return records.completed(subject)
         return None
 
     def recorded(self, subject: str, propose: Callable[[], Schema | None]) -> Schema | None:
@@ -399,7 +423,7 @@ class SchemaRegistry:
             if not subject.startswith(f"{topic}-"):
                 continue
             # Another topic's name may begin with this one's.
-            if any(subject == subject_of(topic, schema) for schema in self._newest(subject).values()):
+            if any(subject == subject_of(topic, schema) for schema in self._newest(subject).by_name.values()):
                 with self._request():
                     try:
                         self.client.delete_subject(subject)
@@ -415,10 +439,10 @@ class SchemaRegistry:
         with self._request():
             return sorted(self.client.get_subjects())
 
-    def _newest(self, subject: str) -> dict[str, Schema]:
-        """The records of the newest version of a subject by full name: of a union, all of its members."""
+    def _newest(self, subject: str) -> _Records:
+        """The records of the newest version of a subject: of a union, all of its members."""
         with self._request():
-            return self._definitions(subject, "latest")
+            return _Records(self._definitions(subject, "latest"))
 
     def _version(self, subject: str, version: int) -> Schema | None:
         with self._request():
@@ -513,17 +537,6 @@ def _what_it_does(error: Exception) -> str:
             return f"answers with success, but without what was asked for; {_IN_ITS_PLACE}"
         case _:
             return f"does not answer: {reason}"
-
-
-def _completed(name: str, records: Mapping[str, Schema]) -> Schema | None:
-    """A record with the definitions that it takes from others of its schema; None if it cannot be read then."""
-    if len(records) == 1:
-        return records[name]
-    try:
-        return with_definitions(records[name], records.values())  # type: ignore[no-any-return]
-    except UnusableSchemaError as error:
-        log.warning("a schema cannot be used", record=name, reason=f"the schema {error}")
-        return None
 
 
 def _version_path(subject: str, version: int | str) -> str:

@@ -14,7 +14,7 @@ from balance_service.avro.number_reader import long_at
 from balance_service.avro.schemas import full_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from balance_service.avro.schemas import Schema
 
@@ -111,13 +111,19 @@ def parsed_schema(text: str, referenced: Sequence[str] = ()) -> Any:
     with _reading():
         schema, *others = map(json.loads, (text, *referenced))
         _check_levels(schema, *others)
-    return with_definitions(schema, others) if others else schema
+    return with_definitions(schema, named_in(others)) if others else schema
 
 
-def with_definitions(schema: Any, others: Collection[Any]) -> Any:
+def named_in(schemas: Iterable[Any]) -> Definitions:
+    """Returns the named types of some schemas. Raises UnusableSchemaError if one cannot be read."""
+    with _reading():
+        return Definitions(schemas)
+
+
+def with_definitions(schema: Any, others: Definitions) -> Any:
     """Returns as `self_contained`. Raises UnusableSchemaError if the schema cannot be read then."""
     with _reading():
-        schema = self_contained(schema, others)
+        schema = others.completing(schema)
         _check_levels(schema)
     return schema
 
@@ -195,10 +201,12 @@ def self_contained(schema: Any, referenced: Iterable[Any]) -> Any:
 
     Source: Avro 1.12 specification, "Names"; as Avro for Java, a name that its namespace lacks is looked up in none.
     """
-    return _Definitions(referenced).written_into(schema, "")
+    return Definitions(referenced).completing(schema)
 
 
-class _Definitions:
+class Definitions:
+    """The named types of some schemas. Completes other schemas with them."""
+
     def __init__(self, schemas: Iterable[Any]) -> None:
         self._others: dict[str, tuple[Schema, str]] = {}
         for schema in schemas:
@@ -206,22 +214,27 @@ class _Definitions:
                 self._others.setdefault(name, found)
         self._written: set[str] = set()
 
-    def written_into(self, kind: Any, namespace: str) -> Any:
+    def completing(self, schema: Any) -> Any:
+        """Returns as `self_contained`. The time does not depend on the types that the schema does not take."""
+        self._written = set()
+        return self._written_into(schema, "")
+
+    def _written_into(self, kind: Any, namespace: str) -> Any:
         match kind:
             case str():
                 return self._named(kind, namespace)
             case list():
-                return [self.written_into(member, namespace) for member in kind]
+                return [self._written_into(member, namespace) for member in kind]
             case {"type": str(plain), "name": str()} if plain in _NAMED:
                 return self._defined(kind, namespace)
             case {"type": "array", "items": items}:
-                return {**kind, "items": self.written_into(items, namespace)}
+                return {**kind, "items": self._written_into(items, namespace)}
             case {"type": "map", "values": values}:
-                return {**kind, "values": self.written_into(values, namespace)}
+                return {**kind, "values": self._written_into(values, namespace)}
             case {"type": str(name)} if name not in _PRIMITIVES:
                 return self._named(name, namespace)
             case {"type": dict() | list() as inner}:
-                return {**kind, "type": self.written_into(inner, namespace)}
+                return {**kind, "type": self._written_into(inner, namespace)}
             case _:
                 return kind
 
@@ -244,7 +257,7 @@ class _Definitions:
         defined = {**kind, "name": name, "namespace": namespace}
         if "fields" in kind:
             defined["fields"] = [
-                {**field, "type": self.written_into(field["type"], namespace)} for field in kind["fields"]
+                {**field, "type": self._written_into(field["type"], namespace)} for field in kind["fields"]
             ]
         return defined
 

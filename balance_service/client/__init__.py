@@ -8,6 +8,7 @@ from __future__ import annotations
 from balance_service.client.clients import AsyncClient, Client
 from balance_service.client.errors import (
     ClientError,
+    ClosedError,
     InvalidCallError,
     NotAllowedError,
     NotAnInstanceError,
@@ -38,6 +39,7 @@ __all__ = [
     "Change",
     "Client",
     "ClientError",
+    "ClosedError",
     "Decided",
     "Entry",
     "FundsAdded",

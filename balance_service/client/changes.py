@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from balance_service.client.event_stream import ServerEvent
 
 _SOURCE = re.compile(r"partition ([0-9]+) epoch ([0-9]+) at (\S+)")
-_EVENT_ID = re.compile(r"[0-9]+/([0-9]+:[0-9]+(?:,[0-9]+:[0-9]+)*)")
+# The positions of partitions, of which some are of one changelog: 1/0:12,1:40@a;2:7@b.
+_EVENT_ID = re.compile(r"[0-9]+/[0-9]+:[0-9]+(?:[,:;@][A-Za-z0-9+/_=-]*)*")
+_POSITION = re.compile(r"(?<=[/,;])([0-9]+):([0-9]+)")
 
 
 class Watch:
@@ -89,9 +91,14 @@ class Watch:
                 case "snapshot-end":
                     yield SnapshotEnd(self._json(item)["generation"], self._positions(item.id))
 
-    def lost(self, reason: str) -> None:
-        """Takes the end of a connection that was open."""
-        self._failed(reason)
+    def lost(self, end: NoReply) -> None:
+        """Takes the end of a connection that was open.
+
+        Raises:
+            ClientError: the client is closed.
+        """
+        self._server.outcome(end)
+        self._failed(end.reason)
 
     def _failed(self, reason: str, retry_after: float | None = None) -> None:
         self._failures += 1
@@ -117,10 +124,9 @@ class Watch:
     def _positions(self, text: str) -> dict[int, int]:
         if not text:
             return {}
-        named = _EVENT_ID.fullmatch(text)
-        if named is None:
+        if _EVENT_ID.fullmatch(text) is None:
             raise self._malformed(text)
-        return {int(partition): int(offset) for partition, offset in (pair.split(":") for pair in named[1].split(","))}
+        return {int(partition): int(offset) for partition, offset in _POSITION.findall(text)}
 
     def _malformed(self, text: str) -> ClientError:
         return self._server.not_an_instance(f"it sends the event {text[:100]!r}")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
-import time
+import threading
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
@@ -27,7 +30,10 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
+Event = TypeVar("Event", threading.Event, asyncio.Event)
 _MOST_IDLE_CONNECTIONS = 20
+_ENDED = NoReply("the server has ended it")
+_CLOSED = NoReply("the client is closed; create another one", is_closed=True)
 
 
 def _blocking(call: Callable[Concatenate[Calls, P], Call[T]]) -> Callable[Concatenate[Client, P], T]:
@@ -73,7 +79,7 @@ def _awaited_pages(
     return method
 
 
-class _Connected(ABC, Generic[Http]):
+class _Connected(ABC, Generic[Http, Event]):
     """The parameters of both clients, and their requests."""
 
     def __init__(
@@ -117,19 +123,59 @@ class _Connected(ABC, Generic[Http]):
         self._token = token
         self._timeout = httpx.Timeout(timeout_seconds)
         self._stream_timeout = httpx.Timeout(timeout_seconds, read=silence_seconds)
-        self._http: Http = self._open(
-            base_url=base,
-            headers={"User-Agent": f"balance-service/{__version__}"},
+        self._options = {
+            "base_url": base,
+            "headers": {"User-Agent": f"balance-service/{__version__}"},
             # A context that verifies takes long to make.
-            verify=base.scheme == "https" if tls is None else tls,
-            trust_env=trust_env,
+            "verify": base.scheme == "https" if tls is None else tls,
+            "trust_env": trust_env,
             # Each change stream has a connection.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_IDLE_CONNECTIONS),
-        )
+            "limits": httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_IDLE_CONNECTIONS),
+        }
+        self._closed: Event = self._event()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._http: Http = self._open(**self._options)
+        self._streams: set[httpx.Response] = set()
+        self._process = os.getpid()
+
+    def _begin_in_child(self) -> None:
+        """Opens connections of its own in a child of `fork`.
+
+        It would read the answers to its parent's requests from the connections that they share.
+        """
+        if self._process != os.getpid():
+            if not self._closed.is_set():
+                # The parent's may belong to another event loop.
+                self._closed = self._event()
+            self._begin()
+
+    def _ended(self, process: int) -> NoReply | None:
+        """Why a change stream that was opened in a process is not read on; None if it is."""
+        if self._closed.is_set():
+            return _CLOSED
+        return None if process == os.getpid() else NoReply("it is the connection of the parent of this process")
+
+    def _no_reply(self, error: httpx.HTTPError | RuntimeError) -> NoReply:
+        """Why there is no response. Raises a RuntimeError that is not due to the end of the client."""
+        if self._closed.is_set():
+            return _CLOSED
+        if isinstance(error, RuntimeError):
+            raise error
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+            causes.append(cause)
+        is_untrusted = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes)
+        return NoReply(str(error) or type(error).__name__, is_untrusted=is_untrusted)
 
     @abstractmethod
     def _open(self, **options: Any) -> Http:
         """Returns the HTTP client."""
+
+    @abstractmethod
+    def _event(self) -> Event:
+        """Returns an event, for the end of the client."""
 
     def _built(self, request: Request, timeout: httpx.Timeout) -> httpx.Request:
         headers = dict(request.headers)
@@ -148,8 +194,8 @@ class _Connected(ABC, Generic[Http]):
             raise InvalidCallError(f"the request cannot be sent: {error}") from error
 
 
-class Client(_Connected[httpx.Client]):
-    """A client of the service. Any thread may use it. Close it, or use it in `with`.
+class Client(_Connected[httpx.Client, threading.Event]):
+    """A client of the service. Any thread may use it, and any child of `fork`. Close it, or use it in `with`.
 
     A call raises a subclass of `ClientError`, by what the caller does about it.
     """
@@ -191,26 +237,36 @@ class Client(_Connected[httpx.Client]):
         """
         watch = self._calls.changes(model, **of)
         while True:
-            attempt = watch.attempt()
-            time.sleep(attempt.pause_seconds)
-            try:
-                response = self._http.send(self._built(attempt.request, self._stream_timeout), stream=True)
-            except httpx.HTTPError as error:
-                watch.is_open(_no_reply(error))
+            response = self._sent(watch.attempt(), self._stream_timeout, stream=True)
+            if isinstance(response, NoReply):
+                watch.is_open(response)
                 continue
+            process = os.getpid()
+            self._streams.add(response)
             try:
-                is_stream = _is_stream(response)
-                if watch.is_open(_reply(response, b"" if is_stream else response.read())):
+                # The client may have been closed before it knew of the response.
+                reply = self._ended(process) or _reply(response, b"" if _is_stream(response) else response.read())
+                if watch.is_open(reply):
                     for content in response.iter_bytes():
                         yield from watch.read(content)
-                    watch.lost("the server has ended it")
-            except httpx.HTTPError as error:
-                watch.lost(_no_reply(error).reason)
+                        if self._ended(process):
+                            break
+                    watch.lost(self._ended(process) or _ENDED)
+            except (httpx.HTTPError, RuntimeError) as error:
+                watch.lost(self._no_reply(error))
             finally:
+                self._streams.discard(response)
                 response.close()
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections. Change streams end at once, other calls after their attempt: with `ClosedError`."""
+        self._begin_in_child()
+        self._closed.set()
+        for response in list(self._streams):
+            # A thread that reads does not notice that its socket is closed.
+            with suppress(OSError):
+                connection = response.extensions["network_stream"].get_extra_info("socket")
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -222,6 +278,9 @@ class Client(_Connected[httpx.Client]):
     def _open(self, **options: Any) -> httpx.Client:
         return httpx.Client(**options)
 
+    def _event(self) -> threading.Event:
+        return threading.Event()
+
     def _run(self, call: Call[T]) -> T:
         try:
             attempt = next(call)
@@ -232,17 +291,22 @@ class Client(_Connected[httpx.Client]):
             return result
 
     def _reply_to(self, attempt: Attempt) -> Reply | NoReply:
-        time.sleep(attempt.pause_seconds)
+        response = self._sent(attempt, self._timeout)
+        return response if isinstance(response, NoReply) else _reply(response, response.content)
+
+    def _sent(self, attempt: Attempt, timeout: httpx.Timeout, *, stream: bool = False) -> httpx.Response | NoReply:
+        self._begin_in_child()
+        if self._closed.wait(attempt.pause_seconds):
+            return _CLOSED
         if (too_late := attempt.too_late()) is not None:
             return too_late
         try:
-            response = self._http.send(self._built(attempt.request, self._timeout))
-        except httpx.HTTPError as error:
-            return _no_reply(error)
-        return _reply(response, response.content)
+            return self._http.send(self._built(attempt.request, timeout), stream=stream)
+        except (httpx.HTTPError, RuntimeError) as error:
+            return self._no_reply(error)
 
 
-class AsyncClient(_Connected[httpx.AsyncClient]):
+class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
     """As `Client`, for asyncio: calls are awaited, and lists and change streams are iterated by `async for`.
 
     It belongs to one event loop.
@@ -281,27 +345,28 @@ class AsyncClient(_Connected[httpx.AsyncClient]):
         """As `Client.changes`."""
         watch = self._calls.changes(model, **of)
         while True:
-            attempt = watch.attempt()
-            await asyncio.sleep(attempt.pause_seconds)
-            try:
-                response = await self._http.send(self._built(attempt.request, self._stream_timeout), stream=True)
-            except httpx.HTTPError as error:
-                watch.is_open(_no_reply(error))
+            response = await self._sent(watch.attempt(), self._stream_timeout, stream=True)
+            if isinstance(response, NoReply):
+                watch.is_open(response)
                 continue
+            process = os.getpid()
             try:
-                is_stream = _is_stream(response)
-                if watch.is_open(_reply(response, b"" if is_stream else await response.aread())):
+                if watch.is_open(_reply(response, b"" if _is_stream(response) else await response.aread())):
                     async for content in response.aiter_bytes():
                         for event in watch.read(content):
                             yield event
-                    watch.lost("the server has ended it")
-            except httpx.HTTPError as error:
-                watch.lost(_no_reply(error).reason)
+                        if self._ended(process):
+                            break
+                    watch.lost(self._ended(process) or _ENDED)
+            except (httpx.HTTPError, RuntimeError) as error:
+                watch.lost(self._no_reply(error))
             finally:
                 await response.aclose()
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Closes the connections. Calls and change streams end at once, with `ClosedError`."""
+        self._begin_in_child()
+        self._closed.set()
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -313,6 +378,9 @@ class AsyncClient(_Connected[httpx.AsyncClient]):
     def _open(self, **options: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(**options)
 
+    def _event(self) -> asyncio.Event:
+        return asyncio.Event()
+
     async def _run(self, call: Call[T]) -> T:
         try:
             attempt = next(call)
@@ -323,14 +391,24 @@ class AsyncClient(_Connected[httpx.AsyncClient]):
             return result
 
     async def _reply_to(self, attempt: Attempt) -> Reply | NoReply:
-        await asyncio.sleep(attempt.pause_seconds)
+        response = await self._sent(attempt, self._timeout)
+        return response if isinstance(response, NoReply) else _reply(response, response.content)
+
+    async def _sent(
+        self, attempt: Attempt, timeout: httpx.Timeout, *, stream: bool = False
+    ) -> httpx.Response | NoReply:
+        self._begin_in_child()
+        if attempt.pause_seconds:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), attempt.pause_seconds)
+        if self._closed.is_set():
+            return _CLOSED
         if (too_late := attempt.too_late()) is not None:
             return too_late
         try:
-            response = await self._http.send(self._built(attempt.request, self._timeout))
-        except httpx.HTTPError as error:
-            return _no_reply(error)
-        return _reply(response, response.content)
+            return await self._http.send(self._built(attempt.request, timeout), stream=stream)
+        except (httpx.HTTPError, RuntimeError) as error:
+            return self._no_reply(error)
 
 
 def _url(text: str) -> httpx.URL:
@@ -346,14 +424,6 @@ def _url(text: str) -> httpx.URL:
 
 def _reply(response: httpx.Response, body: bytes) -> Reply:
     return Reply(response.status_code, response.reason_phrase, response.headers, body)
-
-
-def _no_reply(error: httpx.HTTPError) -> NoReply:
-    causes: list[BaseException] = [error]
-    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
-        causes.append(cause)
-    is_untrusted = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes)
-    return NoReply(str(error) or type(error).__name__, is_untrusted=is_untrusted)
 
 
 def _is_stream(response: httpx.Response) -> bool:

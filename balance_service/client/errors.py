@@ -4,6 +4,7 @@ ClientError
 ├── UnavailableError     call again later; the client has retried for `retry_seconds`
 ├── InvalidCallError     correct the call: the message names the wrong part
 ├── NotAllowedError      give a token that is valid and has the scope that the message names
+├── ClosedError          nothing: the program has closed the client, maybe in another thread
 ├── NotAnInstanceError   correct the URL, or the trusted CA: another server answers there
 └── ServerFailedError    read the log of the service: a request failed there
 """
@@ -39,6 +40,10 @@ class InvalidCallError(ClientError):
 
 class NotAllowedError(ClientError):
     """The token is missing or invalid, or lacks a scope."""
+
+
+class ClosedError(ClientError):
+    """The program has closed the client."""
 
 
 class NotAnInstanceError(ClientError):

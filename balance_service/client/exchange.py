@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from balance_service import api
 from balance_service.client.errors import (
+    ClosedError,
     InvalidCallError,
     NotAllowedError,
     NotAnInstanceError,
@@ -78,6 +79,8 @@ class NoReply:
     reason: str
     is_untrusted: bool = False
     """Whether the client does not trust the server's certificate."""
+    is_closed: bool = False
+    """Whether the program has closed the client."""
 
 
 T = TypeVar("T")
@@ -115,6 +118,8 @@ class Server:
             ClientError: the response is another error.
         """
         if isinstance(reply, NoReply):
+            if reply.is_closed:
+                raise ClosedError(reply.reason)
             if reply.is_untrusted:
                 raise self.not_an_instance(f"its certificate is not trusted ({reply.reason})")
             return UnavailableError(f"the instance at {self.address} does not answer ({reply.reason})")

@@ -172,7 +172,8 @@ class Siblings:
     def _opened(tasks: Tasks, partition: int) -> Task:
         task = tasks.task(partition)
         if task is None or task.view is None or task.role is not Role.ACTIVE:
-            raise RetriableError(f"{tasks.name}_{partition} must open first: it may send the outputs")
+            sent = tasks.hosted.stage.sent
+            raise RetriableError(f"{tasks.name}_{partition} must open first: it may send {sent}")
         return task
 
 

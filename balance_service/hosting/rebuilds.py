@@ -305,7 +305,8 @@ class Rebuilds(PeriodicThread):
             other = tasks.answering().get(partition)
             # Whether it sends is unknown until then.
             if other is None or other.role is not Role.ACTIVE:
-                raise _WaitingError(f"{tasks.name}_{partition}, which may send the outputs, does not answer yet")
+                sent = tasks.hosted.stage.sent
+                raise _WaitingError(f"{tasks.name}_{partition}, which may send {sent}, does not answer yet")
             opened[other] = tasks
         sender = next((other for other in opened if other.sends), None)
         if sender is None and not are_all:
@@ -399,12 +400,12 @@ class Rebuilds(PeriodicThread):
 
         What an owner published before it knew of the last switch says nothing: it may be making the one before.
         """
-        stage = self._versions.stage(generations.model, generations.serving).name
+        stage = self._versions.stage(generations.model, generations.serving)
         for partition in self._partitions(generations):
-            claims = self._servers.claims(stage, partition)
+            claims = self._servers.claims(stage.name, partition)
             is_running = claims and claims[0][1].state == TaskState.RUNNING.value
             if not is_running or claims[0][1].sends_as_of < generations.number:
-                raise _WaitingError(f"{stage}_{partition}, which serves, does not send the outputs yet")
+                raise _WaitingError(f"{stage.name}_{partition}, which serves, does not send {stage.sent} yet")
 
     def _comparison(self, stage: str, partition: int) -> Comparison | None:
         claims = self._servers.claims(stage, partition)

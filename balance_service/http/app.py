@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanKind
 
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.http.access.authentication import AUTHENTICATOR_FILES
-from balance_service.http.access.authorization import Access, access_of, guarded
+from balance_service.http.access.authorization import KNOWS, Access, access_of, guarded
 from balance_service.http.answer import ON_EVERY_ANSWER, Answer, Problem, problems
 from balance_service.http.console.files import console_routes
 from balance_service.http.dead_letters import DEAD_LETTER_ROUTES
@@ -123,16 +123,24 @@ def make_app(
         )
 
     app[DOCUMENT] = describe
+    app[KNOWS] = access.knows
     routes.add_to(app, handlers)
     return app
 
 
-def make_health_app(handlers: Handlers, routes: RouteTable, limits: Limits | None = None) -> web.Application:
-    """The application for a port of probes alone, which cannot meet the requirements for clients."""
+def make_health_app(
+    handlers: Handlers, routes: RouteTable, limits: Limits | None = None, *, tells_strangers: bool = True
+) -> web.Application:
+    """The application for a port of probes alone, which cannot meet the requirements for clients.
+
+    Args:
+        tells_strangers: whether any client may read why the instance is not ready.
+    """
     limits, probes = limits or Limits(), routes.probes
     middlewares = [problems, limited(limits, UnderWay(limits), probes)]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
     app.on_response_prepare.append(_complete)
+    app[KNOWS] = lambda _: tells_strangers
     probes.add_to(app, handlers)
     return app
 
@@ -313,6 +321,7 @@ class HttpServer:
         if settings.health_port is not None:
             host = settings.health_host or settings.http_host
             self._health_listener = bind(host, settings.health_port, "BALANCE_HEALTH_PORT")
+        self._admits_anonymous = settings.admits_anonymous
         self._proxy: Proxy | None = None
         self._sites: list[Site] = []
         self._following: list[asyncio.Task[None]] = []
@@ -343,7 +352,8 @@ class HttpServer:
         server_tls = None if tls is None else tls.value.server
         self._sites.append(await serve(app, self._listener, self._limits, server_tls, ahead, self._trusted_proxies))
         if self._health_listener is not None:
-            health = make_health_app(self._handlers, self._routes, _HEALTH_LIMITS)
+            told = self._admits_anonymous
+            health = make_health_app(self._handlers, self._routes, _HEALTH_LIMITS, tells_strangers=told)
             self._sites.append(await serve(health, self._health_listener, _HEALTH_LIMITS))
         for file in self._files.values():
             renew = self._renew if file is tls else None

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from balance_service.http.scheduling import Asker
     from balance_service.http.streams.changes import Changes
     from balance_service.http.streams.event_stream import EventStream, Streams
-    from balance_service.http.streams.part import LocalPart
+    from balance_service.http.streams.part import LocalPart, Point
     from balance_service.kafka.partitioner import Partitioning
     from balance_service.model.flow import Flow
     from balance_service.model.keys import KeyType
@@ -72,16 +72,19 @@ Last = Annotated[Annotated[str, key_text("to")] | None, Field(description="The l
 Prefix = Annotated[
     Annotated[str, key_text("prefix")] | None, Field(description="The prefix of every key.", examples=["c1"])
 ]
+_POINTS = f"{POSITION_PATTERN}(?:,{POSITION_PATTERN})*(?:@[A-Za-z0-9+/_=-]{{0,64}})?"
+_EVENT_ID = "1/0:12,1:40@Xv7Qd0iOSDuBJ1kzTbGSXA"
 LastEventId = Annotated[
     Reached | None,
     formed(
-        f"(?:[1-9][0-9]{{0,8}}/{POSITION_PATTERN}(?:,{POSITION_PATTERN})*)?",
-        "the id of an event of this stream, such as 1/0:12,1:40",
+        f"(?:[1-9][0-9]{{0,8}}/{_POINTS}(?:;{_POINTS})*)?",
+        f"the id of an event of this stream, such as {_EVENT_ID}",
         Reached.of,
     ),
     Field(
-        description="For a stream: the `id` of the last event that the client has. The stream goes on from there.",
-        examples=["1/0:12,1:40"],
+        description="For a stream: the `id` of the last event that the client has. The stream goes on from there, "
+        "unless the read model was built again since: then it begins with the states.",
+        examples=[_EVENT_ID],
     ),
 ]
 
@@ -241,7 +244,9 @@ class ModelQueries:
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
         return None
 
-    def open_part(self, name: str, partition: int, selection: Selection, since: int | None, asker: Asker) -> LocalPart:
+    def open_part(
+        self, name: str, partition: int, selection: Selection, since: Point | None, asker: Asker
+    ) -> LocalPart:
         """Opens a part of a stream for a peer. Raises PartEndedError: this instance does not own the partition."""
         answers = self.hosted.get(name)
         if answers is None:

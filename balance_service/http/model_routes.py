@@ -256,9 +256,10 @@ MODEL_ROUTES = (
         description="Answers as `getBalance` does, for any read model. With `Accept: text/event-stream`, the answer is "
         "a stream of events: the key's state now, and after each change that the owner commits. A reader that is "
         "slower than the changes gets the newest state. `value` is null where the key has no state. The `id` names the "
-        "generation and the position. After a switch, the stream goes on with the state of the generation that serves; "
-        "one whose request names a generation ends with an event `end` when that is dropped. A comment names the "
-        "owner, at first and when the partition has moved; a comment comes after 15 s without an event.",
+        "generation, the position, and the changelog's topic id. After a switch, the stream goes on with the state of "
+        "the generation that serves; one whose request names a generation ends with an event `end` when that is "
+        "dropped. A comment names the owner, at first and when the partition has moved; a comment comes after 15 s "
+        "without an event.",
         parameters=ModelKeyParameters,
         responses=(
             ok(
@@ -267,7 +268,8 @@ MODEL_ROUTES = (
                 {"key": "c1", "value": {"amount": 12.34}},
                 PROVENANCE,
                 events=": partition 0 epoch 3 at localhost:5051\n\n"
-                'event: state\nid: 1/0:12\ndata: {"key":"c1","value":{"amount":12.34},"generation":1}\n\n',
+                "event: state\nid: 1/0:12@Xv7Qd0iOSDuBJ1kzTbGSXA\n"
+                'data: {"key":"c1","value":{"amount":12.34},"generation":1}\n\n',
             ),
             problem(400, "The key, `minPosition` or `maxLag` is malformed, or `minPosition` is of another partition."),
             problem(404, "There is no such read model, or the key has no state."),
@@ -285,10 +287,11 @@ MODEL_ROUTES = (
         summary="The states of a range of keys, and their changes",
         description="A stream of events. `snapshot-begin` precedes the states of all keys in the range, "
         "`snapshot-end` follows them, and then comes the state of each key that changes: `value` is null where a state "
-        "was deleted. Keys are in no order. The `id` names the generation and the positions of all partitions that the "
-        "client has reached. With `Last-Event-ID`, the stream goes on from there if the changes since are still in "
-        "memory; otherwise, and after a switch of generations or a move of a partition, or for a reader that is too "
-        "slow, it begins again with a snapshot. A client then drops the keys that the new snapshot lacks.",
+        "was deleted. Keys are in no order. The `id` names the generation, the positions of all partitions that the "
+        "client has reached, and the topic id of their changelog. With `Last-Event-ID`, the stream goes on from there "
+        "if the changes since are still in memory; otherwise, and after a rebuild, a switch of generations or a move "
+        "of a partition, or for a reader that is too slow, it begins again with a snapshot. A client then drops the "
+        "keys that the new snapshot lacks.",
         parameters=ChangesParameters,
         responses=(
             Response(
@@ -296,8 +299,9 @@ MODEL_ROUTES = (
                 description="The stream. Comments, and a generation that the request names, are as with one key.",
                 events='event: snapshot-begin\nid: \ndata: {"generation":1}\n\n'
                 'event: state\ndata: {"key":"c1","value":{"amount":12.34},"generation":1}\n\n'
-                'event: snapshot-end\nid: 1/0:12,1:40\ndata: {"generation":1}\n\n'
-                'event: state\nid: 1/0:13,1:40\ndata: {"key":"c1","value":{"amount":13.34},"generation":1}\n\n',
+                'event: snapshot-end\nid: 1/0:12,1:40@Xv7Qd0iOSDuBJ1kzTbGSXA\ndata: {"generation":1}\n\n'
+                "event: state\nid: 1/0:13,1:40@Xv7Qd0iOSDuBJ1kzTbGSXA\n"
+                'data: {"key":"c1","value":{"amount":13.34},"generation":1}\n\n',
             ),
             problem(400, "A parameter is malformed or repeated."),
             problem(404, "There is no such read model."),

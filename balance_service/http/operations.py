@@ -11,6 +11,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from balance_service import api
+from balance_service.http.access.authorization import KNOWS
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import compact_json, json_response, unavailable
 from balance_service.http.openapi import answer_with_document
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from balance_service.http.handlers import Handlers
     from balance_service.http.streams.event_stream import EventStream
 
+_ASK_WITH_TOKEN = f"{api.STATUS}, asked with a token, says why"
 _METRICS_SECONDS = 1.0
 _STATUS_SECONDS = 1.0
 # The viewers of one status take turns; none waits for the time of another.
@@ -64,11 +66,15 @@ class Operations:
     async def live(self, _request: web.Request) -> web.Response:
         return json_response({"status": "live"})
 
-    async def ready(self, _request: web.Request) -> web.Response:
-        reasons = list(self._instance.unready())
+    async def ready(self, request: web.Request) -> web.Response:
+        """Names reasons and problems, which have addresses and errors, only to clients that may know them."""
+        reasons, problems = list(self._instance.unready()), list(self._instance.problems())
+        if not request.app[KNOWS](request.headers):
+            reasons = reasons and [f"this instance is not ready; {_ASK_WITH_TOKEN}"]
+            problems = problems and [f"a read model has a problem; {_ASK_WITH_TOKEN}"]
         if reasons:
             raise unavailable("; ".join(reasons))
-        return json_response({"status": "ready", "problems": list(self._instance.problems())})
+        return json_response({"status": "ready", "problems": problems})
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """Collects metrics at most once a second, because that takes the event loop's time."""
@@ -367,7 +373,8 @@ OPERATIONS_ROUTES = (
         responses=(
             ok("Ready; `problems` lists problems of read models.", Ready, {"status": "ready", "problems": []}),
             retry_later(
-                "Not ready; `detail` has the reasons, separated by semicolons.",
+                "Not ready; `detail` has the reasons, separated by semicolons. Where tokens are needed, a client "
+                "without one, and the health port, get no reasons and no problems.",
                 starting=("Just started", "this instance is starting"),
                 restoring=("A store is being restored", "balance_0 is RESTORING"),
             ),

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 _MISDIRECTED = 421
 _UNAVAILABLE = 503
-_LOOKED_UP = (200, 404)
+_NOT_FOUND = 404
+_LOOKED_UP = (200, _NOT_FOUND)
 _OUTCOMES = {_MISDIRECTED: "misdirected", _UNAVAILABLE: "unavailable"}
 _LOOK_AGAIN_SECONDS = 0.01
 _REFRESH_SECONDS = 0.3
@@ -212,7 +213,9 @@ class Queries:
                 if answer.status in _LOOKED_UP:
                     if answer.headers.get(api.ROLE) == "active":
                         self.routing.believe(partition, peer)
-                    return answer
+                    # The peer is asked at the route of every read model, and does not know the query's own word.
+                    not_found = answer.status == _NOT_FOUND
+                    return _no_such(query.noun)._replace(headers=answer.headers) if not_found else answer
                 self.routing.doubt(partition, peer)
                 if answer.status == _MISDIRECTED:
                     refusal = unavailable(f"{address} no longer owns partition {partition}")

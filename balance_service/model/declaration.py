@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,16 +15,15 @@ from balance_service.model.folds import Combination, Count, Earliest, Greatest, 
 from balance_service.model.keys import KeyType
 from balance_service.model.stage import declared_stages
 from balance_service.model.states import converter_of, located, unconverted
-from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, join_misfit
+from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, Table, join_misfit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
     from balance_service.model.stage import Stage
     from balance_service.model.states import StateConverter
-    from balance_service.model.stream import Table
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _MOST_VERSION = 2**31 - 1
@@ -97,7 +97,35 @@ def check_class(model: Any) -> None:
         refuse(model, "has a source that is not a Stream of a topic and one or more records")
     if isinstance(model.version, bool) or not isinstance(model.version, int) or not 1 <= model.version <= _MOST_VERSION:
         refuse(model, f"has the version {model.version!r}: it must be a whole number from 1 to {_MOST_VERSION}")
+    _check_steps(model, source)
     _check_partitioners(model, source)
+
+
+def _check_steps(model: Any, source: Stream) -> None:
+    """Checks what the steps name, before a schema is looked for."""
+    is_joined = False
+    for step in source.steps:
+        match step:
+            case Join(table=table) if not isinstance(table, Table):
+                refuse(
+                    model,
+                    f"joins {type(table).__name__}, which is neither a Table nor a Global: a stream is joined with the "
+                    "newest rows of a compacted topic; events of several topics are folded by a model of each",
+                )
+            case Join(take=take) if not isinstance(take, Mapping):
+                refuse(model, f'takes {take!r} of a table: write `take={{"column": "name"}}`')
+            case Join():
+                is_joined = True
+            case By(column=column) if not isinstance(column, str):
+                refuse(model, f"continues by {column!r}: `.by` takes the name of one column")
+            case By(column=column, record=record) if record is not None and not is_joined:
+                refuse(
+                    model,
+                    f"continues by '{column}' and '{record}': `.by` takes one column; a second name is that of the "
+                    "joined record, and nothing is joined before it",
+                )
+            case By():
+                is_joined = False
 
 
 def _check_partitioners(model: Any, source: Stream) -> None:

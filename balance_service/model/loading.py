@@ -36,7 +36,7 @@ def load_models(
     """Returns the named read models, in that order, each once.
 
     A name is that of a shipped model or an entry point, `package.module` for every read model that the module defines,
-    or `package.module:Class`. Modules are searched in the working directory, then on `sys.path`.
+    or `package.module:Class`. Modules are searched on `sys.path`, then in the working directory.
 
     Args:
         shipped: the models that ship with the service, by name.
@@ -46,7 +46,7 @@ def load_models(
         ConfigurationError: a name cannot be loaded, or two models have one name. The message names it and the remedy.
     """
     loader = _Loader(shipped, setting)
-    with _working_directory_first():
+    with _working_directory_last():
         models = [*dict.fromkeys(model for name in names for model in loader.load(name.strip()))]
     check_names(models, setting)
     return models
@@ -66,7 +66,7 @@ def files_beside(name: str) -> list[Path]:
     if _PLAIN.fullmatch(name) and "." not in name:
         return []
     module = name.partition(":")[0].replace(".", "/")
-    for root in (Path.cwd(), *map(Path, sys.path)):
+    for root in (*map(Path, sys.path), Path.cwd()):
         path = root / module
         folder = path if path.is_dir() else path.parent
         if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
@@ -163,14 +163,17 @@ class _Loader:
 
 
 @contextmanager
-def _working_directory_first() -> Iterator[None]:
-    """Puts the working directory at the front of `sys.path`, as `python -m` does; removes it afterwards.
+def _working_directory_last() -> Iterator[None]:
+    """Puts the working directory at the end of `sys.path`, unless it is there; removes it afterwards.
 
-    Otherwise a file in it could hide a module that the service imports later.
+    At the front, a file in it would hide a module of Python, of the service or of a package that has its name.
     """
     here = str(Path.cwd())
     importlib.invalidate_caches()
-    sys.path.insert(0, here)
+    if here in sys.path:
+        yield
+        return
+    sys.path.append(here)
     try:
         yield
     finally:
@@ -202,7 +205,7 @@ def _not_found(name: str) -> str:
         parent, _, _ = parent.rpartition(".")
     top = name.partition(".")[0]
     return (
-        f"is not found: there is no module {top} in {Path.cwd()} or on sys.path; change to the folder that "
+        f"is not found: there is no module {top} on sys.path or in {Path.cwd()}; change to the folder that "
         "contains it, or install its package"
     )
 

@@ -146,9 +146,18 @@ def unpack(archive: Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """The cache of the present ivy.xml."""
+    """The cache of the present ivy.xml.
+
+    Raises:
+        ConfigurationError: the user has no home directory.
+    """
     contents = resource("deploy/ivy.xml").read_bytes()
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"user {os.getuid()} has no home directory for the cache; set XDG_CACHE_HOME"
+        ) from error
     return base / "balance-service" / "jars" / hashlib.sha256(contents).hexdigest()[:16]
 
 

@@ -176,6 +176,9 @@ def _connect(jvm: SparkJvm) -> None:
     gateway.java_parameters.read_timeout = _ANSWER_SECONDS
     gateway._gateway_client.get_thread_connection().socket.settimeout(_ANSWER_SECONDS)
     SparkContext._ensure_initialized(gateway=gateway)
+    # By itself, Hadoop asks the operating system for the user's name, which a container's user may lack.
+    users: Any = SparkContext._jvm.org.apache.hadoop.security.UserGroupInformation  # type: ignore[union-attr]
+    users.setLoginUser(users.createRemoteUser("balance-service"))
 
 
 def _close_accumulators(spark: SparkSession) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import re
 import threading
 import time
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ PREFIX = "whale-"
 _DEAD_SECONDS = 20.0
 _PAUSE_SECONDS = 0.1
 _LOOK_SECONDS = 0.2
+_POSITION = re.compile(r"(?<=[/,;])([0-9]+):([0-9]+)")
 
 
 @dataclass(slots=True)
@@ -201,5 +203,4 @@ class Listeners:
 
 
 def _positions(event_id: str) -> dict[int, int]:
-    pairs = (pair.partition(":") for pair in event_id.partition("/")[2].split(",") if pair)
-    return {int(partition): int(position) for partition, _, position in pairs}
+    return {int(partition): int(position) for partition, position in _POSITION.findall(event_id)}

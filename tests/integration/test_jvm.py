@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -105,3 +106,33 @@ def test_a_jvm_that_lacks_memory_ends(tmp_path: Path) -> None:
         jvm.process.wait()
         assert jvm.process.stdin is not None
         jvm.process.stdin.close()
+
+
+_AS_NOBODY_KNOWN = ["unshare", "--map-user=54321"]
+_COUNT = """
+import os, sys
+from pathlib import Path
+from balance_service.process.scratch import Scratch
+from balance_service.settings.settings import load_settings
+from balance_service.spark.session import start_spark
+
+folder = Path(sys.argv[1])
+spark = start_spark(load_settings(), Scratch(folder, folder), slots=1)
+print(os.getuid(), spark.range(7).count(), flush=True)
+os._exit(0)
+"""
+
+
+def _can_be_another_user() -> bool:
+    # Some systems allow no user namespaces.
+    return (
+        shutil.which("unshare") is not None and subprocess.run([*_AS_NOBODY_KNOWN, "true"], check=False).returncode == 0
+    )
+
+
+@pytest.mark.skipif(not _can_be_another_user(), reason="this system allows no user namespaces")
+def test_the_user_of_the_process_needs_no_name(tmp_path: Path) -> None:
+    command = [*_AS_NOBODY_KNOWN, sys.executable, "-c", _COUNT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * START_SECONDS, check=False)
+
+    assert done.stdout.split() == ["54321", "7"], done.stderr

@@ -58,13 +58,22 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
         yield stack
 
 
+@pytest.mark.shows("local-users")
 def test_topics_records_and_schemas_survive_a_restart_on_other_ports(tmp_path: Path) -> None:
-    with LocalStack(tmp_path) as first:
+    data = tmp_path / "local" / "data"
+    with LocalStack(data) as first:
         _create_topic(first, "facts", partitions=3)
         _commit(first, "facts", [b"a", b"b"])
         schema_id = _register(first, "facts-value")
 
-    with LocalStack(tmp_path) as second:
+    of_stack = [data, *(data / name for name in ("kafka", "registry", "logs"))]
+    assert [folder.stat().st_mode & 0o777 for folder in of_stack] == [0o700] * 4
+    # As a former version left them.
+    for folder in of_stack:
+        folder.chmod(0o755)
+
+    with LocalStack(data) as second:
+        assert [folder.stat().st_mode & 0o777 for folder in of_stack] == [0o700] * 4
         assert second.bootstrap_servers != first.bootstrap_servers
         assert second.schema_registry_url != first.schema_registry_url
         topics = AdminClient({"bootstrap.servers": second.bootstrap_servers}).list_topics(timeout=10).topics

@@ -40,6 +40,8 @@ class Received:
     """By lower-case name."""
     body: bytes
     at: float
+    port: int
+    """Of the client, which tells its connections apart."""
 
     @property
     def json(self) -> Any:
@@ -100,7 +102,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         size = int(self.headers.get("Content-Length", "0"))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        request = Received(self.command, self.path, headers, self.rfile.read(size), time.monotonic())
+        request = Received(
+            self.command, self.path, headers, self.rfile.read(size), time.monotonic(), self.client_address[1]
+        )
         reply = self.script.next_reply(request)
         if isinstance(reply, Drop):
             self.connection.shutdown(socket.SHUT_RDWR)

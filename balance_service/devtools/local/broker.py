@@ -19,6 +19,7 @@ from balance_service.devtools.local.processes import (
     Server,
     accepts_connections,
     free_port,
+    make_private,
     require_free,
 )
 from balance_service.errors import ConfigurationError
@@ -131,7 +132,7 @@ class Broker(Server):
         java = str(java_executable(KAFKA_JAVA))
         classpath = f"{resolve_jars('kafka')[0].parent}/*"
         require_free(self.port, self.name, "--kafka-port")
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private(self._folder)
         (self._folder / "log4j2.properties").write_text(_LOG4J_PROPERTIES)
         command = [java, *_JVM_FLAGS, *self._extras.jvm_flags, "-cp", classpath]
         if not (self._folder / "data").is_dir():

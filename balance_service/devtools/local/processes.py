@@ -83,6 +83,12 @@ def accepts_connections(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
+def make_private(folder: Path) -> None:
+    """Creates a folder if it is missing, and closes it to other users of the machine: events and states are in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
 class ChildProcess:
     """A child process that ends when this process ends, even by SIGKILL; see guard.py. For one thread.
 

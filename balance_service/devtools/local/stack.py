@@ -13,7 +13,14 @@ import httpx
 from balance_service.client import Client, ClientError
 from balance_service.devtools.local.broker import Broker
 from balance_service.devtools.local.guard import GRACE_SECONDS
-from balance_service.devtools.local.processes import HOST, Server, accepts_connections, free_port, require_free
+from balance_service.devtools.local.processes import (
+    HOST,
+    Server,
+    accepts_connections,
+    free_port,
+    make_private,
+    require_free,
+)
 from balance_service.errors import ConfigurationError
 from balance_service.process.jars import REGISTRY_JAVA, java_executable, resolve_jars, unpack
 
@@ -55,7 +62,7 @@ class Registry(Server):
         java = str(java_executable(REGISTRY_JAVA, bundled=True))
         program = unpack(resolve_jars("registry")[0]) / "quarkus-run.jar"
         require_free(self.port, self.name, "--registry-port")
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private(self._folder)
         self.run([java, *_REGISTRY_FLAGS, f"-Dquarkus.http.port={self.port}", "-jar", str(program)])
 
     def is_ready(self) -> bool:
@@ -70,8 +77,9 @@ class Registry(Server):
 class LocalStack:
     """A broker and a registry as child processes, which end when this process ends. For one thread.
 
-    Topics and schemas are kept in `data_dir`, logs in `data_dir/logs`. Port 0 picks a free one, which the object keeps,
-    so a server keeps its address when it is stopped or killed and started again.
+    Topics and schemas are kept in `data_dir`, logs in `data_dir/logs`, closed to other users of the machine. Port 0
+    picks a free one, which the object keeps, so a server keeps its address when it is stopped or killed and started
+    again.
 
     Args:
         proxied: the additional listener of `Broker`.
@@ -136,8 +144,12 @@ class LocalStack:
     def _lock_data_dir(self) -> None:
         """Lock the data directory; the children inherit the lock, and hold it until they end."""
         try:
-            (self.data_dir / "logs").mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            lock = self.data_dir / "lock"
+            # A folder that the user had before stays as it is.
+            if not self.data_dir.exists() or lock.exists():
+                make_private(self.data_dir)
+            make_private(self.data_dir / "logs")
+            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise ConfigurationError(
                 f"the data directory {self.data_dir} cannot be used ({error.strerror}): choose another with --data-dir"

@@ -46,6 +46,9 @@ CLIENT = web.RequestKey("client", str)
 RECHECK: web.RequestKey[Callable[[], Problem | None]] = web.RequestKey("recheck")
 """Returns the refusal that the same request would meet now; None while its client is admitted."""
 
+KNOWS: web.AppKey[Callable[[CIMultiDictProxy[str]], bool]] = web.AppKey("knows")
+"""Whether a client with these headers may read why an instance is not ready, which names peers, topics and errors."""
+
 _SITE_HEADER = "Sec-Fetch-Site"
 _OWN_SITES = frozenset({"same-origin", "none"})
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]*)?")  # RFC 3986, section 3.2.2, in lower case
@@ -218,6 +221,13 @@ class Access:
             client = remembered
         is_allowed = not needed.isdisjoint(client.scopes)
         return AccessDecision(client.name, True, None if is_allowed else insufficient_scope(needed))
+
+    def knows(self, headers: CIMultiDictProxy[str]) -> bool:
+        """Whether the client has an accepted token, or needs none."""
+        try:
+            return self.authenticator is None or bool(self.authenticator.client_of(headers))
+        except Problem:
+            return False
 
     def charge(self, client: str) -> None:
         """Counts a request. Raises Problem: 429 if the client exceeds the rate limit."""

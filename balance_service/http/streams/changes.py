@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from balance_service.http.streams.event_stream import EventStream
     from balance_service.http.streams.feed import Pace
     from balance_service.http.streams.link import Links
-    from balance_service.http.streams.part import Part, Reader, Selection
+    from balance_service.http.streams.part import Part, Point, Reader, Selection
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +51,7 @@ class Changes:
     def _routing(self) -> Routing:
         return self._reader.routing
 
-    def open_local(self, partition: int, selection: Selection, since: int | None, asker: Asker) -> LocalPart:
+    def open_local(self, partition: int, selection: Selection, since: Point | None, asker: Asker) -> LocalPart:
         """Opens a part from the local store. Raises PartEndedError: this instance does not own the partition."""
         return LocalPart(self._reader, self._feed(partition), partition, selection, since, asker)
 
@@ -64,7 +64,7 @@ class Changes:
             reached: the id of the last event that the client has.
         """
         partition = self._routing.partition_of(selection.bounds(self._reader.key_type)[0])
-        since = self._positions_of(reached).get(partition)
+        since = self._points_of(reached).get(partition)
         sources = _Sources()
         last = ""
         async with aclosing(self._batches(partition, selection, since, asker)) as batches:
@@ -75,7 +75,7 @@ class Changes:
                     # Another owner sends the state again.
                     if entry != last:
                         last = entry
-                        events += rendered("state", entry, self._event_id({partition: batch.position}))
+                        events += rendered("state", entry, self._event_id({partition: batch.reached}))
                 if new or events:
                     await stream.send(new + events)
 
@@ -87,22 +87,22 @@ class Changes:
         Args:
             reached: the id of the last event that the client has.
         """
-        positions = self._positions_of(reached)
+        points = self._points_of(reached)
         while True:
-            await self._follow_range(stream, selection, positions, asker)
-            positions = {}
+            await self._follow_range(stream, selection, points, asker)
+            points = {}
 
-    def _positions_of(self, reached: Reached | None) -> dict[int, int]:
-        """The positions that a client has reached. One that has seen another generation lacks what differs here."""
+    def _points_of(self, reached: Reached | None) -> dict[int, Point]:
+        """The points that a client has reached. One that has seen another generation lacks what differs here."""
         if reached is None or reached.generation != self._reader.generation:
             return {}
-        return dict(reached.positions)
+        return dict(reached.points)
 
-    def _event_id(self, positions: dict[int, int]) -> str:
-        return Reached(self._reader.generation, positions).event_id
+    def _event_id(self, points: dict[int, Point]) -> str:
+        return Reached(self._reader.generation, points).event_id
 
     async def _follow_range(
-        self, stream: EventStream, selection: Selection, reached: dict[int, int], asker: Asker
+        self, stream: EventStream, selection: Selection, reached: dict[int, Point], asker: Asker
     ) -> None:
         """Returns when a new snapshot is needed."""
         partitions = range(self._routing.partitions)
@@ -128,7 +128,7 @@ class Changes:
                 events = [sources.comment_of(partition, address, batch)]
                 events += [rendered("state", entry) for entry in batch.entries]
                 if batch.kind is not Kind.PAGE:
-                    reached[partition] = batch.position
+                    reached[partition] = batch.reached
                 if partition in in_snapshot and batch.kind is Kind.LAST_PAGE:
                     in_snapshot.discard(partition)
                     if not in_snapshot:
@@ -145,7 +145,7 @@ class Changes:
         self,
         partition: int,
         selection: Selection,
-        since: int | None,
+        since: Point | None,
         asker: Asker,
         arriving: asyncio.Queue[tuple[int, str, Batch] | Exception],
     ) -> None:
@@ -158,7 +158,7 @@ class Changes:
             await arriving.put(error)
 
     async def _batches(
-        self, partition: int, selection: Selection, since: int | None, asker: Asker
+        self, partition: int, selection: Selection, since: Point | None, asker: Asker
     ) -> AsyncGenerator[tuple[str, Batch], None]:
         """Yields the batches of a partition, each with the address of the instance that it comes from.
 
@@ -173,7 +173,7 @@ class Changes:
                     self._answered(part)
                     in_pages = batch.kind is Kind.PAGE
                     if not in_pages:
-                        since = batch.position
+                        since = batch.reached
                     yield part.address, batch
                     if batch.kind is Kind.OUTRUN:
                         return
@@ -188,7 +188,7 @@ class Changes:
                 return
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
-    async def _open(self, partition: int, selection: Selection, since: int | None, asker: Asker) -> Part:
+    async def _open(self, partition: int, selection: Selection, since: Point | None, asker: Asker) -> Part:
         """Opens a part at the owner; waits until there is one."""
         while True:
             with suppress(PartEndedError):

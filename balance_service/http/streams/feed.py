@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from balance_service.engine.records import Position
     from balance_service.http.routing import ReadableTask
+    from balance_service.http.streams.part import Point
 
 MOST_REMEMBERED = 50_000
 _MOST_COMMITS = 5_000
@@ -112,6 +113,7 @@ class Feed:
         """Changes below this position are known, or forgotten."""
         self.number = 0
         """Counts changes. A reader that has seen `number` has seen all."""
+        self._changelog = ""
         self.has_ended = False
         self._pace = pace
         self._loop = asyncio.get_running_loop()
@@ -126,7 +128,7 @@ class Feed:
 
     def begin(self, position: Position) -> None:
         """Knows nothing of the changes up to a position, which was read after the task began to tell."""
-        self.end = position.offset
+        self.end, self._changelog = position.offset, position.changelog_topic_id
         # Commits that retry dead letters do not move the position. Without a dead letter, there was none of late.
         self._forgotten = _Change(0, _mark(self.end, is_retry=bool(position.letters)))
 
@@ -160,14 +162,14 @@ class Feed:
         self.task.watch(None)
         self._wake(self._followers(), self.number)
 
-    def number_at(self, position: int) -> int | None:
-        """What `number` was when the changes up to a position had been seen.
+    def number_at(self, point: Point) -> int | None:
+        """What `number` was when the changes up to a point had been seen.
 
-        None if later ones are forgotten, or if the position is beyond the end: it is of another topic, or from before
-        the read model was rebuilt.
+        None if later ones are forgotten, or if the point is of another changelog: the read model was built again since,
+        and each state may differ.
         """
-        mark = _mark(position, is_retry=False)
-        if mark < self._forgotten.mark or position > self.end:
+        mark = _mark(point.position, is_retry=False)
+        if mark < self._forgotten.mark or point.position > self.end or point.changelog != self._changelog:
             return None
         at = bisect_right(self._commits, mark, key=_mark_of)
         return max(self._forgotten.number, self._commits[at - 1].number if at else 0)

@@ -3,8 +3,10 @@
 The asker opens parts by number, and asks for each next batch; the owner sends a batch when there is one. It asks
 nothing of a part whose reader is slow, so that this part delays no other.
 
-    asker → owner   {"open":7,"model":"balance","partition":1,"since":40,"key":"c1"}, {"next":7}, {"close":7}
-    owner → asker   {"part":7,"kind":"changes","entries":["{…}"],"position":42,"epoch":3}, {"part":7,"kind":"ended"}
+    asker → owner   {"open":7,"model":"balance","partition":1,"since":40,"changelog":"…","key":"c1"},
+                    {"next":7}, {"close":7}
+    owner → asker   {"part":7,"kind":"changes","entries":["{…}"],"position":42,"epoch":3,"changelog":"…"},
+                    {"part":7,"kind":"ended"}
 
 Everything here belongs to the event loop.
 """
@@ -25,7 +27,7 @@ from balance_service.http.peers.proxy import HEARTBEAT_SECONDS, PeerMessages
 from balance_service.http.peers.trust import FORWARDED_HEADER, UnprovenError
 from balance_service.http.scheduling import asker_of
 from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp
-from balance_service.http.streams.part import Batch, Kind, PartEndedError, Selection
+from balance_service.http.streams.part import Batch, Kind, PartEndedError, Point, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
     from balance_service.http.scheduling import Asker
     from balance_service.http.streams.part import LocalPart
 
-    OpenLocal = Callable[[str, int, Selection, int | None, Asker], LocalPart]
-    """Model, partition, selection, position and asker → a part of this instance. Raises PartEndedError."""
+    OpenLocal = Callable[[str, int, Selection, Point | None, Asker], LocalPart]
+    """Model, partition, selection, point and asker → a part of this instance. Raises PartEndedError."""
 
 log = structlog.get_logger(__name__)
 
@@ -92,7 +94,7 @@ class Links:
         self._address = address
         self._links: dict[Peer, _Link] = {}
 
-    def open(self, peer: Peer, model: str, partition: int, selection: Selection, since: int | None) -> RemotePart:
+    def open(self, peer: Peer, model: str, partition: int, selection: Selection, since: Point | None) -> RemotePart:
         """Opens a part; connects to the peer if it is the first. The part ends if that fails."""
         link = self._links.get(peer)
         if link is None or link.has_ended:
@@ -120,13 +122,14 @@ class _Link:
         self._unused: asyncio.TimerHandle | None = None
         self._running = self._loop.create_task(self._run())
 
-    def open(self, model: str, partition: int, selection: Selection, since: int | None) -> RemotePart:
+    def open(self, model: str, partition: int, selection: Selection, since: Point | None) -> RemotePart:
         number = next(self._numbers)
         part = self._parts[number] = RemotePart(self, number, self.peer.address)
         if self._unused is not None:
             self._unused.cancel()
             self._unused = None
-        about = {"open": number, "model": model, "partition": partition, "since": since}
+        position, changelog = since or (None, "")
+        about = {"open": number, "model": model, "partition": partition, "since": position, "changelog": changelog}
         self.send({**about, **selection.parameters()})
         return part
 
@@ -183,7 +186,9 @@ class _Link:
         entries = [str(entry) for entry in message["entries"]]
         if any("\n" in entry or "\r" in entry for entry in entries):
             raise ValueError("an entry has several lines")
-        part.arrived(Batch(Kind(message["kind"]), entries, int(message["position"]), int(message["epoch"])))
+        # An instance before an upgrade names no changelog. A client then goes on with a snapshot.
+        changelog = str(message.get("changelog", ""))
+        part.arrived(Batch(Kind(message["kind"]), entries, int(message["position"]), int(message["epoch"]), changelog))
 
 
 class PeerStreams:
@@ -284,7 +289,7 @@ class _Served:
                 str(message["model"]),
                 int(message["partition"]),
                 Selection.of(message),
-                None if since is None else int(since),
+                None if since is None else Point(int(since), str(message.get("changelog", ""))),
                 self._asker,
             )
         except (PartEndedError, InvalidInputError):

@@ -48,38 +48,67 @@ class Kind(StrEnum):
     OUTRUN = "outrun"
 
 
+class Point(NamedTuple):
+    """A position in one history of a partition.
+
+    `changelog` is the topic id of the changelog whose states were seen. Each build has a changelog of its own, and may
+    have other states at the same position.
+    """
+
+    position: int
+    changelog: str
+
+
 class Batch(NamedTuple):
     """Some entries of a partition.
 
     `entries` are JSON: keys with their states, null where there is none. A reader of this batch, and of those before
-    it, has seen all changes below `position`; a PAGE leaves that open. `epoch` is of the owner.
+    it, has seen all changes below `position`; a PAGE leaves that open. `epoch` is of the owner, and `changelog` the
+    topic id of its changelog.
     """
 
     kind: Kind
     entries: list[str]
     position: int
     epoch: int
+    changelog: str
+
+    @property
+    def reached(self) -> Point:
+        return Point(self.position, self.changelog)
 
 
-OUTRUN = Batch(Kind.OUTRUN, [], 0, 0)
+OUTRUN = Batch(Kind.OUTRUN, [], 0, 0, "")
 
 
 class Reached(NamedTuple):
-    """What a client has seen: the changes of one generation below the positions of its partitions."""
+    """What a client has seen: the changes of one generation, in each of its partitions up to a point."""
 
     generation: int
-    positions: dict[int, int]
+    points: dict[int, Point]
 
     @property
     def event_id(self) -> str:
-        return f"{self.generation}/{by_partition(self.positions)}"
+        """The generation, and the positions by changelog: `1/0:12,1:40@a;2:7@b`. Mostly, all have the same one."""
+        positions: dict[str, dict[int, int]] = {}
+        for partition, (position, changelog) in self.points.items():
+            positions.setdefault(changelog, {})[partition] = position
+        of_changelogs = (f"{by_partition(some)}@{changelog}" for changelog, some in positions.items())
+        return f"{self.generation}/{';'.join(of_changelogs)}"
 
     @staticmethod
     def of(event_id: str) -> Reached | None:
-        """Returns what an event's id says; None if it is empty."""
-        generation, _, positions = event_id.partition("/")
-        pairs = (pair.partition(":") for pair in positions.split(",") if pair)
-        return Reached(int(generation), {int(p): int(o) for p, _, o in pairs}) if event_id else None
+        """Returns what an event's id says; None if it is empty. Positions may lack their changelog: `1/0:12,1:40`."""
+        if not event_id:
+            return None
+        generation, _, of_changelogs = event_id.partition("/")
+        points: dict[int, Point] = {}
+        for some in of_changelogs.split(";"):
+            positions, _, changelog = some.partition("@")
+            for pair in positions.split(","):
+                partition, _, position = pair.partition(":")
+                points[int(partition)] = Point(int(position), changelog)
+        return Reached(int(generation), points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +187,10 @@ class LocalPart:
     """A part of a stream from this instance's store."""
 
     def __init__(
-        self, reader: Reader, feed: Feed, partition: int, selection: Selection, since: int | None, asker: Asker
+        self, reader: Reader, feed: Feed, partition: int, selection: Selection, since: Point | None, asker: Asker
     ) -> None:
         """Args:
-        since: the position up to which all changes have been seen; None for none.
+        since: up to where all changes have been seen; None for nowhere.
         """
         self.address = reader.routing.address
         self.start, self.stop = selection.bounds(reader.key_type)
@@ -314,4 +343,4 @@ class LocalPart:
             raise PartEndedError
 
     def _batch(self, kind: Kind, entries: list[str], copy: LocalCopy, position: int) -> Batch:
-        return Batch(kind, entries, position, copy.position.epoch)
+        return Batch(kind, entries, position, copy.position.epoch, copy.position.changelog_topic_id)

@@ -5,51 +5,28 @@ from __future__ import annotations
 import gzip
 import json
 import time
-from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from balance_service.avro import bounded_answers
-from balance_service.avro.registry import SchemaRegistry
 from balance_service.errors import RetriableError
+from tests.support.registry_server import RegistryReply, registry_that
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
+
+    from balance_service.avro.registry import SchemaRegistry
 
 SCHEMA = json.dumps({"schema": '"long"'}).encode()
 LARGE = json.dumps({"schema": json.dumps({"type": "string", "doc": "x" * (5 << 20)})}).encode()
 
 
-@contextmanager
-def answering(parts: Iterable[bytes], *, status: int = 200, **headers: str) -> Iterator[SchemaRegistry]:
+def answering(parts: Iterable[bytes], *, status: int = 200, **headers: str) -> AbstractContextManager[SchemaRegistry]:
     """A registry whose every answer has these parts."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
-            try:
-                for part in parts:
-                    self.wfile.write(part)
-            except ConnectionError:
-                pass
-
-        def log_message(self, *_: Any) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            with closing(SchemaRegistry(f"http://127.0.0.1:{server.server_port}")) as registry:
-                yield registry
-        finally:
-            server.shutdown()
-            thread.join()
+    reply = RegistryReply(status, parts, {name.replace("_", "-"): value for name, value in headers.items()})
+    return registry_that(lambda _: reply)
 
 
 def test_a_schema_that_is_too_large_is_no_outage() -> None:

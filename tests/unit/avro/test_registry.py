@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Barrier, Thread
+from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,9 +12,10 @@ from structlog.testing import capture_logs
 
 from balance_service.avro.registry import SchemaRegistry, ask_together
 from balance_service.errors import RetriableError
+from tests.support.registry_server import RegistryReply, registry_that
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 Answers = dict[str, tuple[int, bytes]]
 """Path → status and body. Tests change it while the server runs."""
@@ -28,27 +27,12 @@ SOURCE = {"type": "record", "name": "Source", "namespace": "com.acme", "fields":
 ID = "/schemas/ids/1"
 
 
-@contextmanager
-def answering(answers: Answers) -> Iterator[SchemaRegistry]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, body = answers.get(self.path.partition("?")[0], (500, b"{}"))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+def answering(answers: Answers) -> AbstractContextManager[SchemaRegistry]:
+    def reply(path: str) -> RegistryReply:
+        status, body = answers.get(path, (500, b"{}"))
+        return RegistryReply(status, [body], {"Content-Length": str(len(body))})
 
-        def log_message(self, *_: Any) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            with closing(SchemaRegistry(f"http://127.0.0.1:{server.server_port}")) as registry:
-                yield registry
-        finally:
-            server.shutdown()
-            thread.join()
+    return registry_that(reply)
 
 
 def schema(kind: Any, *references: tuple[str, int], **more: Any) -> tuple[int, bytes]:
@@ -457,6 +441,19 @@ def test_the_records_of_a_union_are_those_of_the_topic() -> None:
 
     assert found.keys() == {"Source", "Event"}
     assert [field["type"]["name"] for field in found["Event"]["fields"]] == ["Source"]
+
+
+def test_all_records_of_a_union_of_many_are_found_in_a_moment() -> None:
+    union = [record(f"a.R{n}", id="string") for n in range(2_000)]
+    answers: Answers = {"/subjects": (200, b'["events-value"]'), version("events-value", "latest"): schema(union)}
+
+    with answering(answers) as registry:
+        began = time.process_time()
+        found = registry.records_of("events")
+        took = time.process_time() - began
+
+    assert len(found) == 2_000
+    assert took < 2
 
 
 def test_one_record_of_a_union_of_many_that_name_each_other_is_found_in_a_moment() -> None:

@@ -18,7 +18,7 @@ URL = "http://balances.example:5051"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, answer: httpx.Response, *command: str) -> Any:
-    monkeypatch.setattr("httpx.Client.send", lambda _client, _request: answer)
+    monkeypatch.setattr("httpx.Client.send", lambda _client, _request, *, stream: answer)
     return CliRunner().invoke(cli, [*command, "--url", URL])
 
 

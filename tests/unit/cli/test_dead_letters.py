@@ -49,7 +49,7 @@ class Instance:
 
 
 def discard(monkeypatch: pytest.MonkeyPatch, instance: Instance, ids: Sequence[str] = _IDS) -> Any:
-    monkeypatch.setattr("httpx.Client.send", lambda client, request: instance.send(client, request))
+    monkeypatch.setattr("httpx.Client.send", lambda client, request, *, stream: instance.send(client, request))
     return CliRunner().invoke(dead_letters, ["discard", *ids, "--reason", "x"], catch_exceptions=True)
 
 
@@ -127,7 +127,7 @@ def test_a_dead_letter_is_shown_with_repeated_headers_and_a_binary_key(monkeypat
     headers = [{"name": "b", "value": "1"}, {"name": "b", "valueBase64": "/w=="}, {"name": "b", "value": "1"}]
     record = {"key": None, "keyBase64": "QP8Aww==", "headers": headers, "valueBase64": None}
     letter = {"id": "balance/1:42", "detail": "so", **record}
-    monkeypatch.setattr("httpx.Client.send", lambda *_: httpx.Response(200, json=letter))
+    monkeypatch.setattr("httpx.Client.send", lambda *_, stream: httpx.Response(200, json=letter))
 
     done = CliRunner().invoke(dead_letters, ["show", "balance/1:42"], catch_exceptions=False)
 

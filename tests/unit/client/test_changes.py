@@ -77,8 +77,8 @@ def test_a_range_begins_with_a_snapshot(run: Run) -> None:
         b'event: snapshot-begin\nid:\ndata: {"generation":1}\n\n',
         state("1", key="a"),
         state("2", key="b"),
-        b'event: snapshot-end\nid: 1/0:12,1:40\ndata: {"generation":1}\n\n',
-        state("3", "1/0:13,1:40", key="a"),
+        b'event: snapshot-end\nid: 1/0:12,1:40@aA+/-_9\ndata: {"generation":1}\n\n',
+        state("3", "1/0:13@aA+/-_9;1:40@b", key="a"),
     )
     with scripted(stream(*snapshot, *HANGS)) as (url, received):
         events = run(url, "changes", "balance", prefix="a", start="a", end="b", take=5)

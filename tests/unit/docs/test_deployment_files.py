@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,19 @@ import pytest
 import yaml
 from kubernetes_validate import validate
 
+from balance_service.errors import ConfigurationError
+from balance_service.http.app import HttpServer
+from balance_service.http.handlers import Handlers
+from balance_service.http.operations import Operations
 from balance_service.http.peers.trust import PeerTrust
+from balance_service.http.streams.event_stream import Streams
 from balance_service.settings import Settings, load_settings
+from tests.support.fakes import IdleInstance
 from tests.support.shipped import ROUTES
 
 ROOT = Path(__file__).resolve().parents[3]
-KUBERNETES = ROOT / "deploy" / "kubernetes"
+KUBERNETES = ROOT / "deploy" / "kubernetes" / "base"
+OPEN = ROOT / "deploy" / "kubernetes" / "open"
 OLDEST, NEWEST = "1.32", "1.36"
 
 
@@ -63,6 +73,12 @@ def in_pod(variable: str) -> str:
 def settings_file() -> dict[str, str]:
     lines = (KUBERNETES / "settings.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def opened() -> dict[str, str]:
+    """The settings of the overlay for trying."""
+    (merged,) = yaml.safe_load((OPEN / "kustomization.yaml").read_text())["configMapGenerator"]
+    return settings_file() | dict(line.split("=", 1) for line in merged["literals"])
 
 
 def compose() -> dict[str, Any]:
@@ -117,26 +133,51 @@ def test_every_variable_is_a_setting(environment: dict[str, Any]) -> None:
 )
 def test_the_service_accepts_its_settings(environment: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment.items():
-        monkeypatch.setenv(name, str(value))
+        if value is not None:
+            monkeypatch.setenv(name, str(value))
 
     assert isinstance(load_settings(), Settings)
 
 
 @pytest.mark.parametrize(
     "environment",
-    [settings_file(), compose()["services"]["balance-service"]["environment"]],
-    ids=["config map", "compose"],
+    [opened(), compose()["services"]["balance-service"]["environment"]],
+    ids=["overlay", "compose"],
 )
 def test_the_files_state_that_anonymous_clients_are_allowed(
     environment: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
-        monkeypatch.setenv(name, str(value))
+        if value is not None:
+            monkeypatch.setenv(name, str(value))
     settings = load_settings()
 
     assert "BALANCE_HTTP_HOST=0.0.0.0" in (ROOT / "deploy" / "Dockerfile").read_text()
     assert settings.admits_anonymous == settings.allow_anonymous
     assert "balance-service" in settings.allowed_hosts
+
+
+def test_the_base_admits_no_anonymous_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (settings_file() | {"BALANCE_HTTP_PORT": "0"}).items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings()
+
+    assert settings.admits_anonymous
+    assert not settings.allow_anonymous
+    with pytest.raises(ConfigurationError, match="BALANCE_ALLOW_ANONYMOUS"):
+        HttpServer(settings, Handlers(Operations(IdleInstance()), Streams(10)), ())
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+def test_the_overlay_for_trying_is_the_base_and_admits_anonymous_clients() -> None:
+    made = {}
+    for folder in (KUBERNETES, OPEN):
+        done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True)
+        # The name of a config map has a digest of its contents.
+        made[folder] = re.sub(r"balance-service-[0-9a-z]{10}\b", "balance-service", done.stdout)
+
+    assert "BALANCE_ALLOW_ANONYMOUS" not in made[KUBERNETES]
+    assert made[OPEN].replace('  BALANCE_ALLOW_ANONYMOUS: "true"\n', "") == made[KUBERNETES]
 
 
 def test_peers_reach_each_other_through_the_headless_service() -> None:
@@ -211,6 +252,31 @@ def test_the_user_of_the_container_is_the_user_of_the_image() -> None:
     assert f"VOLUME {settings_file()['BALANCE_STATE_DIR']}" in dockerfile
 
 
+def test_any_user_of_the_group_root_may_write_the_state() -> None:
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
+
+    assert f"install -d -o balance -g root -m 0770 {settings_file()['BALANCE_STATE_DIR']}" in dockerfile
+
+
+def test_only_root_can_write_the_folder_from_which_modules_are_imported() -> None:
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
+    last = dockerfile.rpartition("\nFROM ")[2]
+
+    (folder,) = re.findall(r"^WORKDIR (\S+)$", last, re.MULTILINE)
+    assert f"install -d {folder}" in last
+    assert folder not in {m["mountPath"] for m in pod()["containers"][0]["volumeMounts"]}
+
+
+def test_the_image_installs_wheels_alone_but_for_pyspark() -> None:
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text().replace("\\\n", "")
+    installs = re.findall(r"pip install [^&\n]*-r \S+", dockerfile)
+
+    assert 'ENV WHEELS="--only-binary :all:"' in dockerfile
+    assert len(installs) == 4
+    assert all("$WHEELS" in install for install in installs)
+    assert {name for install in installs for name in re.findall(r"--no-binary (\S+)", install)} == {"pyspark"}
+
+
 def test_all_files_of_the_wheel_are_in_the_build_context_and_copied() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -223,12 +289,49 @@ def test_all_files_of_the_wheel_are_in_the_build_context_and_copied() -> None:
         assert [part for part in made_of if not any(part == t or part.startswith(f"{t}/") for t in there)] == []
 
 
+def test_compose_drops_all_capabilities_of_every_container() -> None:
+    services = compose()["services"]
+
+    assert {name: service["cap_drop"] for name, service in services.items()} == {name: ["ALL"] for name in services}
+    unconfined = [name for name, s in services.items() if s["security_opt"] != ["no-new-privileges:true"]]
+    assert unconfined == []
+
+
+def _started(tmp_path: Path, name: str, **given: str) -> str:
+    """Runs the entrypoint of a service as compose does, with a folder of the test for all its volumes."""
+    folder = tmp_path / "bin"
+    folder.mkdir(exist_ok=True)
+    (folder / "balance-service").write_text('#!/bin/sh\necho "$BALANCE_PEER_SECRET" "$@"\n')
+    (folder / "balance-service").chmod(0o755)
+    service = compose()["services"][name]
+    command = [*service["entrypoint"], *service.get("command", [])]
+    for volume in ("/var/lib/balance-service", "/run/balance-peers"):
+        command = [part.replace(volume, str(tmp_path)) for part in command]
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", **given}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_compose_makes_a_secret_for_its_replicas_once_unless_there_is_one(tmp_path: Path) -> None:
+    _started(tmp_path, "prepare")
+    secret = (tmp_path / "secret").read_text().strip()
+    _started(tmp_path, "prepare")
+
+    assert len(secret) >= 40
+    assert (tmp_path / "secret").read_text().strip() == secret
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    assert _started(tmp_path, "balance-service") == f"{secret} serve\n"
+    assert _started(tmp_path, "balance-service", BALANCE_PEER_SECRET="a secret of ours") == "a secret of ours serve\n"
+    volumes = {name: compose()["services"][name]["volumes"] for name in ("prepare", "balance-service")}
+    assert "peers:/var/lib/balance-service" in volumes["prepare"]
+    assert "peers:/run/balance-peers:ro" in volumes["balance-service"]
+
+
 def test_every_image_of_the_compose_file_can_be_replaced() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     images = re.findall(r"^\s+image: (.*)$", text, re.MULTILINE)
 
     assert images
-    assert all(re.fullmatch(r"\$\{\w+_IMAGE:-[^}:]+:[^}:]+\}", image) for image in images)
+    assert all(re.fullmatch(r"\$\{\w+_IMAGE:-[^}:]+:[^}:@]+(@sha256:[0-9a-f]{64})?\}", image) for image in images)
 
 
 def test_prometheus_scrapes_the_port_of_the_service() -> None:

@@ -61,6 +61,7 @@ class Owner(Instance):
 
     secret: str | None = None
     epoch: int = 4
+    changelog: str = "c"
     most_streams: int = 100
     access: Access = field(default_factory=Access)
     limits: Limits = field(default_factory=Limits)
@@ -103,7 +104,8 @@ class Owner(Instance):
             (key.encode(), None if amount is None else STATES.encode({"customerId": key, "amount": Decimal(amount)}))
             for key, amount in states.items()
         ]
-        position = Position(self.offset, self.epoch, "t", letters={"a cause open": letters} if letters else {})
+        of_letters = {"a cause open": letters} if letters else {}
+        position = Position(self.offset, self.epoch, "t", letters=of_letters, changelog_topic_id=self.changelog)
         self.store.write([*records, (POSITION_KEY, POSITIONS.encode(position.record()))], 1)
         self.one.view = self.store.view
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from balance_service.http.access.authentication import Authenticator, load_jwts, load_tokens
 from balance_service.http.access.authorization import Access, RateLimit
 from balance_service.http.answer import Problem
-from balance_service.http.app import make_app
+from balance_service.http.app import make_app, make_health_app
 from balance_service.http.handlers import Handlers
 from balance_service.http.openapi import document
 from balance_service.http.operations import Operations
@@ -142,6 +142,54 @@ def test_each_route_requires_its_scope(tmp_path: Path, method: str, path: str, e
     tokens = [{}, bearer(READER), bearer(WRITER), bearer(OPERATOR)]
 
     assert statuses(tmp_path, method, path, *tokens) == expected
+
+
+class Ailing(IdleInstance):
+    """An instance with a problem, and not ready for a reason if it has one."""
+
+    def __init__(self, *reasons: str) -> None:
+        super().__init__()
+        self._reasons = reasons
+
+    def unready(self) -> Sequence[str]:
+        return self._reasons
+
+    def problems(self) -> Sequence[str]:
+        return ["TaskHalted: events-3 at kafka.internal:9092"]
+
+
+def readiness(app: web.Application, given: str | None = None) -> str:
+    async def run() -> str:
+        headers = {} if given is None else bearer(given)
+        async with (
+            TestServer(app) as server,
+            aiohttp.ClientSession(server.make_url("/")) as client,
+            client.get("/health/ready", headers=headers) as response,
+        ):
+            return await response.text()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.shows("tokens")
+@pytest.mark.parametrize("reasons", [(), ("Kafka at kafka.internal:9092 does not answer",)])
+def test_readiness_tells_strangers_neither_addresses_nor_errors(tmp_path: Path, reasons: tuple[str, ...]) -> None:
+    file = write_tokens(tmp_path / "tokens.json", reader=["balance:read"])
+    access = Access(Authenticator(Reloaded([file], lambda: load_tokens(file))))
+    handlers = Handlers(Operations(Ailing(*reasons)), Streams(10))
+
+    def apps(*, tells_strangers: bool) -> list[web.Application]:
+        demanding = Access() if tells_strangers else access
+        health = make_health_app(handlers, ROUTES, tells_strangers=tells_strangers)
+        return [make_app(handlers, ROUTES, access=demanding), health]
+
+    for stranger in (None, "another-token"):
+        for app in apps(tells_strangers=False):
+            told = readiness(app, stranger)
+            assert "kafka.internal" not in told
+            assert "/api/status, asked with a token, says why" in told
+    assert all("kafka.internal" in readiness(app) for app in apps(tells_strangers=True))
+    assert "kafka.internal" in readiness(make_app(handlers, ROUTES, access=access), READER)
 
 
 @pytest.mark.shows("tokens")

@@ -19,6 +19,7 @@ from tests.unit.http.streaming import (
     Owner,
     Stage,
     stage,
+    state,
     until,
 )
 
@@ -34,13 +35,13 @@ def test_a_stream_of_a_key_has_its_state_now_and_each_change(owner: Owner) -> No
         owner.show({"c1": "1.10"})
         async with stage(owner) as on, on.listening(owner) as listener:
             assert await listener.next() == Event(
-                "state", "1/0:10", '{"key":"c1","value":{"amount":1.10},"generation":1}'
+                "state", "1/0:10@c", '{"key":"c1","value":{"amount":1.10},"generation":1}'
             )
             assert listener.comments == [f"partition 0 epoch 4 at {owner.address}"]
             owner.commit({"c2": "7.00"})
             owner.commit({"c1": "2.20"})
             assert await listener.next() == Event(
-                "state", "1/0:12", '{"key":"c1","value":{"amount":2.20},"generation":1}'
+                "state", "1/0:12@c", '{"key":"c1","value":{"amount":2.20},"generation":1}'
             )
             owner.commit({"c1": None})
             assert (await listener.next()).entry == ("c1", None)
@@ -125,10 +126,10 @@ def test_a_range_has_a_snapshot_and_then_the_changes_in_it(owner: Owner) -> None
             assert begin == Event("snapshot-begin", "", '{"generation":1}')
             assert [one.entry for one in states] == [("b1", "2.00"), ("b2", "3.00")]
             assert {one.event_id for one in states} == {None}
-            assert end == Event("snapshot-end", "1/0:10", '{"generation":1}')
+            assert end == Event("snapshot-end", "1/0:10@c", '{"generation":1}')
             owner.commit({"a1": "9.00", "b2": "5.00"})
             assert await listener.next() == Event(
-                "state", "1/0:11", '{"key":"b2","value":{"amount":5.00},"generation":1}'
+                "state", "1/0:11@c", '{"key":"b2","value":{"amount":5.00},"generation":1}'
             )
             owner.commit({"b1": None})
             assert (await listener.next()).entry == ("b1", None)
@@ -162,7 +163,7 @@ def test_a_range_goes_on_from_a_position_whose_changes_are_in_memory(owner: Owne
             async with on.listening(owner, CHANGES, last) as listener:
                 events = await listener.some(2)
                 assert {event.entry for event in events} == {("a", "3.00"), ("b", "2.00")}
-                assert [event.event_id for event in events] == [None, "1/0:12"]
+                assert [event.event_id for event in events] == [None, "1/0:12@c"]
 
     asyncio.run(run())
 
@@ -291,7 +292,7 @@ def test_a_stream_follows_a_partition_that_moves(tmp_path: Path, path: str, thro
             while (event := await listener.next()).name != "state" or event.entry != ("c1", "4.00"):
                 continue
             assert listener.comments[-1] == f"partition 0 epoch 5 at {new.address}"
-            assert event.event_id == f"1/0:{new.offset}"
+            assert event.event_id == f"1/0:{new.offset}@c"
 
     asyncio.run(run())
 
@@ -350,7 +351,7 @@ def test_listeners_end_with_the_newest_states_whatever_happens(tmp_path: Path, s
                         break
                     if event.event_id is not None:
                         if last and event.event_id:
-                            assert int(event.event_id[4:]) >= int(last[4:])
+                            assert int(event.event_id[4:-2]) >= int(last[4:-2])
                         last = event.event_id
                     into = known if fresh is None else fresh
                     if event.name == "snapshot-begin":
@@ -425,9 +426,9 @@ def test_a_position_beyond_the_end_says_nothing(owner: Owner) -> None:
     async def run() -> None:
         owner.show({"c1": "1.00"})
         async with stage(owner) as on:
-            async with on.listening(owner, last="1/0:99") as listener:
+            async with on.listening(owner, last="1/0:99@c") as listener:
                 assert (await listener.next()).entry == ("c1", "1.00")
-            async with on.listening(owner, CHANGES, last="1/0:99") as listener:
+            async with on.listening(owner, CHANGES, last="1/0:99@c") as listener:
                 assert (await listener.next()).name == "snapshot-begin"
 
     asyncio.run(run())
@@ -448,6 +449,25 @@ def test_a_feed_begins_behind_a_retry_at_the_position_of_its_first_view(owner: O
         assert begun.number_at(11) == 1
         begun._committed(11, 11, [b"c2"])
         assert begun.number_at(11) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.shows("listener")
+@pytest.mark.parametrize("last", ["1/0:10@former", "1/0:10"])
+@pytest.mark.parametrize("through_peer", [False, True])
+def test_a_client_that_comes_back_after_a_build_gets_the_states(tmp_path: Path, last: str, through_peer: bool) -> None:
+    owner, peer = Owner(tmp_path / "owner"), Owner(tmp_path / "peer", owns=False)
+    asked = peer if through_peer else owner
+
+    async def run() -> None:
+        owner.show({"c1": "70.00"})
+        async with stage(owner, peer) as on:
+            async with on.listening(asked, last=last) as listener:
+                assert await listener.next() == state("1/0:10@c", "c1", "70.00")
+            async with on.listening(asked, CHANGES, last) as listener:
+                assert [event.name for event in await listener.some(3)] == ["snapshot-begin", "state", "snapshot-end"]
+                assert await listener.silent()
 
     asyncio.run(run())
 
@@ -477,6 +497,39 @@ def test_a_page_ends_at_a_position_from_which_the_rest_of_its_last_commit_is_fou
             assert {*page.keys, *rest.keys} == {b"c1", b"c2", b"c3", b"c4", b"c5"}
 
     asyncio.run(run())
+
+
+@pytest.mark.shows("listener")
+def test_a_stream_that_moves_to_another_build_gets_its_states(tmp_path: Path) -> None:
+    old, new = Owner(tmp_path / "old"), Owner(tmp_path / "new", owns=False, epoch=5, changelog="d")
+    asked = Owner(tmp_path / "asked", owns=False)
+
+    async def run() -> None:
+        old.show({"c1": "7.00"})
+        new.show({"c1": "70.00"})
+        async with (
+            stage(old, new, asked) as on,
+            on.listening(asked) as of_key,
+            on.listening(asked, CHANGES) as of_range,
+        ):
+            assert await of_key.next() == state("1/0:10@c", "c1", "7.00")
+            assert [event.event_id for event in await of_range.some(3)] == ["", None, "1/0:10@c"]
+            old.owns, new.owns = False, True
+            asked.hear(old)
+            asked.hear(new)
+            assert await of_key.next() == state("1/0:10@d", "c1", "70.00")
+            assert [event.event_id for event in await of_range.some(3)] == ["", None, "1/0:10@d"]
+
+    asyncio.run(run())
+
+
+def test_the_id_of_an_event_has_each_partitions_changelog() -> None:
+    points = {0: part.Point(12, "a+/-_1"), 1: part.Point(7, "b"), 2: part.Point(40, "a+/-_1")}
+    reached = part.Reached(3, points)
+    assert reached.event_id == "3/0:12,2:40@a+/-_1;1:7@b"
+    assert part.Reached.of(reached.event_id) == reached
+    assert part.Reached.of("3/0:12,1:7") == part.Reached(3, {0: part.Point(12, ""), 1: part.Point(7, "")})
+    assert part.Reached.of("") is None
 
 
 def test_a_feed_does_not_go_back_to_a_retry_before_its_first_view(owner: Owner) -> None:

@@ -115,12 +115,12 @@ def test_a_stream_goes_on_with_the_generation_that_serves_and_back(
             owner.commit({"c1": "1.50"})
             assert await listener.silent()
             owner.second.commit({"c1": "2.50"})
-            assert await listener.next() == state("2/0:11", "c1", "2.50", 2)
+            assert await listener.next() == state("2/0:11@c", "c1", "2.50", 2)
             asked.serves = 1
             # This position was reached before the switch, and the state since then was another one.
             assert await after_a_switch(listener, path, 1) == {"c1": "1.50"}
             owner.commit({"c1": "1.75"})
-            assert await listener.next() == state("1/0:12", "c1", "1.75")
+            assert await listener.next() == state("1/0:12@c", "c1", "1.75")
 
     asyncio.run(run())
 
@@ -159,7 +159,7 @@ def test_an_instance_that_hears_of_the_switch_first_or_last_sends_one_generation
                 owner.commit({"c1": f"1.{number}0"})
                 owner.second.commit({"c1": f"2.{number}0"})
                 assert (await late.next()).entry == ("c1", f"1.{number}0")
-                assert await early.next() == state(f"2/0:{owner.second.offset}", "c1", f"2.{number}0", 2)
+                assert await early.next() == state(f"2/0:{owner.second.offset}@c", "c1", f"2.{number}0", 2)
             owner.serves = 2
             assert await after_a_switch(late, path, 2) == {"c1": "2.30"}
             assert await early.silent()
@@ -182,17 +182,17 @@ def test_a_client_that_comes_back_after_a_switch_gets_the_states_of_the_new_gene
                 owner.commit({"c1": "1.50"})
                 owner.second.commit({"c1": "2.50"})
                 last = (await listener.next()).event_id
-                assert (last, (await second.next()).event_id) == ("1/0:11", "2/0:11")
+                assert (last, (await second.next()).event_id) == ("1/0:11@c", "2/0:11@c")
             owner.serves = 2
             async with on.listening(owner, path, last) as listener:
                 assert await after_a_switch(listener, path, 2) == {"c1": "2.50"}
-            async with on.listening(owner, path, "2/0:11") as listener:
+            async with on.listening(owner, path, "2/0:11@c") as listener:
                 assert await listener.silent()
             owner.serves = 1
-            async with on.listening(owner, path, "1/0:11") as listener:
+            async with on.listening(owner, path, "1/0:11@c") as listener:
                 assert await listener.silent()
                 owner.commit({"c1": "1.75"})
-                assert (await listener.next()).event_id == "1/0:12"
+                assert (await listener.next()).event_id == "1/0:12@c"
 
     asyncio.run(run())
 
@@ -207,7 +207,7 @@ def test_a_position_from_before_a_switch_says_nothing_after_the_way_back(owner: 
         owner.second.show({"c1": "2.00"})
         async with stage(owner) as on, on.listening(owner, path) as first:
             await after_a_switch(first, path, 1)
-            async with on.listening(owner, path, "1/0:10") as listener:
+            async with on.listening(owner, path, "1/0:10@c") as listener:
                 assert await listener.silent()
                 owner.serves = 2
                 assert await after_a_switch(listener, path, 2) == {"c1": "2.00"}
@@ -230,7 +230,7 @@ def test_a_stream_that_names_a_generation_keeps_it_and_ends_when_it_is_dropped(
             await after_a_switch(listener, path, 1)
             asked.serves = 2
             owner.commit({"c1": "1.50"})
-            assert await listener.next() == state("1/0:11", "c1", "1.50")
+            assert await listener.next() == state("1/0:11@c", "c1", "1.50")
             asked.live = [2]
             assert await listener.next() == Event("end", None, '{"detail":"generation 1 of \'balance\' is dropped"}')
             with pytest.raises(AssertionError, match="the stream ended"):

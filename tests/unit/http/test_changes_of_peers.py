@@ -174,7 +174,7 @@ def test_a_batch_that_was_not_asked_for_ends_the_connection() -> None:
     async def run() -> None:
         link = SimpleNamespace(send=sent.append)
         remote = RemotePart(cast("Any", link), 7, "a peer")
-        batch = part.Batch(part.Kind.CHANGES, ["{}"], 1, 1)
+        batch = part.Batch(part.Kind.CHANGES, ["{}"], 1, 1, "c")
         remote.arrived(batch)
         with pytest.raises(ValueError, match="not asked for"):
             remote.arrived(batch)

@@ -64,9 +64,12 @@ def test_a_forwarded_query_is_never_proxied_again(instance: Instance) -> None:
 
 
 def test_a_404_of_the_owner_is_final(instance: Instance) -> None:
-    peer = Peer(answering(404, '{"detail":"no such customer"}'))
+    peer = Peer(answering(404, '{"detail":"no such key"}'))
 
-    assert ask_with_peers(instance, peer).status == 404
+    answer = ask_with_peers(instance, peer)
+
+    assert (answer.status, answer.detail) == (404, "no such customer")
+    assert answer.headers["Balance-Application-Server"]
     assert len(peer.asked) == 1
 
 

@@ -51,6 +51,9 @@ def keep(_model: ReadModel, state: Any, _event: Any) -> Any:
     return state
 
 
+ADDED = Stream("balance", "FundsAdded")
+
+
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
@@ -58,6 +61,22 @@ def keep(_model: ReadModel, state: Any, _event: Any) -> Any:
         ({"name": "Not a name"}, "a name consists of lower-case letters, digits and hyphens"),
         ({"source": "balance"}, "has a source that is not a Stream"),
         ({"source": Stream("balance")}, "has a source that is not a Stream of a topic and one or more records"),
+        (
+            {"source": ADDED.join(ADDED, on="id", take={"a": "b"})},  # type: ignore[arg-type]
+            "joins Stream, which is neither a Table nor a Global",
+        ),
+        (
+            {"source": ADDED.join(Table("players", "Player"), on="id", take=["name"])},  # type: ignore[arg-type]
+            'takes [\'name\'] of a table: write `take={"column": "name"}`',
+        ),
+        (
+            {"source": ADDED.by("user", "page")},
+            "continues by 'user' and 'page': `.by` takes one column; a second name is that of the joined record",
+        ),
+        (
+            {"source": ADDED.by(["user", "page"])},  # type: ignore[arg-type]
+            "continues by ['user', 'page']: `.by` takes the name of one column",
+        ),
         (
             {"source": Stream("balance", "FundsLost")},
             "names the schema FundsLost: there is no FundsLost.avsc in ",

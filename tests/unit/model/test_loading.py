@@ -110,15 +110,28 @@ def test_models_are_loaded_in_the_order_of_their_names_and_each_once(folder: Pat
     ]
 
 
-def test_the_working_directory_comes_first_and_only_while_models_are_loaded(folder: Path) -> None:
-    write(folder, {"orders.py": f"import sys\npath = sys.path[0]\n{model()}"})
+def test_the_working_directory_comes_last_and_only_while_models_are_loaded(folder: Path) -> None:
+    # The second file has the name of a module of Python.
+    in_orders = f"import colorsys, sys\npath = [*sys.path]\n{model()}"
+    write(folder, {"orders.py": in_orders, "colorsys.py": "raise SystemExit"})
     before = [*sys.path]
 
     (found,) = load_models(["orders:Orders"], SHIPPED)
 
-    assert sys.modules["orders"].path == str(folder)
+    assert sys.modules["orders"].path == [*before, str(folder)]
     assert sys.path == before
     assert inspect.getsourcefile(found) == str(folder / "orders.py")
+
+
+def test_a_working_directory_that_is_on_the_path_stays_where_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(folder)
+    write(folder, {"orders.py": model()})
+    before = [*sys.path]
+
+    assert loaded("orders:Orders") == ["orders:Orders"]
+    assert sys.path == before
 
 
 def test_an_entry_point_is_loaded_by_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +185,7 @@ def test_the_message_for_a_malformed_name_shows_the_right_form(name: str) -> Non
 
 def test_the_message_for_a_missing_package_names_the_folder_searched(folder: Path) -> None:
     assert refused("shop.orders") == (
-        f"BALANCE_MODELS: 'shop.orders' is not found: there is no module shop in {folder} or on sys.path; change to "
+        f"BALANCE_MODELS: 'shop.orders' is not found: there is no module shop on sys.path or in {folder}; change to "
         "the folder that contains it, or install its package"
     )
 

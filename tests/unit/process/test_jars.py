@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pwd
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,3 +99,15 @@ def test_the_shipped_digests_match_the_jars_on_this_machine() -> None:
 
     assert expected.keys() == {"spark", "kafka", "registry", "bench"}
     assert digests(resolve_jars("spark")[0].parent) == expected["spark"]
+
+
+def test_a_user_without_a_home_names_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+    with pytest.raises(ConfigurationError, match="has no home directory for the cache; set XDG_CACHE_HOME"):
+        cache_folder()

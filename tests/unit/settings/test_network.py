@@ -59,6 +59,6 @@ def test_another_error_is_not_attributed_to_a_proxy(monkeypatch: pytest.MonkeyPa
 def test_requests_to_the_default_address_use_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", UNUSABLE[0])
     answer = httpx.Response(200, text='{"amount": 1}', headers=BY_KEY)
-    monkeypatch.setattr("httpx.Client.send", lambda _client, _request: answer)
+    monkeypatch.setattr("httpx.Client.send", lambda _client, _request, *, stream: answer)
 
     assert CliRunner().invoke(cli, ["get-balance", "c1"]).exit_code == 0

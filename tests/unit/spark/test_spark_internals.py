@@ -111,6 +111,10 @@ JAVA: dict[str, dict[str, list[str]]] = {
     "session.py": {
         "org.apache.spark.sql.classic.SparkSession": ["sparkContext()"],
         "org.apache.spark.SparkContext": ["isStopped()"],
+        "org.apache.hadoop.security.UserGroupInformation": [
+            "static createRemoteUser(String)",
+            "static setLoginUser(UserGroupInformation)",
+        ],
         "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation": [],
         f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager": [
             "FileSystemBasedCheckpointFileManager(Path, Configuration)"
