@@ -170,7 +170,7 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         None,
         min_length=16,
         description="Secret that all instances share. It signs their directory records, and the queries and answers "
-        "between them; needed with tokens, JWTs or a rate limit.",
+        "between them; needed with tokens, JWTs, client certificates or a rate limit.",
     )
     peer_allow_list: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Comma-separated hosts, `*.domains` and networks of peers; any when unset."
@@ -179,15 +179,17 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         1_000,
         ge=1,
         le=100_000,
-        description="HTTP requests in flight. Further ones are answered 503, except `/health`, `/metrics` and local "
+        description="HTTP requests in flight, and as many again that wait for a position. Each client has a "
+        "[share](../how-to/secure.md#shares). Further ones are answered 503, except `/health`, `/metrics` and local "
         "[plain queries](../decisions/0033-plain-queries-are-answered-at-the-connection.md).",
     )
     max_streams: int = Field(
         1_000,
         ge=0,
         le=100_000,
-        description="Streams of events that clients may have open. Further ones are answered 503. Each has a "
-        "connection, which the limits on other connections do not count.",
+        description="Streams of events that clients may have open; each client has a "
+        "[share](../how-to/secure.md#shares). Further ones are answered 503. Each has a connection, which the limits "
+        "on other connections do not count.",
     )
     tracing_endpoint: str | None = Field(
         None,
@@ -260,7 +262,12 @@ class Settings(KafkaSettings, HttpSecuritySettings):
 
     @model_validator(mode="after")
     def _clients_cannot_pass_for_peers(self) -> Settings:
-        guards = {"TOKENS_FILE": self.tokens_file, "JWKS_FILE": self.jwks_file, "RATE_LIMIT": self.rate_limit}
+        guards = {
+            "TOKENS_FILE": self.tokens_file,
+            "JWKS_FILE": self.jwks_file,
+            "TLS_CLIENT_CA": self.tls_client_ca,
+            "RATE_LIMIT": self.rate_limit,
+        }
         for name, value in guards.items():
             if value is not None and self.peer_secret is None:
                 raise ValueError(

@@ -18,6 +18,7 @@ from aiohttp import hdrs, http_exceptions, web
 from balance_service.http.answer import Problem, unavailable
 from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp, body_of, loses_what_follows
+from balance_service.http.shares import Shares, asker_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -95,20 +96,29 @@ class UnderWay:
         on_refused: called for each refused request, which no other metric counts.
         """
         self._on_refused = on_refused
-        self._most = limits.max_concurrent_requests
         self._seconds = limits.request_seconds
-        self._count = 0
+        most, setting = limits.max_concurrent_requests, "BALANCE_MAX_CONCURRENT_REQUESTS"
+        self._requests = Shares("requests", most, has_reserve=True, setting=setting)
+        # Queries that wait for a position use nothing but memory, for seconds.
+        self._waiting = Shares("requests that wait for a position", most, setting=setting)
 
-    async def run(self, answer: Callable[[], Awaitable[T]]) -> T:
+    async def run(
+        self, client: str, answer: Callable[[], Awaitable[T]], *, waits: bool = False, is_operator: bool = False
+    ) -> T:
         """Awaits an answer within the limits.
+
+        Args:
+            client: whose share it uses.
+            waits: whether the answer may wait for a position.
+            is_operator: whether it may use the places that are reserved for operators.
 
         Raises:
             Problem: 503, too many requests are in progress, or this one took too long.
         """
-        if self._count >= self._most:
+        shares = self._waiting if waits else self._requests
+        if not shares.take(client, is_operator=is_operator):
             self._on_refused()
-            raise unavailable(f"{self._most} requests are in progress here; this one was not processed")
-        self._count += 1
+            raise shares.refusal(client)
         try:
             async with asyncio.timeout(self._seconds) as deadline:
                 return await answer()
@@ -119,7 +129,7 @@ class UnderWay:
                 f"the request took more than {self._seconds:g} s; if it was a command, the event may have been written"
             ) from None
         finally:
-            self._count -= 1
+            shares.release(client)
 
 
 def limited(limits: Limits, under_way: UnderWay, routes: RouteTable) -> Middleware:
@@ -138,7 +148,9 @@ def limited(limits: Limits, under_way: UnderWay, routes: RouteTable) -> Middlewa
             await _read_body(request, limits.body_seconds)
         if route is not None and route.is_stream(request):
             return await handler(request)
-        return await under_way.run(lambda: handler(request))
+        waits, is_operator = (False, False) if route is None else (route.waits(request), route.is_for_operators)
+        client = asker_of(request).name
+        return await under_way.run(client, lambda: handler(request), waits=waits, is_operator=is_operator)
 
     return limit
 

@@ -7,7 +7,7 @@ the link to the owner. When a part ends, another one goes on from its position, 
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import TYPE_CHECKING
 
 import structlog
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from balance_service.http.peers.trust import Peer
     from balance_service.http.routing import Routing
-    from balance_service.http.scheduling import Asker
+    from balance_service.http.shares import Asker
     from balance_service.http.streams.event_stream import EventStream
     from balance_service.http.streams.feed import Pace
     from balance_service.http.streams.link import Links
@@ -32,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 _CHECK_SECONDS = 0.25
 _LOOK_AGAIN_SECONDS = 0.1
+# Partitions of one stream whose snapshots are read at once. What is read waits for the client to read it.
+_SNAPSHOTS_AT_ONCE = 2
 # A client that reconnects within this time goes on from its position.
 _KEEP_SECONDS = 60.0
 
@@ -112,8 +114,9 @@ class Changes:
             reached.clear()
             await stream.send(rendered("snapshot-begin", about, ""))
         arriving: asyncio.Queue[tuple[int, str, Batch] | Exception] = asyncio.Queue(1)
+        turns = asyncio.Semaphore(_SNAPSHOTS_AT_ONCE)
         pumps = [
-            asyncio.create_task(self._pump(partition, selection, reached.get(partition), asker, arriving))
+            asyncio.create_task(self._pump(partition, selection, reached.get(partition), asker, turns, arriving))
             for partition in partitions
         ]
         sources = _Sources()
@@ -147,13 +150,25 @@ class Changes:
         selection: Selection,
         since: int | None,
         asker: Asker,
+        turns: asyncio.Semaphore,
         arriving: asyncio.Queue[tuple[int, str, Batch] | Exception],
     ) -> None:
-        """Puts the batches of a partition into a queue."""
+        """Puts the batches of a partition into a queue.
+
+        Args:
+            turns: holds one while it reads the snapshot, until the queue has taken it.
+        """
         try:
-            async with aclosing(self._batches(partition, selection, since, asker)) as batches:
-                async for address, batch in batches:
-                    await arriving.put((partition, address, batch))
+            async with AsyncExitStack() as turn:
+                if since is None:
+                    # A partition without an owner delays no other.
+                    await self._owner_is_known(partition)
+                    await turn.enter_async_context(turns)
+                async with aclosing(self._batches(partition, selection, since, asker)) as batches:
+                    async for address, batch in batches:
+                        await arriving.put((partition, address, batch))
+                        if batch.kind is not Kind.PAGE:
+                            await turn.aclose()
         except Exception as error:  # a model's own view may raise anything
             await arriving.put(error)
 
@@ -195,10 +210,16 @@ class Changes:
                 return self.open_local(partition, selection, since, asker)
             peers = self._routing.candidates(partition, takes_standbys=False)
             if peers:
-                part = self._links.open(peers[0], self._routing.read_model, partition, selection, since)
-                self._remote[part] = partition, peers[0]
-                self._check_soon()
-                return part
+                with suppress(PartEndedError):
+                    model = self._routing.read_model
+                    part = self._links.open(peers[0], model, partition, selection, since, asker)
+                    self._remote[part] = partition, peers[0]
+                    self._check_soon()
+                    return part
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+
+    async def _owner_is_known(self, partition: int) -> None:
+        while not self._owns(partition) and not self._routing.candidates(partition, takes_standbys=False):  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
     def _answered(self, part: Part) -> None:

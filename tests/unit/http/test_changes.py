@@ -238,7 +238,9 @@ def test_a_snapshot_of_many_pages_ends_with_the_newest_states(owner: Owner, monk
     monkeypatch.setattr(part, "PAGE", 3)
     scan, pages = part.LocalPart._scan, iter(range(100))
 
-    def scan_and_commit(reading: part.LocalPart, copy: LocalCopy) -> Generator[None, None, list[tuple[bytes, str]]]:
+    def scan_and_commit(
+        reading: part.LocalPart, copy: LocalCopy
+    ) -> Generator[None, None, tuple[list[tuple[bytes, str]], bool]]:
         if next(pages) == 3:
             # Keys of a page that was sent, and one of a later page.
             owner.commit({"k00": "2.00", "k19": "3.00", "k01": None})
