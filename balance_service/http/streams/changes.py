@@ -7,7 +7,7 @@ the link to the owner. When a part ends, another one goes on from its position, 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 import structlog
@@ -32,8 +32,9 @@ log = structlog.get_logger(__name__)
 
 _CHECK_SECONDS = 0.25
 _LOOK_AGAIN_SECONDS = 0.1
-# Partitions of one stream whose snapshots are read at once. What is read waits for the client to read it.
-_SNAPSHOTS_AT_ONCE = 2
+# Partitions of one stream that are opened, and whose snapshots are read, at once: a thousand streams may be opened at
+# once, and what is read waits for the client to read it.
+_AT_ONCE = 2
 # A client that reconnects within this time goes on from its position.
 _KEEP_SECONDS = 60.0
 
@@ -114,11 +115,16 @@ class Changes:
             reached.clear()
             await stream.send(rendered("snapshot-begin", about, ""))
         arriving: asyncio.Queue[tuple[int, str, Batch] | Exception] = asyncio.Queue(1)
-        turns = asyncio.Semaphore(_SNAPSHOTS_AT_ONCE)
-        pumps = [
-            asyncio.create_task(self._pump(partition, selection, reached.get(partition), asker, turns, arriving))
-            for partition in partitions
-        ]
+        pumps: list[asyncio.Task[None]] = []
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def open_in_turn() -> None:
+            for partition in partitions:
+                await turns.acquire()
+                pump = self._pump(partition, selection, reached.get(partition), asker, turns, arriving)
+                pumps.append(asyncio.create_task(pump))
+
+        pumps.append(asyncio.create_task(open_in_turn()))
         sources = _Sources()
         try:
             while True:
@@ -156,19 +162,24 @@ class Changes:
         """Puts the batches of a partition into a queue.
 
         Args:
-            turns: holds one while it reads the snapshot, until the queue has taken it.
+            turns: the caller has acquired one, which ends when the queue has taken the snapshot.
         """
+        has_turn = True
         try:
-            async with AsyncExitStack() as turn:
-                if since is None:
-                    # A partition without an owner delays no other.
-                    await self._owner_is_known(partition)
-                    await turn.enter_async_context(turns)
-                async with aclosing(self._batches(partition, selection, since, asker)) as batches:
-                    async for address, batch in batches:
-                        await arriving.put((partition, address, batch))
-                        if batch.kind is not Kind.PAGE:
-                            await turn.aclose()
+            if since is not None or not self._is_owner_known(partition):
+                has_turn = False
+                turns.release()
+            if since is None and not has_turn:
+                # It delays no other partition.
+                while not self._is_owner_known(partition):  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+                has_turn = await turns.acquire()
+            async with aclosing(self._batches(partition, selection, since, asker)) as batches:
+                async for address, batch in batches:
+                    await arriving.put((partition, address, batch))
+                    if has_turn and batch.kind is not Kind.PAGE:
+                        has_turn = False
+                        turns.release()
         except Exception as error:  # a model's own view may raise anything
             await arriving.put(error)
 
@@ -218,9 +229,8 @@ class Changes:
                     return part
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
-    async def _owner_is_known(self, partition: int) -> None:
-        while not self._owns(partition) and not self._routing.candidates(partition, takes_standbys=False):  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+    def _is_owner_known(self, partition: int) -> bool:
+        return self._owns(partition) or bool(self._routing.candidates(partition, takes_standbys=False))
 
     def _answered(self, part: Part) -> None:
         found = self._remote.get(part)

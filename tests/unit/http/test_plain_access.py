@@ -143,7 +143,11 @@ def test_without_tokens_a_request_that_no_other_site_can_send_is_answered_ahead_
         ("Host: localhost\r\nSec-Fetch-Site: cross-site\r\n", 403, b"other sites"),
         ("Host: localhost\r\nSec-Fetch-Site: same-site\r\n", 403, b"other sites"),
         ("Host: localhost\r\nSec-Fetch-Site: \r\n", 403, b"other sites"),
-        ("Host: localhost\r\nSec-Fetch-Site: cross-site\r\nOrigin: http://localhost\r\n", 403, b"BALANCE_ALLOWED_ORIGINS"),
+        (
+            "Host: localhost\r\nSec-Fetch-Site: cross-site\r\nOrigin: http://localhost\r\n",
+            403,
+            b"BALANCE_ALLOWED_ORIGINS",
+        ),
         ("Host: localhost\r\nOrigin: http://localhost:8080\r\n", 403, b"BALANCE_ALLOWED_ORIGINS"),
         ("Host: localhost\r\nOrigin: null\r\n", 403, b"BALANCE_ALLOWED_ORIGINS"),
         ("Host: localhost\r\nOrigin: localhost\r\n", 403, b"BALANCE_ALLOWED_ORIGINS"),
