@@ -282,3 +282,11 @@ def test_a_connection_is_attributed_to_the_client_of_an_accepted_token(
     exchange(instance, *requests, answers=3, access=Access(authenticator), is_plain=is_plain)
 
     assert clients == ["token:reader"]
+
+
+def test_a_page_of_a_listed_origin_is_answered_by_aiohttp_which_names_the_origin(instance: Instance) -> None:
+    headers = "Host: localhost:5051\r\nOrigin: https://ops.example.com\r\nSec-Fetch-Site: cross-site\r\n"
+    (answer,), at_once, _ = both_ways(instance, raw(headers), access=lambda: Access(browsers=BROWSERS))
+
+    assert (answer[:15], at_once) == (b"HTTP/1.1 200 OK", 0)
+    assert b"\r\nAccess-Control-Allow-Origin: https://ops.example.com\r\n" in answer
