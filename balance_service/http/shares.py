@@ -4,8 +4,8 @@
     ├─ held by one client: at most three times what is free ─┤─ free ─┤ reserve: operators alone ┤
 
 A client may take a place while it holds less than three times as many as are free then. So one client alone holds at
-most three quarters, two hold at most three sevenths each, and whoever comes next finds places. Nobody has to be thrown
-out, and nothing is measured or configured for a client.
+most three quarters, and who comes next finds places. As places are given back, those who hold much get none, until all
+that want more hold the same. Nobody has to be thrown out, and nothing is measured or configured for a client.
 Source: Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998.
 
 Clients that find no place are refused, or wait in line: each client has a line of its own, and the next place goes to
@@ -85,7 +85,7 @@ class Shares:
         self._taken = 0
         self._waiting = 0
         self._held: dict[str, int] = {}
-        # Ends with the client that got a place last.
+        # Ends with the client that got a place last, or gave one back.
         self._lines: OrderedDict[str, _Line] = OrderedDict()
         self.resize(most)
 
@@ -112,6 +112,8 @@ class Shares:
         if left:
             self._held[client] = left
         if self._lines:
+            if client in self._lines:
+                self._lines.move_to_end(client)
             self._admit()
 
     async def wait(self, client: str, seconds: float | None = None) -> None:
@@ -131,8 +133,11 @@ class Shares:
         line[turn] = None
         self._waiting += 1
         try:
-            async with asyncio.timeout(seconds):
+            if seconds is None:
                 await turn
+            else:
+                async with asyncio.timeout(seconds):
+                    await turn
         except BaseException as error:
             if turn in line:
                 self._leave(client, line, turn)

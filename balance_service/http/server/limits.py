@@ -40,6 +40,8 @@ MAX_HEADERS = 64
 MAX_LINE_BYTES = 8 << 10
 MAX_FIELD_BYTES = 8_000
 _FIELDS_THAT_FIT = MAX_HEADERS_BYTES // MAX_FIELD_BYTES
+IN_LINE_SECONDS = 1.0
+"""How long a request waits for a place. Whoever repeats what is refused at once costs more than who waits."""
 _CONTINUE = "100-continue"
 _IDENTITY = "identity"
 _LINGERING_SECONDS = 2.0
@@ -117,8 +119,11 @@ class UnderWay:
         """
         shares = self._waiting if waits else self._requests
         if not shares.take(client, is_operator=is_operator):
-            self._on_refused()
-            raise shares.refusal(client)
+            try:
+                await shares.wait(client, IN_LINE_SECONDS)
+            except Problem:
+                self._on_refused()
+                raise
         try:
             async with asyncio.timeout(self._seconds) as deadline:
                 return await answer()

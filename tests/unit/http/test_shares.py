@@ -54,12 +54,19 @@ def test_one_client_alone_holds_at_most_three_quarters() -> None:
     assert len(shares) == 750
 
 
-def test_whoever_comes_next_finds_places_however_many_came_before() -> None:
+def test_the_shares_of_all_that_want_more_become_the_same_and_whoever_comes_next_finds_places() -> None:
     shares = Shares("requests", 1_000)
-    got = [taken(shares, f"client {number}", 1_000) for number in range(20)]
-    assert got[0] == 750
-    assert min(got) >= 1
-    assert taken(shares, "another", 1) == 1
+    held = {f"client {number}": taken(shares, f"client {number}", 1_000) for number in range(20)}
+    assert list(held.values())[:5] == [750, 188, 47, 12, 3]
+    # Each gives one back, and tries to take three.
+    for _ in range(1_000):
+        for client in held:
+            if held[client]:
+                shares.release(client)
+                held[client] -= 1
+            held[client] += taken(shares, client, 3)
+    assert max(held.values()) <= min(held.values()) + 10
+    assert taken(shares, "another", 100) >= 3
 
 
 def test_a_share_shrinks_as_others_come_and_places_that_are_given_back_go_to_them() -> None:
