@@ -4,8 +4,8 @@
     ├─ held by one client: at most three times what is free ─┤─ free ─┤ reserve: operators alone ┤
 
 A client may take a place while it holds less than three times as many as are free then. So one client alone holds at
-most three quarters, and who comes next finds places. As places are given back, those who hold much get none, until all
-that want more hold the same. Nobody has to be thrown out, and nothing is measured or configured for a client.
+most three quarters, and the next one finds places. As places are given back, clients that hold much get none, until all
+that want more hold the same. No client has to be thrown out, and nothing is measured or configured for one.
 Source: Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998.
 
 Clients that find no place are refused, or wait in line: each client has a line of its own, and the next place goes to
@@ -35,7 +35,7 @@ _RESERVE = 16
 
 
 class Asker(NamedTuple):
-    """Who has a share: a client, or the client of a peer, or a peer that does not prove who its clients are.
+    """A client, the client of a peer, or a peer that does not prove who its clients are. Each has a share.
 
     `name` is of the client's token, or its address; the peer's address; or, through a peer, a digest of the client's.
     """

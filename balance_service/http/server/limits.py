@@ -40,8 +40,9 @@ MAX_HEADERS = 64
 MAX_LINE_BYTES = 8 << 10
 MAX_FIELD_BYTES = 8_000
 _FIELDS_THAT_FIT = MAX_HEADERS_BYTES // MAX_FIELD_BYTES
+# A client that repeats what is refused at once costs more than one that waits.
 IN_LINE_SECONDS = 1.0
-"""How long a request waits for a place. Whoever repeats what is refused at once costs more than who waits."""
+"""How long a request waits for a place."""
 _CONTINUE = "100-continue"
 _IDENTITY = "identity"
 _LINGERING_SECONDS = 2.0

@@ -16,6 +16,7 @@ from balance_service.engine.records import Role
 from balance_service.http import arrivals
 from balance_service.http.access.authentication import Authenticator, load_tokens
 from balance_service.http.access.authorization import Access
+from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import Peer, PeerTrust, digest_of
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.reloading import Reloaded
@@ -23,6 +24,8 @@ from balance_service.http.shares import Asker
 from balance_service.http.streams import part
 from balance_service.http.streams.event_stream import EventStream
 from balance_service.http.streams.feed import Feed, Pace
+from balance_service.http.streams.link import Links, RemotePart
+from balance_service.http.streams.part import PartEndedError, Selection
 from balance_service.kafka.partitioner import Partitioning
 from tests.support.querying import OneTask
 from tests.unit.http.streaming import BUSY_SECONDS, CHANGES, KEY, Owner, stage, until
@@ -293,6 +296,33 @@ def test_without_a_secret_a_connection_for_changes_has_a_thousand_parts(tmp_path
                     parts = {json.loads(message.data)["part"] async for message in connection}
             assert 1_000 not in parts
             assert connection.closed
+
+    asyncio.run(run())
+
+
+class NeverConnects(Proxy):
+    async def connect(self, *_: object) -> Any:
+        await asyncio.Event().wait()
+
+
+def test_without_a_secret_an_instance_follows_a_peer_over_four_connections_of_a_thousand_parts() -> None:
+    async def run() -> None:
+        links, peer = Links(NeverConnects(), "here:1"), Peer("there:1", "a run")
+
+        def follow() -> RemotePart:
+            return links.open(peer, "balance", 0, Selection(key="c1"), None, Asker("a client"))
+
+        parts = [follow() for _ in range(4_000)]
+        assert len({one._link for one in parts}) == 4
+        with pytest.raises(PartEndedError):
+            follow()
+        parts[0].close()
+        parts[0] = follow()
+        await asyncio.sleep(0)
+        for one in {one._link for one in parts}:
+            one._running.cancel()
+            await asyncio.wait([one._running])
+        assert not links._links
 
     asyncio.run(run())
 
