@@ -180,15 +180,15 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         ge=1,
         le=100_000,
         description="HTTP requests in flight, and as many that wait for a position; clients "
-        "[share](../how-to/secure.md#shares) them. Further ones are answered 503, except `/health`, `/metrics` and local "
-        "[plain queries](../decisions/0033-plain-queries-are-answered-at-the-connection.md).",
+        "[share](../how-to/secure.md#shares) them. Further ones are answered 503, except `/health`, `/metrics` and "
+        "local [plain queries](../decisions/0033-plain-queries-are-answered-at-the-connection.md).",
     )
     max_streams: int = Field(
         1_000,
         ge=0,
         le=100_000,
-        description="Streams of events that clients may have open and [share](../how-to/secure.md#shares). Further ones "
-        "are answered 503. The limits on connections do not count them.",
+        description="Streams of events that clients may have open and [share](../how-to/secure.md#shares). Further "
+        "ones are answered 503. The limits on connections do not count them.",
     )
     tracing_endpoint: str | None = Field(
         None,
