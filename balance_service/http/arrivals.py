@@ -51,6 +51,7 @@ class Arrivals:
             waiting.pop(arrived, None)
 
     def _look(self) -> None:
+        self._looking = None
         for partition, waiting in list(self._waiting.items()):
             if not waiting:
                 del self._waiting[partition], self._seen[partition]
@@ -63,7 +64,8 @@ class Arrivals:
             for arrived, offset in waiting.items():
                 if (is_other or offset <= now.offset) and not arrived.done():
                     arrived.set_result(None)
-        self._looking = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look) if self._waiting else None
+        if self._waiting:
+            self._looking = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
 
     def _copy(self, partition: int) -> _Copy:
         copy = self._routing.copy(partition)
