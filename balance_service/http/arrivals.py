@@ -1,6 +1,7 @@
-"""Queries that wait until a partition has reached a position. One look serves all of them.
+"""Queries that wait until a partition has reached a position. One look serves all of them, and wakes a few at a time.
 
-A thousand queries that looked for themselves, a hundred times a second, would leave the event loop no time for others.
+A thousand queries that looked for themselves, a hundred times a second, would leave the event loop no time for others;
+so would a thousand that were answered at one moment.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from balance_service.http.routing import ReadableTask, Routing
 
 _LOOK_SECONDS = 0.01
+_AGAIN_SECONDS = 0.002
+_AT_ONCE = 20
+"""How many queries are woken by one look; the next one follows soon."""
 
 
 class _Copy(NamedTuple):
@@ -22,13 +26,20 @@ class _Copy(NamedTuple):
     offset: int
 
 
+class _Waiting(NamedTuple):
+    partition: int
+    offset: int
+    until: float
+    by: tuple[ReadableTask | None, bool]
+    """The task and the ownership that the query saw."""
+
+
 class Arrivals:
     """Wakes queries when the local copies of their partitions reach positions. Belongs to the event loop."""
 
     def __init__(self, routing: Routing) -> None:
         self._routing = routing
-        self._waiting: dict[int, dict[asyncio.Future[None], int]] = {}
-        self._seen: dict[int, _Copy] = {}
+        self._waiting: dict[asyncio.Future[None], _Waiting] = {}
         self._looking: asyncio.TimerHandle | None = None
 
     async def wait(self, partition: int, offset: int, seconds: float) -> None:
@@ -37,35 +48,30 @@ class Arrivals:
         The caller has just looked, and found none of it.
         """
         loop = asyncio.get_running_loop()
-        waiting = self._waiting.get(partition)
-        if waiting is None:
-            waiting = self._waiting[partition] = {}
-            self._seen[partition] = self._copy(partition)
         arrived: asyncio.Future[None] = loop.create_future()
-        waiting[arrived] = offset
+        self._waiting[arrived] = _Waiting(partition, offset, loop.time() + seconds, self._copy(partition)[:2])
         if self._looking is None:
             self._looking = loop.call_later(_LOOK_SECONDS, self._look)
         try:
-            await asyncio.wait((arrived,), timeout=seconds)
+            await arrived
         finally:
-            waiting.pop(arrived, None)
+            self._waiting.pop(arrived, None)
 
     def _look(self) -> None:
         self._looking = None
-        for partition, waiting in list(self._waiting.items()):
-            if not waiting:
-                del self._waiting[partition], self._seen[partition]
-                continue
-            before, now = self._seen[partition], self._copy(partition)
-            if now == before:
-                continue
-            self._seen[partition] = now
-            is_other = now[:2] != before[:2]
-            for arrived, offset in waiting.items():
-                if (is_other or offset <= now.offset) and not arrived.done():
+        loop = asyncio.get_running_loop()
+        now, woken = loop.time(), 0
+        copies = {partition: self._copy(partition) for partition in {one.partition for one in self._waiting.values()}}
+        for arrived, one in self._waiting.items():
+            copy = copies[one.partition]
+            if copy.offset >= one.offset or copy[:2] != one.by or now >= one.until:
+                if woken == _AT_ONCE:
+                    break
+                if not arrived.done():
                     arrived.set_result(None)
+                    woken += 1
         if self._waiting:
-            self._looking = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+            self._looking = loop.call_later(_AGAIN_SECONDS if woken == _AT_ONCE else _LOOK_SECONDS, self._look)
 
     def _copy(self, partition: int) -> _Copy:
         copy = self._routing.copy(partition)

@@ -8,6 +8,7 @@ read. Everything here runs on the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+import random
 import resource
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,9 +41,7 @@ MAX_HEADERS = 64
 MAX_LINE_BYTES = 8 << 10
 MAX_FIELD_BYTES = 8_000
 _FIELDS_THAT_FIT = MAX_HEADERS_BYTES // MAX_FIELD_BYTES
-# A client that repeats what is refused at once costs more than one that waits.
-IN_LINE_SECONDS = 1.0
-"""How long a request waits for a place."""
+_LEAST_IN_LINE_SECONDS, _MOST_IN_LINE_SECONDS = 0.5, 1.5
 _CONTINUE = "100-continue"
 _IDENTITY = "identity"
 _LINGERING_SECONDS = 2.0
@@ -91,6 +90,14 @@ class Limits:
         }
 
 
+def seconds_in_line() -> float:
+    """How long a request waits for a place. A client that repeats what is refused at once costs more than it does.
+
+    By chance, so that a thousand are not refused at one moment.
+    """
+    return random.uniform(_LEAST_IN_LINE_SECONDS, _MOST_IN_LINE_SECONDS)  # noqa: S311  (no secret)
+
+
 class UnderWay:
     """Bounds the number and the duration of the requests in progress."""
 
@@ -121,7 +128,7 @@ class UnderWay:
         shares = self._waiting if waits else self._requests
         if not shares.take(client, is_operator=is_operator):
             try:
-                await shares.wait(client, IN_LINE_SECONDS)
+                await shares.wait(client, seconds_in_line())
             except Problem:
                 self._on_refused()
                 raise

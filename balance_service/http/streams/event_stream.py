@@ -16,7 +16,7 @@ from balance_service import api
 from balance_service.http.access.authorization import RECHECK
 from balance_service.http.answer import ON_EVERY_ANSWER, compact_json
 from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp, ending_with
-from balance_service.http.server.limits import IN_LINE_SECONDS
+from balance_service.http.server.limits import seconds_in_line
 from balance_service.http.shares import Shares, asker_of
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Streams:
         client = asker_of(request).name
         if not self.shares.take(client, is_operator=is_operator):
             with ending_with(request):
-                await self.shares.wait(client, IN_LINE_SECONDS)
+                await self.shares.wait(client, seconds_in_line())
         try:
             return await self._answer(request, send)
         finally:
