@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.01
 _AGAIN_SECONDS = 0.002
-_AT_ONCE = 20
+_AT_ONCE = 10
 """How many queries are woken by one look; the next one follows soon."""
 
 
