@@ -310,7 +310,7 @@ class Application:
         queries = _Queries(instance, proxy, self._metrics, self._settings, self._known, self._handlers.streams)
         self._queries = queries
         models = self._handlers.models = queries.of_models()
-        self._handlers.peers = PeerStreams(models.open_part, self._http.trust)
+        self._handlers.peers = PeerStreams(models.open_part, self._http.trust, self._handlers.streams.shares)
         self._handlers.dead_letters = queries.of_dead_letters()
         self._handlers.generations = GenerationRequests(
             instance.rebuilds.status,

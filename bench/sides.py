@@ -132,6 +132,8 @@ class OurSide:
             "BALANCE_TOPIC": topic,
             "BALANCE_APPLICATION_ID": application_id,
             "BALANCE_MODELS": ",".join(self._models),
+            # One client alone gets three quarters of the streams, and the listeners are one.
+            "BALANCE_MAX_STREAMS": "2000",
         }
         instance = LocalInstance(number, self._stack, environment=environment, checkout=self._before)
         return OurInstance(instance, len(self._models))

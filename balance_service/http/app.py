@@ -13,7 +13,8 @@ from opentelemetry.trace import SpanKind
 
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.http.access.authentication import AUTHENTICATOR_FILES
-from balance_service.http.access.authorization import KNOWS, Access, access_of, guarded
+from balance_service.http.access.authorization import KNOWS, ON_BEHALF_OF, Access, access_of, guarded
+from balance_service.http.access.cross_origin import named_origin, preflights
 from balance_service.http.answer import ON_EVERY_ANSWER, Answer, Problem, problems
 from balance_service.http.console.files import console_routes
 from balance_service.http.dead_letters import DEAD_LETTER_ROUTES
@@ -23,7 +24,7 @@ from balance_service.http.model_routes import MODEL_ROUTES
 from balance_service.http.openapi import DOCUMENT, document_json
 from balance_service.http.operations import OPERATIONS_ROUTES
 from balance_service.http.peers.proxy import Proxy
-from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, PeerTrust
+from balance_service.http.peers.trust import CLIENT_HEADER, FORWARDED_HEADER, PROOF_HEADER, PeerTrust
 from balance_service.http.route import RouteTable
 from balance_service.http.server.limits import (
     MAX_BODY_BYTES,
@@ -107,6 +108,7 @@ def make_app(
     app = web.Application(
         middlewares=[
             *spans,
+            preflights(access),
             _proven(trust),
             problems,
             reserved(routes, peers_are_proven=trust.demands_proof),
@@ -115,7 +117,7 @@ def make_app(
         ],
         client_max_size=MAX_BODY_BYTES,
     )
-    app.on_response_prepare.append(_complete)
+    app.on_response_prepare.extend((_complete, named_origin(access)))
 
     def describe() -> str:
         return document_json(
@@ -163,6 +165,9 @@ def _proven(trust: PeerTrust) -> Middleware:
             return await handler(request)
         try:
             trust.check(mark, f"{request.method} {request.raw_path}")
+            client = trust.client_of(request.headers.get(CLIENT_HEADER), mark)
+            if client is not None:
+                request[ON_BEHALF_OF] = client
         except Problem as problem:
             # Not signed: a client that gets proofs for marks of its choice could answer in our name.
             return problem.answer().response()

@@ -54,8 +54,8 @@ from balance_service.http.route import (
     problem,
     retry_later,
 )
-from balance_service.http.scheduling import asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
+from balance_service.http.shares import asker_of
 from balance_service.http.stage_dead_letters import UNREACHABLE, StageDeadLetters
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from balance_service.http.requests import (
 from balance_service.http.route import MISDIRECTED, PROVENANCE, Route, ok, problem, retry_later
 from balance_service.http.scan import CountScan, EntriesScan
 from balance_service.http.scatter import MALFORMED, malformed_answer
-from balance_service.http.scheduling import asker_of
+from balance_service.http.shares import asker_of
 from balance_service.model.json_view import exact_json
 from balance_service.model.read_model import Collection, Routes
 

@@ -31,8 +31,8 @@ from balance_service.http.requests import (
 )
 from balance_service.http.route import accepts_events
 from balance_service.http.scan import CountScan, EntriesScan, TopScan
-from balance_service.http.scheduling import asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
+from balance_service.http.shares import asker_of
 from balance_service.http.streams.event_stream import rendered
 from balance_service.http.streams.part import PartEndedError, Reached, Selection
 from balance_service.model.keys import TEXT
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from balance_service.http.requests import KeyQuery
     from balance_service.http.scan import Scan
     from balance_service.http.scatter import Scatter
-    from balance_service.http.scheduling import Asker
+    from balance_service.http.shares import Asker
     from balance_service.http.streams.changes import Changes
     from balance_service.http.streams.event_stream import EventStream, Streams
     from balance_service.http.streams.part import LocalPart, Point

@@ -344,7 +344,7 @@ _STATUS: Status = {
 async def _answer_status(handlers: Handlers, request: web.Request) -> web.StreamResponse:
     operations = handlers.operations
     if accepts_events(request.headers):
-        return await handlers.streams.answer(request, operations.follow_status)
+        return await handlers.streams.answer(request, operations.follow_status, is_operator=True)
     return await operations.status(request)
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from balance_service import api
 from balance_service.errors import InvalidInputError, RetriableError, StoreCorruptedError, UnreadableRecordError
 from balance_service.http.answer import JSON, Answer, Problem, unavailable
-from balance_service.http.peers.trust import FORWARDED_HEADER
+from balance_service.http.arrivals import Arrivals
+from balance_service.http.shares import asker_of
 from balance_service.model.json_view import exact_json
 from balance_service.model.stage import model_and_generation
 
@@ -32,7 +33,6 @@ _UNAVAILABLE = 503
 _NOT_FOUND = 404
 _LOOKED_UP = (200, _NOT_FOUND)
 _OUTCOMES = {_MISDIRECTED: "misdirected", _UNAVAILABLE: "unavailable"}
-_LOOK_AGAIN_SECONDS = 0.01
 _REFRESH_SECONDS = 0.3
 
 
@@ -52,9 +52,11 @@ class Queries:
     timeout_seconds: float
     metrics: Metrics
     generation: str = field(init=False)
+    _arrivals: Arrivals = field(init=False)
     _observed: dict[tuple[str, int], Histogram] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        self._arrivals = Arrivals(self.routing)
         self.generation = str(model_and_generation(self.read_model)[1])
 
     async def get(self, request: web.Request, parse: Callable[[], KeyQuery]) -> web.Response:
@@ -63,12 +65,13 @@ class Queries:
         Args:
             parse: reads the query from the request.
         """
-        answer = await self._observed_answer(parse, is_forwarded=FORWARDED_HEADER in request.headers)
+        client, is_forwarded = asker_of(request)
+        answer = await self._observed_answer(parse, client, is_forwarded=is_forwarded)
         return answer.response()
 
-    async def answer(self, query: KeyQuery) -> Answer:
+    async def answer(self, query: KeyQuery, client: str) -> Answer:
         """Answers a client's parsed query. Raises Problem, as `get`."""
-        return await self._observed_answer(lambda: query, is_forwarded=False)
+        return await self._observed_answer(lambda: query, client, is_forwarded=False)
 
     def at_once(self, key: bytes, noun: str, echoed_key: str | None) -> Answer | None:
         """Answers a query that has only a key, if this instance owns its partition; otherwise None.
@@ -94,7 +97,7 @@ class Queries:
         self._observe("local", answer.status, began)
         return answer
 
-    async def _observed_answer(self, parse: Callable[[], KeyQuery], *, is_forwarded: bool) -> Answer:
+    async def _observed_answer(self, parse: Callable[[], KeyQuery], client: str, *, is_forwarded: bool) -> Answer:
         began = time.perf_counter()
         answered, status = "none", 500
         try:
@@ -110,7 +113,7 @@ class Queries:
             if local is not None:
                 answered, answer = "local", self._answer(partition, local, query.noun, query.echoed_key)
             else:
-                answered, answer = "proxied", await self._proxied(partition, query, deadline)
+                answered, answer = "proxied", await self._proxied(partition, query, client, deadline)
             status = answer.status
             return answer
         except InvalidInputError:
@@ -142,9 +145,10 @@ class Queries:
             if _is_reached(local, query):
                 behind = "an unknown number of" if local.lag is None else local.lag
                 raise unavailable(f"{self.address} is {behind} records behind, and maxLag is {query.max_lag}")
-            if time.monotonic() >= deadline:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 raise unavailable(f"position {partition}:{_wanted(query)} was not reached in time")
-            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+            await self._arrivals.wait(partition, _wanted(query), left)
 
     def _read(self, partition: int, query: KeyQuery) -> LocalAnswer | None:
         copy = self.routing.copy(partition)
@@ -169,7 +173,7 @@ class Queries:
             return unavailable(str(error))
         return unavailable("the local store is damaged and is being restored")
 
-    async def _proxied(self, partition: int, query: KeyQuery, deadline: float) -> Answer:
+    async def _proxied(self, partition: int, query: KeyQuery, client: str, deadline: float) -> Answer:
         """Returns a peer's answer. If no peer answers, asks all candidates once more: the owner may have changed.
 
         A query that waits for a position keeps asking until its deadline, so that it survives a move of the partition.
@@ -197,7 +201,7 @@ class Queries:
                 try:
                     waits = query.min_position is not None
                     answer = await self.proxy.get(
-                        peer, query.path, query.parameters, self.address, seconds, waits=waits
+                        peer, query.path, query.parameters, self.address, seconds, client=client, waits=waits
                     )
                 except RetriableError as error:
                     self.metrics.proxied(address, "failed")

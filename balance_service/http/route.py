@@ -12,15 +12,20 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from balance_service import api
+from balance_service.http.access.clients import Scope
 from balance_service.http.answer import JSON, PROBLEM_JSON, Problem
 from balance_service.http.requests import POSITION_PATTERN, Parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from balance_service.http.access.clients import Scope
+    from multidict import CIMultiDictProxy
+
 
 _GET = hdrs.METH_GET
+_MIN_POSITION = "minPosition"
+_WEIGHT = re.compile(r"0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?")
+_OF_OPERATORS = frozenset({Scope.OPERATIONS, Scope.OPERATE})
 
 closed = with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))
 """Declares that objects of a TypedDict have no other properties. Docstrings of its fields describe them to clients."""
@@ -118,6 +123,15 @@ class Route:
         """Whether the answer to a request stays open."""
         return self.streams == "always" or (self.streams == "asked" and accepts_events(request.headers))
 
+    def waits(self, request: web.Request) -> bool:
+        """Whether the answer to a request may wait for a position."""
+        return _MIN_POSITION in self.parameters.not_in_header and _MIN_POSITION in request.query
+
+    @property
+    def is_for_operators(self) -> bool:
+        """Whether only operators may send requests, for which some places are reserved."""
+        return bool(self.scopes) and self.scopes <= _OF_OPERATORS
+
     @property
     def is_probe(self) -> bool:
         """Whether the health port serves the route, and the connections that are reserved for probes."""
@@ -129,9 +143,30 @@ class Route:
         return self.tag is OPERATIONS
 
 
-def accepts_events(headers: Mapping[str, str]) -> bool:
-    """Whether a request with these headers asks for server-sent events, where a route has another answer too."""
-    return api.EVENT_STREAM in headers.get(hdrs.ACCEPT, "")
+def accepts_events(headers: CIMultiDictProxy[str]) -> bool:
+    """Whether a request with these headers prefers server-sent events, where a route answers with JSON too.
+
+    A client that takes both equally gets JSON, which ends; a wildcard alone is not JSON's name.
+    Source: RFC 9110, section 12.5.1.
+    """
+    if hdrs.ACCEPT not in headers:
+        return False
+    accepted = ",".join(headers.getall(hdrs.ACCEPT)).lower()
+    if api.EVENT_STREAM not in accepted:
+        return False
+    qualities = dict(map(_quality, accepted.split(",")))
+    of_events = qualities.get(api.EVENT_STREAM, 0.0)
+    by_name = qualities.get(JSON, qualities.get("application/*"))
+    if by_name is not None:
+        return of_events > by_name
+    return of_events > 0 and of_events >= qualities.get("*/*", 0.0)
+
+
+def _quality(accepted: str) -> tuple[str, float]:
+    """A media range of the header Accept, and its weight from 0 to 1."""
+    media_range, *parameters = (part.strip() for part in accepted.split(";"))
+    weight = next((value for name, _, value in (p.partition("=") for p in parameters) if name.strip() == "q"), "1")
+    return media_range, float(weight) if _WEIGHT.fullmatch(weight.strip()) else 1.0
 
 
 class RouteTable:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from balance_service.http.peers.trust import Peer
     from balance_service.http.routing import LocalCopy, ReadableTask, Routing
     from balance_service.http.scan import Render, Scan, Steps, View
-    from balance_service.http.scheduling import Asker, FairScheduler
+    from balance_service.http.scheduling import FairScheduler
+    from balance_service.http.shares import Asker
 
 _MISDIRECTED = 421
 _REFRESH_SECONDS = 0.3
@@ -280,7 +281,8 @@ class Scatter:
     async def _fetch(self, question: _Question, request: _PeerRequest, until: float) -> _Part | None:
         peer, path, parameters, partitions = request
         try:
-            answer = await self.proxy.get(peer, path, parameters, self.address, max(0.0, until - time.monotonic()))
+            left = max(0.0, until - time.monotonic())
+            answer = await self.proxy.get(peer, path, parameters, self.address, left, client=question.asker.name)
         except RetriableError:
             return None
         if answer.status != 200 or answer.headers.get(api.APPLICATION_SERVER) != peer.address:

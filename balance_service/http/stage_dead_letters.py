@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from balance_service.http.routing import LocalCopy
     from balance_service.http.scan import Render, Steps, View
     from balance_service.http.scatter import Scatter
-    from balance_service.http.scheduling import Asker, FairScheduler
+    from balance_service.http.scheduling import FairScheduler
+    from balance_service.http.shares import Asker
     from balance_service.model.keys import KeyType
 
 T = TypeVar("T")
@@ -338,7 +339,9 @@ class StageDeadLetters:
         for asked, parameters in split_to_fit("offsets", outcome.left, path, common):
             left = max(0.0, deadline - time.monotonic())
             try:
-                answer = await self.scatter.proxy.get(peer, path, parameters, self.scatter.address, left, method="POST")
+                answer = await self.scatter.proxy.get(
+                    peer, path, parameters, self.scatter.address, left, client=verdict.by, method="POST"
+                )
             except RetriableError:
                 outcome.unknown(asked)
                 return False

@@ -77,8 +77,8 @@ class HttpSecuritySettings(BaseSettings):
     )
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Comma-separated origins, such as `https://ops.example.com`, whose pages may send requests; "
-        "needed if a proxy changes the header `Host`.",
+        description="Comma-separated origins, such as `https://ops.example.com`, whose pages may send requests and "
+        "read the answers (CORS); also needed for the console if a proxy changes the header `Host`.",
     )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         (),

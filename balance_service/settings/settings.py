@@ -171,7 +171,7 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         None,
         min_length=16,
         description="Secret that all instances share. It signs their directory records, and the queries and answers "
-        "between them; needed with tokens, JWTs or a rate limit.",
+        "between them; needed with tokens, JWTs, client certificates or a rate limit.",
     )
     peer_secrets_former: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         (),
@@ -185,15 +185,16 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         1_000,
         ge=1,
         le=100_000,
-        description="HTTP requests in flight. Further ones are answered 503, except `/health`, `/metrics` and local "
-        "[plain queries](../decisions/0033-plain-queries-are-answered-at-the-connection.md).",
+        description="HTTP requests in flight, and as many that wait for a position; clients "
+        "[share](../how-to/secure.md#shares) them. Further ones are answered 503, except `/health`, `/metrics` and "
+        "local [plain queries](../decisions/0033-plain-queries-are-answered-at-the-connection.md).",
     )
     max_streams: int = Field(
         1_000,
         ge=0,
         le=100_000,
-        description="Streams of events that clients may have open. Further ones are answered 503. Each has a "
-        "connection, which the limits on other connections do not count.",
+        description="Streams of events that clients may have open and [share](../how-to/secure.md#shares). Further "
+        "ones are answered 503. The limits on connections do not count them.",
     )
     tracing_endpoint: str | None = Field(
         None,
@@ -266,7 +267,12 @@ class Settings(KafkaSettings, HttpSecuritySettings):
 
     @model_validator(mode="after")
     def _clients_cannot_pass_for_peers(self) -> Settings:
-        guards = {"TOKENS_FILE": self.tokens_file, "JWKS_FILE": self.jwks_file, "RATE_LIMIT": self.rate_limit}
+        guards = {
+            "TOKENS_FILE": self.tokens_file,
+            "JWKS_FILE": self.jwks_file,
+            "TLS_CLIENT_CA": self.tls_client_ca,
+            "RATE_LIMIT": self.rate_limit,
+        }
         for name, value in guards.items():
             if value is not None and self.peer_secret is None:
                 raise ValueError(

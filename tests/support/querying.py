@@ -27,7 +27,8 @@ from balance_service.http.queries import Queries
 from balance_service.http.requests import KeyQuery, key_query
 from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter
-from balance_service.http.scheduling import Asker, FairScheduler
+from balance_service.http.scheduling import FairScheduler
+from balance_service.http.shares import Asker
 from balance_service.http.streams.changes import Changes
 from balance_service.http.streams.event_stream import Streams
 from balance_service.http.streams.feed import Pace

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 CLIENT = web.RequestKey("client", str)
 """The name of an authenticated client."""
+ON_BEHALF_OF = web.RequestKey("on_behalf_of", str)
+"""The client whose query a proven peer forwards, as `PeerTrust.client_of` names it."""
 RECHECK: web.RequestKey[Callable[[], Problem | None]] = web.RequestKey("recheck")
 """Returns the refusal that the same request would meet now; None while its client is admitted."""
 
@@ -147,20 +149,22 @@ class Browsers:
             return Problem(
                 421, "this instance is not known by the host in the header Host; add that host to BALANCE_ALLOWED_HOSTS"
             )
-        site = headers.get(_SITE_HEADER)
-        if site is not None:
-            return None if site in _OWN_SITES else Problem(403, "pages of other sites may not send requests here")
-        origin = headers.get(hdrs.ORIGIN)
-        if origin is not None and not self._is_own(origin.lower(), host):
-            return Problem(
-                403,
-                "pages of other origins may not send requests here; list those that may in BALANCE_ALLOWED_ORIGINS",
-            )
-        return None
+        if self.allowed_origin(headers) is not None:
+            return None
+        site, origin = headers.get(_SITE_HEADER), headers.get(hdrs.ORIGIN)
+        is_own = origin is None or (host is not None and origin.lower().partition("://")[2] == host.lower())
+        if is_own if site is None else site in _OWN_SITES:
+            return None
+        if origin is None:
+            return Problem(403, "pages of other sites may not send requests here")
+        return Problem(
+            403, "pages of other origins may not send requests here; list those that may in BALANCE_ALLOWED_ORIGINS"
+        )
 
-    def _is_own(self, origin: str, host: str | None) -> bool:
-        is_same = host is not None and origin.partition("://")[2] == host.lower()
-        return is_same or origin in self._origins
+    def allowed_origin(self, headers: CIMultiDictProxy[str]) -> str | None:
+        """Returns the origin of the page that sends a request, as it is sent, if it is one of the listed ones."""
+        origin = headers.get(hdrs.ORIGIN) if self._origins else None
+        return origin if origin is not None and origin.lower() in self._origins else None
 
     def _look_up(self, host: str) -> bool:
         match = _HOST.fullmatch(host.lower())
@@ -190,6 +194,10 @@ class Access:
     authenticator: Authenticator | None = None
     rate_limit: RateLimit | None = None
     browsers: Browsers | None = None
+
+    def allowed_origin(self, headers: CIMultiDictProxy[str]) -> str | None:
+        """As `Browsers.allowed_origin`."""
+        return None if self.browsers is None else self.browsers.allowed_origin(headers)
 
     def judge(
         self,

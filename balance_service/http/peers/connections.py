@@ -28,6 +28,7 @@ import aiohappyeyeballs
 
 from balance_service.http.answer import PROBLEM_JSON, Answer
 from balance_service.http.peers.trust import PASSED_ON
+from balance_service.http.shares import Shares
 
 if TYPE_CHECKING:
     import ssl
@@ -267,9 +268,9 @@ class _Peer:
 
     def __init__(self) -> None:
         self.idle: list[PeerConnection] = []
-        self.slots = asyncio.Semaphore(_MAX_CONNECTIONS_PER_PEER)
+        self.slots = Shares("queries to this peer", _MAX_CONNECTIONS_PER_PEER)
         # Otherwise the queries that wait for one stalled partition would use the slots of all queries to this peer.
-        self.slots_to_wait_in = asyncio.Semaphore(_MAX_CONNECTIONS_PER_PEER)
+        self.slots_to_wait_in = Shares("queries to this peer that wait", _MAX_CONNECTIONS_PER_PEER)
         self.queries = 0
         self._looking_up = asyncio.Lock()
         self._looked_up_at = float("-inf")
@@ -302,7 +303,7 @@ class _Peer:
 class PeerConnections:
     """The connection pool: to each peer up to 64 connections, and 64 more for queries that wait for a position.
 
-    A query that finds all of them in use waits.
+    The clients share them. A query that finds its client's share in use waits in line.
     """
 
     def __init__(self, idle_seconds: float = _IDLE_SECONDS, sweep_seconds: float = _SWEEP_SECONDS) -> None:
@@ -315,7 +316,14 @@ class PeerConnections:
         self.is_closed = False
 
     async def ask(
-        self, url: URL, request: bytes, tls: ssl.SSLContext | None, *, changes: bool = False, waits: bool = False
+        self,
+        url: URL,
+        request: bytes,
+        tls: ssl.SSLContext | None,
+        client: str = "",
+        *,
+        changes: bool = False,
+        waits: bool = False,
     ) -> Received:
         """Sends a query to the peer at `url` and waits for its answer; cancelling abandons the query.
 
@@ -323,6 +331,7 @@ class PeerConnections:
         is sent once more, on a new connection.
 
         Args:
+            client: on whose behalf it is asked.
             changes: the request is not idempotent, so it is sent once, on a new connection.
             waits: the peer waits before it answers; such queries have slots of their own.
 
@@ -334,8 +343,11 @@ class PeerConnections:
         if peer is None:
             peer = self._peers[url.authority] = _Peer()
         peer.queries += 1
+        slots = peer.slots_to_wait_in if waits else peer.slots
         try:
-            async with peer.slots_to_wait_in if waits else peer.slots:
+            if not slots.take(client):
+                await slots.wait(client)
+            try:
                 connection = None if changes else peer.take_idle(tls)
                 if connection is not None:
                     try:
@@ -350,6 +362,8 @@ class PeerConnections:
                 except BaseException:
                     peer.look_up_again()
                     raise
+            finally:
+                slots.release(client)
         finally:
             peer.queries -= 1
 

@@ -23,7 +23,7 @@ from yarl import URL
 from balance_service.errors import RetriableError
 from balance_service.http.answer import compact_json
 from balance_service.http.peers.connections import PeerConnections, UnexpectedAnswerError
-from balance_service.http.peers.trust import FORWARDED_HEADER, PeerTrust
+from balance_service.http.peers.trust import CLIENT_HEADER, FORWARDED_HEADER, PeerTrust
 from balance_service.http.server.limits import MAX_URL_BYTES
 from balance_service.observability.tracing import UNTRACED, W3C, open_span
 
@@ -71,12 +71,14 @@ class Proxy:
         from_address: str,
         timeout_seconds: float,
         *,
+        client: str = "",
         method: str = "GET",
         waits: bool = False,
     ) -> Answer:
         """Returns a peer's answer.
 
         Args:
+            client: on whose behalf it is asked, whose shares are used here and there; empty for this instance's own.
             method: other methods than GET are sent once; no method has a body.
             waits: the peer waits until it has reached a position before it answers.
 
@@ -86,16 +88,24 @@ class Proxy:
         """
         target = _target(path, parameters)
         if self._tracer is UNTRACED:
-            return await self._get(peer, target, from_address, timeout_seconds, method, waits=waits)
+            return await self._get(peer, target, from_address, timeout_seconds, client, method, waits=waits)
         # Without the path, which may contain a key; the peer's own span contains the route.
         attributes = {"http.request.method": method, "server.address": peer.address}
         with open_span(self._tracer, method, SpanKind.CLIENT, attributes) as span:
-            answer = await self._get(peer, target, from_address, timeout_seconds, method, waits=waits)
+            answer = await self._get(peer, target, from_address, timeout_seconds, client, method, waits=waits)
             span.set_attribute("http.response.status_code", answer.status)
             return answer
 
     async def _get(
-        self, peer: Peer, target: str, from_address: str, timeout_seconds: float, method: str, *, waits: bool
+        self,
+        peer: Peer,
+        target: str,
+        from_address: str,
+        timeout_seconds: float,
+        client: str,
+        method: str,
+        *,
+        waits: bool,
     ) -> Answer:
         address = peer.address
         self._require_allowed(address)
@@ -103,13 +113,15 @@ class Proxy:
             url = _url(address)
             mark = self._trust.mark(from_address, peer, f"{method} {target}")
             headers = {FORWARDED_HEADER: mark}
+            if client and (proof_of_client := self._trust.client_proof(client, mark)) is not None:
+                headers[CLIENT_HEADER] = proof_of_client
             W3C.inject(headers)
             request = _request(method, url, target, headers)
             # Read for each query: after a renewal of the certificate, new connections use the new context.
             tls = None if self._tls is None else self._tls.value.client
             async with asyncio.timeout(timeout_seconds):
                 changes = method != "GET"
-                answer, proof = await self._connections.ask(url, request, tls, changes=changes, waits=waits)
+                answer, proof = await self._connections.ask(url, request, tls, client, changes=changes, waits=waits)
         except UnexpectedAnswerError as error:
             raise RetriableError(f"the peer at {address} {error}") from error
         except ssl.SSLError as error:
@@ -136,6 +148,11 @@ class Proxy:
                 "BALANCE_PEER_SECRET"
             )
         return answer
+
+    @property
+    def proves_itself(self) -> bool:
+        """Whether peers know that this instance is one."""
+        return self._trust.demands_proof
 
     async def connect(self, peer: Peer, path: str, from_address: str) -> PeerMessages:
         """Opens a connection for messages in both directions.

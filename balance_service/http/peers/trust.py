@@ -2,12 +2,13 @@
 
 A forwarded query carries a mark. With a shared secret, the mark contains a proof: an HMAC over the sender's address and
 run, the number of marks that this run has made, the receiver's run, the time, and the query. A mark is valid once, at
-its receiver, for a short time. The answer carries a proof too: an HMAC over the mark and the answer,
-so that it answers only that query.
+its receiver, for a short time. The answer carries a proof too: an HMAC over the mark and the answer, so that it answers
+only that query. Another HMAC over the mark names the client, so that each has a share of its own at the receiver.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import itertools
@@ -15,6 +16,7 @@ import re
 import time
 import uuid
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service import api
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 FORWARDED_HEADER = "Balance-Forwarded"
 PROOF_HEADER = "Balance-Proof"
+CLIENT_HEADER = "Balance-Client"
 PASSED_ON = (
     api.APPLICATION_SERVER,
     api.ROLE,
@@ -41,12 +44,14 @@ PASSED_ON = (
 )
 """The headers of a peer's answer that are read and covered by its proof."""
 _QUERY, _ANSWER = b"balance-service forwarded query 2", b"balance-service answer 2"
+_CLIENT = b"balance-service client of a forwarded query 1"
 _MESSAGE_TO_OWNER, _MESSAGE_FROM_OWNER = b"balance-service message to owner 1", b"balance-service message from owner 1"
 _PROOF_LENGTH = 64
 _PROVEN = re.compile(
     r"(?P<signed>(?P<address>[^;\s]{1,300});run=(?P<run>[0-9a-f]{32});n=(?P<number>[0-9]{1,15});to=(?P<to>[^;\s]{1,64});"
     r"t=(?P<t>[0-9]{1,12}));hmac=(?P<hmac>[0-9a-f]{64})"
 )
+_PROVEN_CLIENT = re.compile(r"(?P<client>[0-9a-f]{32});hmac=(?P<hmac>[0-9a-f]{64})")
 
 _WINDOW_BYTES = 1 << 14
 WINDOW = 8 * (_WINDOW_BYTES - 1)
@@ -162,6 +167,28 @@ class PeerTrust:
             f"{from_address};run={self.incarnation};n={next(self._numbers)};to={to.incarnation};t={int(self._now())}"
         )
         return f"{signed};hmac={self.secret.sign(_QUERY, _bytes(signed), _bytes(query))}"
+
+    def client_proof(self, client: str, mark: str) -> str | None:
+        """Says on whose behalf the query with this mark is forwarded; None without a secret."""
+        if self.secret is None:
+            return None
+        digest = digest_of(client)
+        return f"{digest};hmac={self.secret.sign(_CLIENT, _bytes(mark), _bytes(digest))}"
+
+    def client_of(self, proof: str | None, mark: str) -> str | None:
+        """Returns the name of the client on whose behalf the query with this mark is forwarded.
+
+        None if the peer names none, as one of an earlier version does, and without a secret: anybody could name one.
+
+        Raises:
+            Problem: 403, the proof is wrong.
+        """
+        if self.secret is None or proof is None:
+            return None
+        match = _PROVEN_CLIENT.fullmatch(proof)
+        if match is None or not self.secret.has_signed(match["hmac"], _CLIENT, _bytes(mark), _bytes(match["client"])):
+            raise Problem(403, "the proof of the client of a forwarded query is wrong")
+        return match["client"]
 
     def check(self, mark: str, query: str) -> None:
         """Verifies a mark and uses it up.
@@ -302,6 +329,12 @@ class _Window:
         self._seen[at] |= bit
         self._highest = max(self._highest, number)
         return True
+
+
+@lru_cache(maxsize=10_000)
+def digest_of(client: str) -> str:
+    """The name of a client as peers see it: it may be long, and need not be known there."""
+    return hashlib.sha256(_bytes(client)).hexdigest()[:32]
 
 
 def _bytes(text: str) -> bytes:

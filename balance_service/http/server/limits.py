@@ -8,6 +8,7 @@ read. Everything here runs on the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+import random
 import resource
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +19,7 @@ from aiohttp import hdrs, http_exceptions, web
 from balance_service.http.answer import Problem, unavailable
 from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp, body_of, loses_what_follows
+from balance_service.http.shares import Shares, asker_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -39,6 +41,7 @@ MAX_HEADERS = 64
 MAX_LINE_BYTES = 8 << 10
 MAX_FIELD_BYTES = 8_000
 _FIELDS_THAT_FIT = MAX_HEADERS_BYTES // MAX_FIELD_BYTES
+_LEAST_IN_LINE_SECONDS, _MOST_IN_LINE_SECONDS = 0.5, 1.5
 _CONTINUE = "100-continue"
 _IDENTITY = "identity"
 _LINGERING_SECONDS = 2.0
@@ -87,6 +90,14 @@ class Limits:
         }
 
 
+def seconds_in_line() -> float:
+    """How long a request waits for a place. A client that repeats what is refused at once costs more than it does.
+
+    By chance, so that a thousand are not refused at one moment.
+    """
+    return random.uniform(_LEAST_IN_LINE_SECONDS, _MOST_IN_LINE_SECONDS)  # noqa: S311  (no secret)
+
+
 class UnderWay:
     """Bounds the number and the duration of the requests in progress."""
 
@@ -95,20 +106,32 @@ class UnderWay:
         on_refused: called for each refused request, which no other metric counts.
         """
         self._on_refused = on_refused
-        self._most = limits.max_concurrent_requests
         self._seconds = limits.request_seconds
-        self._count = 0
+        most, setting = limits.max_concurrent_requests, "BALANCE_MAX_CONCURRENT_REQUESTS"
+        self._requests = Shares("requests", most, has_reserve=True, setting=setting)
+        # Queries that wait for a position use nothing but memory, for seconds.
+        self._waiting = Shares("requests that wait for a position", most, setting=setting)
 
-    async def run(self, answer: Callable[[], Awaitable[T]]) -> T:
+    async def run(
+        self, client: str, answer: Callable[[], Awaitable[T]], *, waits: bool = False, is_operator: bool = False
+    ) -> T:
         """Awaits an answer within the limits.
+
+        Args:
+            client: whose share it uses.
+            waits: whether the answer may wait for a position.
+            is_operator: whether it may use the places that are reserved for operators.
 
         Raises:
             Problem: 503, too many requests are in progress, or this one took too long.
         """
-        if self._count >= self._most:
-            self._on_refused()
-            raise unavailable(f"{self._most} requests are in progress here; this one was not processed")
-        self._count += 1
+        shares = self._waiting if waits else self._requests
+        if not shares.take(client, is_operator=is_operator):
+            try:
+                await shares.wait(client, seconds_in_line())
+            except Problem:
+                self._on_refused()
+                raise
         try:
             async with asyncio.timeout(self._seconds) as deadline:
                 return await answer()
@@ -119,7 +142,7 @@ class UnderWay:
                 f"the request took more than {self._seconds:g} s; if it was a command, the event may have been written"
             ) from None
         finally:
-            self._count -= 1
+            shares.release(client)
 
 
 def limited(limits: Limits, under_way: UnderWay, routes: RouteTable) -> Middleware:
@@ -138,7 +161,9 @@ def limited(limits: Limits, under_way: UnderWay, routes: RouteTable) -> Middlewa
             await _read_body(request, limits.body_seconds)
         if route is not None and route.is_stream(request):
             return await handler(request)
-        return await under_way.run(lambda: handler(request))
+        waits, is_operator = (False, False) if route is None else (route.waits(request), route.is_for_operators)
+        client = asker_of(request).name
+        return await under_way.run(client, lambda: handler(request), waits=waits, is_operator=is_operator)
 
     return limit
 

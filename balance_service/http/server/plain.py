@@ -122,6 +122,9 @@ class PlainQueries:
         target, models = self._targets.get(before), self._handlers.models
         if target is None or models is None or not _is_plain(request):
             return None
+        if self._access.allowed_origin(request.headers) is not None:
+            # The answer needs further headers.
+            return None
         key, answers = target.key_of(text), models.serving_answers(target.model)
         if key is None or answers is None:
             return None
@@ -145,7 +148,7 @@ class PlainQueries:
         except Problem:
             return None
         if answer is None:
-            return self._answer(queries, target.query(text, key))
+            return self._answer(queries, target.query(text, key), client)
         return self._raw(answer, None if mark is None else self._trust.proof_of(answer, mark))
 
     def _client_of(self, request: RawRequestMessage, connection: AheadOfAiohttp) -> str | None:
@@ -159,9 +162,9 @@ class PlainQueries:
             connection.belongs_to(client)
         return client
 
-    async def _answer(self, queries: Queries, query: KeyQuery) -> bytes:
+    async def _answer(self, queries: Queries, query: KeyQuery, client: str) -> bytes:
         try:
-            answer = await self._under_way.run(lambda: queries.answer(query))
+            answer = await self._under_way.run(client, lambda: queries.answer(query, client))
         except Problem as problem:
             answer = problem.answer()
         except Exception:

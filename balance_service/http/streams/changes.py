@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from balance_service.http.peers.trust import Peer
     from balance_service.http.routing import Routing
-    from balance_service.http.scheduling import Asker
+    from balance_service.http.shares import Asker
     from balance_service.http.streams.event_stream import EventStream
     from balance_service.http.streams.feed import Pace
     from balance_service.http.streams.link import Links
@@ -32,6 +32,9 @@ log = structlog.get_logger(__name__)
 
 _CHECK_SECONDS = 0.25
 _LOOK_AGAIN_SECONDS = 0.1
+# Partitions of one stream that are opened, and whose snapshots are read, at once: a thousand streams may be opened at
+# once, and what is read waits for the client to read it.
+_AT_ONCE = 2
 # A client that reconnects within this time goes on from its position.
 _KEEP_SECONDS = 60.0
 
@@ -112,10 +115,16 @@ class Changes:
             reached.clear()
             await stream.send(rendered("snapshot-begin", about, ""))
         arriving: asyncio.Queue[tuple[int, str, Batch] | Exception] = asyncio.Queue(1)
-        pumps = [
-            asyncio.create_task(self._pump(partition, selection, reached.get(partition), asker, arriving))
-            for partition in partitions
-        ]
+        pumps: list[asyncio.Task[None]] = []
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def open_in_turn() -> None:
+            for partition in partitions:
+                await turns.acquire()
+                pump = self._pump(partition, selection, reached.get(partition), asker, turns, arriving)
+                pumps.append(asyncio.create_task(pump))
+
+        pumps.append(asyncio.create_task(open_in_turn()))
         sources = _Sources()
         try:
             while True:
@@ -147,13 +156,30 @@ class Changes:
         selection: Selection,
         since: Point | None,
         asker: Asker,
+        turns: asyncio.Semaphore,
         arriving: asyncio.Queue[tuple[int, str, Batch] | Exception],
     ) -> None:
-        """Puts the batches of a partition into a queue."""
+        """Puts the batches of a partition into a queue.
+
+        Args:
+            turns: the caller has acquired one, which ends when the queue has taken the snapshot.
+        """
+        has_turn = True
         try:
+            if since is not None or not self._is_owner_known(partition):
+                has_turn = False
+                turns.release()
+            if since is None and not has_turn:
+                # It delays no other partition.
+                while not self._is_owner_known(partition):  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+                has_turn = await turns.acquire()
             async with aclosing(self._batches(partition, selection, since, asker)) as batches:
                 async for address, batch in batches:
                     await arriving.put((partition, address, batch))
+                    if has_turn and batch.kind is not Kind.PAGE:
+                        has_turn = False
+                        turns.release()
         except Exception as error:  # a model's own view may raise anything
             await arriving.put(error)
 
@@ -195,11 +221,16 @@ class Changes:
                 return self.open_local(partition, selection, since, asker)
             peers = self._routing.candidates(partition, takes_standbys=False)
             if peers:
-                part = self._links.open(peers[0], self._routing.read_model, partition, selection, since)
-                self._remote[part] = partition, peers[0]
-                self._check_soon()
-                return part
+                with suppress(PartEndedError):
+                    model = self._routing.read_model
+                    part = self._links.open(peers[0], model, partition, selection, since, asker)
+                    self._remote[part] = partition, peers[0]
+                    self._check_soon()
+                    return part
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+
+    def _is_owner_known(self, partition: int) -> bool:
+        return self._owns(partition) or bool(self._routing.candidates(partition, takes_standbys=False))
 
     def _answered(self, part: Part) -> None:
         found = self._remote.get(part)

@@ -14,8 +14,10 @@ from aiohttp import hdrs, web
 
 from balance_service import api
 from balance_service.http.access.authorization import RECHECK
-from balance_service.http.answer import ON_EVERY_ANSWER, compact_json, unavailable
+from balance_service.http.answer import ON_EVERY_ANSWER, compact_json
 from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp, ending_with
+from balance_service.http.server.limits import seconds_in_line
+from balance_service.http.shares import Shares, asker_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -126,6 +128,8 @@ class Streams:
         """Args:
         most: streams that may be open at once.
         """
+        self.shares = Shares("streams", most, has_reserve=True, setting="BALANCE_MAX_STREAMS")
+        """The places of streams, and of connections whose other side is not proven to be a peer."""
         self._most = most
         self._open: set[EventStream] = set()
         self._sweeping: asyncio.TimerHandle | None = None
@@ -137,21 +141,35 @@ class Streams:
     def limit(self, most: int) -> None:
         """Lowers the number of streams that may be open at once."""
         self._most = min(self._most, most)
+        self.shares.resize(self._most)
 
-    async def answer(self, request: web.Request, send: Callable[[EventStream], Awaitable[None]]) -> web.StreamResponse:
+    async def answer(
+        self,
+        request: web.Request,
+        send: Callable[[EventStream], Awaitable[None]],
+        *,
+        is_operator: bool = False,
+    ) -> web.StreamResponse:
         """Answers a request with a stream.
 
         Args:
             send: sends the events. It is cancelled when the client closes the connection or is no longer admitted, and
                 when the instance stops.
+            is_operator: whether it may use the places that are reserved for operators.
 
         Raises:
             Problem: 503, too many streams are open.
         """
-        if len(self._open) >= self._most:
-            raise unavailable(
-                f"{self._most} streams are open here, as many as BALANCE_MAX_STREAMS allows; this one was not opened"
-            )
+        client = asker_of(request).name
+        if not self.shares.take(client, is_operator=is_operator):
+            with ending_with(request):
+                await self.shares.wait(client, seconds_in_line())
+        try:
+            return await self._answer(request, send)
+        finally:
+            self.shares.release(client)
+
+    async def _answer(self, request: web.Request, send: Callable[[EventStream], Awaitable[None]]) -> web.StreamResponse:
         headers = {hdrs.CONTENT_TYPE: api.EVENT_STREAM, **_UNBUFFERED, **ON_EVERY_ANSWER}
         response = web.StreamResponse(headers=headers)
         # The connection has given up its slot, so that it must not take further requests.
@@ -183,7 +201,7 @@ class Streams:
 
     def close(self) -> None:
         """Ends all streams, and opens no more."""
-        self._most = 0
+        self.limit(0)
         for stream in self._open:
             stream.end()
 

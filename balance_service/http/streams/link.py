@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,9 +25,9 @@ from aiohttp import web
 from balance_service.errors import InvalidInputError, RetriableError
 from balance_service.http.answer import Problem, unavailable
 from balance_service.http.peers.proxy import HEARTBEAT_SECONDS, PeerMessages
-from balance_service.http.peers.trust import FORWARDED_HEADER, UnprovenError
-from balance_service.http.scheduling import asker_of
+from balance_service.http.peers.trust import FORWARDED_HEADER, UnprovenError, digest_of
 from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp
+from balance_service.http.shares import Asker, asker_of
 from balance_service.http.streams.part import Batch, Kind, PartEndedError, Point, Selection
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from balance_service.http.peers.proxy import Proxy
     from balance_service.http.peers.trust import Peer, PeerTrust
-    from balance_service.http.scheduling import Asker
+    from balance_service.http.shares import Shares
     from balance_service.http.streams.part import LocalPart
 
     OpenLocal = Callable[[str, int, Selection, Point | None, Asker], LocalPart]
@@ -44,8 +45,13 @@ log = structlog.get_logger(__name__)
 
 PATH = "/api/changes"
 _ENDED = "ended"
+_CLIENT = "client"
 _MAX_REQUEST_BYTES = 8 << 10
 _MAX_PARTS = 100_000
+# Without the secret, whoever opens a connection may be a client.
+_MAX_UNPROVEN_PARTS = 1_000
+_MAX_UNPROVEN_CONNECTIONS = 4
+"""Of one address, or of one instance to another."""
 _UNUSED_SECONDS = 15.0
 _CLOSE_SECONDS = 1.0
 # The last two come from JSON that has Infinity for a number, or is nested too deeply.
@@ -92,17 +98,31 @@ class Links:
     def __init__(self, proxy: Proxy, address: str) -> None:
         self._proxy = proxy
         self._address = address
-        self._links: dict[Peer, _Link] = {}
+        self._links: dict[Peer, list[_Link]] = {}
+        self._most_parts = _MAX_PARTS if proxy.proves_itself else _MAX_UNPROVEN_PARTS
+        self._most_links = 1 if proxy.proves_itself else _MAX_UNPROVEN_CONNECTIONS
 
-    def open(self, peer: Peer, model: str, partition: int, selection: Selection, since: Point | None) -> RemotePart:
-        """Opens a part; connects to the peer if it is the first. The part ends if that fails."""
-        link = self._links.get(peer)
-        if link is None or link.has_ended:
-            link = self._links[peer] = _Link(peer, self._proxy, self._address, self._ended)
-        return link.open(model, partition, selection, since)
+    def open(
+        self, peer: Peer, model: str, partition: int, selection: Selection, since: Point | None, asker: Asker
+    ) -> RemotePart:
+        """Opens a part on behalf of an asker; connects to the peer if need be. The part ends if that fails.
+
+        Raises:
+            PartEndedError: the peer serves no more parts of this instance.
+        """
+        links = self._links.setdefault(peer, [])
+        link = next((link for link in links if not link.has_ended and len(link) < self._most_parts), None)
+        if link is None:
+            if len(links) >= self._most_links:
+                raise PartEndedError
+            link = _Link(peer, self._proxy, self._address, self._ended)
+            links.append(link)
+        return link.open(model, partition, selection, since, asker)
 
     def _ended(self, link: _Link) -> None:
-        if self._links.get(link.peer) is link:
+        links = self._links[link.peer]
+        links.remove(link)
+        if not links:
             del self._links[link.peer]
 
 
@@ -122,7 +142,11 @@ class _Link:
         self._unused: asyncio.TimerHandle | None = None
         self._running = self._loop.create_task(self._run())
 
-    def open(self, model: str, partition: int, selection: Selection, since: Point | None) -> RemotePart:
+    def __len__(self) -> int:
+        """The number of parts."""
+        return len(self._parts)
+
+    def open(self, model: str, partition: int, selection: Selection, since: Point | None, asker: Asker) -> RemotePart:
         number = next(self._numbers)
         part = self._parts[number] = RemotePart(self, number, self.peer.address)
         if self._unused is not None:
@@ -130,7 +154,7 @@ class _Link:
             self._unused = None
         position, changelog = since or (None, "")
         about = {"open": number, "model": model, "partition": partition, "since": position, "changelog": changelog}
-        self.send({**about, **selection.parameters()})
+        self.send({**about, _CLIENT: digest_of(asker.name), **selection.parameters()})
         return part
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -194,14 +218,23 @@ class _Link:
 class PeerStreams:
     """Serves the connections of peers that follow partitions of this instance."""
 
-    def __init__(self, open_local: OpenLocal, trust: PeerTrust) -> None:
+    def __init__(self, open_local: OpenLocal, trust: PeerTrust, shares: Shares) -> None:
+        """Args:
+        shares: the places of streams. A connection takes one unless it is proven to be a peer's.
+        """
         self._open_local = open_local
         self._trust = trust
+        self._shares = shares
+        self._unproven: Counter[str] = Counter()
         self._sockets: set[web.WebSocketResponse] = set()
         self._is_closed = False
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Serves one connection until it closes. Raises Problem: 403, the request is not a peer's; 503."""
+        """Serves one connection until it closes.
+
+        Raises:
+            Problem: 403, the request is not a peer's; 503, without a secret, its address has too many connections.
+        """
         if self._is_closed:
             raise unavailable("this instance is stopping")
         mark = request.headers.get(FORWARDED_HEADER)
@@ -210,12 +243,34 @@ class PeerStreams:
         socket = web.WebSocketResponse(heartbeat=HEARTBEAT_SECONDS, max_msg_size=_MAX_REQUEST_BYTES, compress=False)
         if not socket.can_prepare(request).ok:
             raise Problem(400, "this path takes WebSocket connections of instances only")
+        if self._trust.demands_proof:
+            return await self._serve(request, socket, mark, _MAX_PARTS)
+        client = asker_of(request).name
+        if self._unproven[client] >= _MAX_UNPROVEN_CONNECTIONS or not self._shares.take(client):
+            raise unavailable(
+                f"without BALANCE_PEER_SECRET, one address may have {_MAX_UNPROVEN_CONNECTIONS} connections here, and "
+                "they count as streams; give all instances the same secret"
+            )
+        self._unproven[client] += 1
+        try:
+            return await self._serve(request, socket, mark, _MAX_UNPROVEN_PARTS)
+        finally:
+            self._shares.release(client)
+            self._unproven[client] -= 1
+            if not self._unproven[client]:
+                del self._unproven[client]
+
+    async def _serve(
+        self, request: web.Request, socket: web.WebSocketResponse, mark: str, most_parts: int
+    ) -> web.StreamResponse:
         incoming, outgoing = self._trust.chains(mark)
         connection = request.protocol
         # Otherwise a connection that always has something to send would look like one without a reader.
         drained = connection.drained if isinstance(connection, AheadOfAiohttp) else None
         messages = PeerMessages(socket, outgoing, incoming, drained)
-        served = _Served(messages, self._open_local, asker_of(request))
+        served = _Served(
+            messages, self._open_local, asker_of(request), most_parts, names_clients=self._trust.demands_proof
+        )
         try:
             await socket.prepare(request)
         except ConnectionError:
@@ -253,10 +308,17 @@ class _ServedPart(NamedTuple):
 class _Served:
     """The parts that one peer follows."""
 
-    def __init__(self, messages: PeerMessages, open_local: OpenLocal, asker: Asker) -> None:
+    def __init__(
+        self, messages: PeerMessages, open_local: OpenLocal, asker: Asker, most_parts: int, *, names_clients: bool
+    ) -> None:
+        """Args:
+        names_clients: whether the peer is believed on whose behalf it opens parts.
+        """
         self._messages = messages
         self._open_local = open_local
         self._asker = asker
+        self._most_parts = most_parts
+        self._names_clients = names_clients
         self._parts: dict[int, _ServedPart] = {}
 
     async def run(self) -> None:
@@ -281,7 +343,7 @@ class _Served:
                 raise ValueError("a message asks for nothing that this version knows")
 
     async def _open(self, number: int, message: Mapping[str, Any]) -> None:
-        if number in self._parts or len(self._parts) >= _MAX_PARTS:
+        if number in self._parts or len(self._parts) >= self._most_parts:
             raise ValueError(f"part {number} cannot be opened")
         since = message["since"]
         try:
@@ -290,7 +352,7 @@ class _Served:
                 int(message["partition"]),
                 Selection.of(message),
                 None if since is None else Point(int(since), str(message.get("changelog", ""))),
-                self._asker,
+                self._asker_of(message),
             )
         except (PartEndedError, InvalidInputError):
             # An instance that does not know the type of the keys may pass on a key of another type.
@@ -309,6 +371,11 @@ class _Served:
                 del self._parts[number]
 
         serving.add_done_callback(served)
+
+    def _asker_of(self, message: Mapping[str, Any]) -> Asker:
+        # A peer of an earlier version names no client: all of its clients have one share.
+        client = message.get(_CLIENT) if self._names_clients else None
+        return self._asker if client is None else Asker(str(client), is_peer=True)
 
     async def _serve(self, number: int, part: LocalPart, is_asked: asyncio.Event) -> None:
         with suppress(ConnectionError):

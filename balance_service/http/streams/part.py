@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from balance_service.errors import RetriableError, StoreCorruptedError
-from balance_service.http.answer import Problem, by_partition
+from balance_service.http.answer import by_partition
 from balance_service.model.json_view import exact_json
 from balance_service.model.keys import key_range
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
     from balance_service.http.routing import LocalCopy, ReadableTask, Routing
-    from balance_service.http.scheduling import Asker, FairScheduler
+    from balance_service.http.scheduling import FairScheduler
+    from balance_service.http.shares import Asker
     from balance_service.http.streams.feed import Feed
     from balance_service.model.keys import KeyType
 
 PAGE = 200
 _PAGE_BYTES = 256 << 10
-_TURN_SECONDS, _TURN_AGAIN_SECONDS = 5.0, 0.1
 _PARAMETERS = ("key", "from", "to", "prefix")
 
 
@@ -298,28 +298,21 @@ class LocalPart:
         Together they are no snapshot: later pages have later states. The changes since the first page follow them, so
         that in the end each key has its newest state. A view that was kept would keep the store from being closed.
         """
-        if self._after is None:
-            self._first_position, self._seen = self._feed.end, self._feed.number
         scheduler = self._reader.scheduler
-        while True:
-            try:
-                async with scheduler.admitted(self._asker, _TURN_SECONDS):
-                    # Not before: a view that waits keeps its store from being closed.
-                    copy = self._copy()
-                    entries = await scheduler.run(self._asker, self._scan(copy))
-                break
-            except Problem:
-                # This client's share of scans is used up.
-                await asyncio.sleep(_TURN_AGAIN_SECONDS)
+        async with scheduler.in_line(self._asker):
+            if self._after is None:
+                self._first_position, self._seen = self._feed.end, self._feed.number
+            # Not before: a view that waits keeps its store from being closed.
+            copy = self._copy()
+            entries, self._in_snapshot = await scheduler.run(self._asker, self._scan(copy))
         self._check_owned(copy)
-        kind = Kind.PAGE if entries else Kind.LAST_PAGE
+        kind = Kind.PAGE if self._in_snapshot else Kind.LAST_PAGE
         if entries:
             self._after = entries[-1][0]
-        else:
-            self._in_snapshot = False
         return self._batch(kind, [text for _, text in entries], copy, self._first_position)
 
-    def _scan(self, copy: LocalCopy) -> Generator[None, None, list[tuple[bytes, str]]]:
+    def _scan(self, copy: LocalCopy) -> Generator[None, None, tuple[list[tuple[bytes, str]], bool]]:
+        """Reads a page of entries, and whether there may be more."""
         start = self.start if self._after is None else self._after + b"\0"
         found = copy.view.scan(start, self.stop, PAGE)
         yield
@@ -330,7 +323,7 @@ class LocalPart:
             size += len(entries[-1][1])
             if size > _PAGE_BYTES:
                 break
-        return entries
+        return entries, len(entries) == PAGE or size > _PAGE_BYTES
 
     def _copy(self) -> LocalCopy:
         copy = self._reader.routing.copy(self._partition)

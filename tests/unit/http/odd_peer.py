@@ -134,11 +134,13 @@ class Asker:
     proxy: Proxy
     peer: Peer
 
-    async def ask(self, customer: str, seconds: float = SECONDS, *, waits: bool = False) -> str:
+    async def ask(self, customer: str, seconds: float = SECONDS, *, client: str = "", waits: bool = False) -> str:
         """Returns the customer in the answer, or the reason for the failure."""
         try:
             asked = TrustedPeer(self.peer.address, "i")
-            got = await self.proxy.get(asked, PATH, {"customerId": customer}, "asker:1", seconds, waits=waits)
+            got = await self.proxy.get(
+                asked, PATH, {"customerId": customer}, "asker:1", seconds, client=client, waits=waits
+            )
         except RetriableError as error:
             return str(error)
         return got.body.decode().strip('"')

@@ -126,7 +126,7 @@ class Owner(Instance):
         self.handlers = Handlers(Operations(IdleInstance()), Streams(self.most_streams))
         models = self.handlers.models = self.models(proxy)
         models.streams = self.handlers.streams
-        self.handlers.peers = PeerStreams(models.open_part, self.trust)
+        self.handlers.peers = PeerStreams(models.open_part, self.trust, self.handlers.streams.shares)
         app = make_app(self.handlers, ROUTES, self.limits, self.trust, self.access)
         site = await serve(app, listener, self.limits)
         try:

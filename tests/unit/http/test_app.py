@@ -50,7 +50,7 @@ def secured(tmp_path: Path) -> dict[str, dict[str, Any]]:
             "jwt_audience": AUDIENCE,
             "peer_secret": SECRET,
         },
-        "client certificates": {**tls, "tls_client_ca": authority.certificate},
+        "client certificates": {**tls, "tls_client_ca": authority.certificate, "peer_secret": SECRET},
         "anonymous": {"allow_anonymous": True},
         "certificate": tls,
         "rate": {"rate_limit": 5, "peer_secret": SECRET},

@@ -240,7 +240,9 @@ def test_a_snapshot_of_many_pages_ends_with_the_newest_states(owner: Owner, monk
     monkeypatch.setattr(part, "PAGE", 3)
     scan, pages = part.LocalPart._scan, iter(range(100))
 
-    def scan_and_commit(reading: part.LocalPart, copy: LocalCopy) -> Generator[None, None, list[tuple[bytes, str]]]:
+    def scan_and_commit(
+        reading: part.LocalPart, copy: LocalCopy
+    ) -> Generator[None, None, tuple[list[tuple[bytes, str]], bool]]:
         if next(pages) == 3:
             # Keys of a page that was sent, and one of a later page.
             owner.commit({"k00": "2.00", "k19": "3.00", "k01": None})
@@ -443,12 +445,12 @@ def test_a_feed_begins_behind_a_retry_at_the_position_of_its_first_view(owner: O
         # seen that.
         begun.begin(Position(10, 1, "t", letters={"a cause/scheduled": 1} if has_letters else {}))
 
-        assert begun.number_at(10) == (None if has_letters else 0)
+        assert begun.number_at(part.Point(10, "")) == (None if has_letters else 0)
         # Of the next positions it knows all.
         begun._committed(10, 11, [b"c1"])
-        assert begun.number_at(11) == 1
+        assert begun.number_at(part.Point(11, "")) == 1
         begun._committed(11, 11, [b"c2"])
-        assert begun.number_at(11) == 1
+        assert begun.number_at(part.Point(11, "")) == 1
 
     asyncio.run(run())
 
@@ -490,7 +492,7 @@ def test_a_page_ends_at_a_position_from_which_the_rest_of_its_last_commit_is_fou
         for limit in (1, 2, 3, 4, 5):
             page = begun.since(0, All(), limit)
             assert page is not None
-            number = begun.number_at(page.position)
+            number = begun.number_at(part.Point(page.position, ""))
             assert number is not None
             rest = begun.since(number, All(), 10)
             assert rest is not None

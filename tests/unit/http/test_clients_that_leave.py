@@ -16,9 +16,9 @@ from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import FORWARDED_HEADER, Peer
 from balance_service.http.scan import TopScan
-from balance_service.http.scheduling import Asker, asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.server.listening import bind
+from balance_service.http.shares import Asker, asker_of
 from balance_service.http.streams.event_stream import Streams
 from tests.support.fakes import IdleInstance
 from tests.support.querying import Instance

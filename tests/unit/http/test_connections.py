@@ -237,17 +237,32 @@ def test_a_peer_has_at_most_64_connections_and_every_query_is_answered() -> None
 
     async def steps(asker: Asker) -> None:
         customers = [f"c{n}" for n in range(200)]
-        assert await asyncio.gather(*map(asker.ask, customers)) == customers
+        asked = [asker.ask(customer, client=customer) for customer in customers]
+        assert await asyncio.gather(*asked) == customers
 
     run(peer, steps)
     assert peer.connections == 64
+
+
+def test_a_client_has_at_most_three_quarters_of_the_connections_to_a_peer_and_another_does_not_wait_for_it() -> None:
+    peer = Peer({f"c{n}": [60] for n in range(200)})
+
+    async def steps(asker: Asker) -> None:
+        many = [asyncio.ensure_future(asker.ask(f"c{n}", 60, client="a")) for n in range(200)]
+        await until(lambda: len(peer.asked) == 48, "as many are asked as may")
+        assert await asker.ask("other", client="b") == "other"
+        for one in many:
+            one.cancel()
+        await asyncio.wait(many)
+
+    run(peer, steps)
 
 
 def test_at_most_64_queries_wait_at_a_peer_on_connections_apart_from_the_others() -> None:
     peer = Peer({f"w{n}": [60] for n in range(70)})
 
     async def steps(asker: Asker) -> None:
-        waiting = [asyncio.ensure_future(asker.ask(f"w{n}", 60, waits=True)) for n in range(70)]
+        waiting = [asyncio.ensure_future(asker.ask(f"w{n}", 60, client=f"{n}", waits=True)) for n in range(70)]
         await until(lambda: len(peer.asked) == 64, "as many wait as may")
         assert await asker.ask("c1") == "c1"
         assert [customer for _, customer in peer.asked] == [*(f"w{n}" for n in range(64)), "c1"]

@@ -186,7 +186,7 @@ def test_a_stream_that_ends_may_be_ended_again() -> None:
 def test_snapshots_leave_a_client_its_share_of_scans(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     scan, is_over = part.LocalPart._scan, threading.Event()
 
-    def slow(reading: part.LocalPart, copy: LocalCopy) -> Generator[None, None, list[tuple[bytes, str]]]:
+    def slow(reading: part.LocalPart, copy: LocalCopy) -> Generator[None, None, tuple[list[tuple[bytes, str]], bool]]:
         while not is_over.is_set():
             time.sleep(0.001)
             yield

@@ -400,7 +400,7 @@ def test_a_request_beyond_the_limit_is_answered_503_at_once_and_probes_200() -> 
 
     assert [answer.status for answer in meanwhile] == [503, 200, 200, 200]
     assert meanwhile[0].headers["retry-after"] == "1"
-    assert "2 requests are in progress" in meanwhile[0].detail
+    assert "2 of its requests are in progress" in meanwhile[0].detail
     assert [answer.status for answer in later] == [200, 200, 200]
 
 
@@ -446,8 +446,8 @@ def test_a_refused_request_is_reported() -> None:
 
     async def run() -> None:
         under_way = UnderWay(Limits(max_concurrent_requests=0), lambda: refused.append("one"))
-        with pytest.raises(Problem, match="0 requests are in progress"):
-            await under_way.run(lambda: asyncio.sleep(0))
+        with pytest.raises(Problem, match="BALANCE_MAX_CONCURRENT_REQUESTS is 0"):
+            await under_way.run("a client", lambda: asyncio.sleep(0))
 
     asyncio.run(run())
 

@@ -119,7 +119,6 @@ def test_aiohttp_refuses_a_client_without_an_accepted_token(
         "Host: localhost\r\nSec-Fetch-Site: none\r\nOrigin: null\r\n",
         "Host: localhost\r\nSec-Fetch-Site: same-origin\r\n",
         "Host: localhost:5051\r\nOrigin: https://LOCALHOST:5051\r\n",
-        "Host: localhost:5051\r\nOrigin: https://ops.example.com\r\n",
     ],
 )
 def test_without_tokens_a_request_that_no_other_site_can_send_is_answered_ahead_of_aiohttp(
@@ -144,7 +143,11 @@ def test_without_tokens_a_request_that_no_other_site_can_send_is_answered_ahead_
         ("Host: localhost\r\nSec-Fetch-Site: cross-site\r\n", 403, b"other sites"),
         ("Host: localhost\r\nSec-Fetch-Site: same-site\r\n", 403, b"other sites"),
         ("Host: localhost\r\nSec-Fetch-Site: \r\n", 403, b"other sites"),
-        ("Host: localhost\r\nSec-Fetch-Site: cross-site\r\nOrigin: http://localhost\r\n", 403, b"other sites"),
+        (
+            "Host: localhost\r\nSec-Fetch-Site: cross-site\r\nOrigin: http://localhost\r\n",
+            403,
+            b"BALANCE_ALLOWED_ORIGINS",
+        ),
         ("Host: localhost\r\nOrigin: http://localhost:8080\r\n", 403, b"BALANCE_ALLOWED_ORIGINS"),
         ("Host: localhost\r\nOrigin: null\r\n", 403, b"BALANCE_ALLOWED_ORIGINS"),
         ("Host: localhost\r\nOrigin: localhost\r\n", 403, b"BALANCE_ALLOWED_ORIGINS"),
@@ -279,3 +282,11 @@ def test_a_connection_is_attributed_to_the_client_of_an_accepted_token(
     exchange(instance, *requests, answers=3, access=Access(authenticator), is_plain=is_plain)
 
     assert clients == ["token:reader"]
+
+
+def test_a_page_of_a_listed_origin_is_answered_by_aiohttp_which_names_the_origin(instance: Instance) -> None:
+    headers = "Host: localhost:5051\r\nOrigin: https://ops.example.com\r\nSec-Fetch-Site: cross-site\r\n"
+    (answer,), at_once, _ = both_ways(instance, raw(headers), access=lambda: Access(browsers=BROWSERS))
+
+    assert (answer[:15], at_once) == (b"HTTP/1.1 200 OK", 0)
+    assert b"\r\nAccess-Control-Allow-Origin: https://ops.example.com\r\n" in answer

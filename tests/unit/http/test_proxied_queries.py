@@ -290,7 +290,7 @@ def test_queries_that_wait_for_a_position_at_a_peer_do_not_delay_others(instance
             url = asked.make_url(PATH).with_query(customerId=CUSTOMER)
             wanted = url.update_query(minPosition=f"{PARTITION}:11")
             waiting = [asyncio.ensure_future(client.get(wanted)) for _ in range(64)]
-            await until(lambda: len(peer.asked) == 64, "all of them wait")
+            await until(lambda: len(peer.asked) == 48, "its share of them waits there")
             async with client.get(url) as response:
                 told = response.status, not any(one.done() for one in waiting)
             for one in waiting:

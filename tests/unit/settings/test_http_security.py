@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_environment")
         ({"TLS_KEY_PASSWORD": SECRET}, ["TLS_KEY_PASSWORD", "TLS_KEY"]),
         ({"HEALTH_PORT": "70000"}, ["HEALTH_PORT"]),
         ({"TOKENS_FILE": "t.json"}, ["TOKENS_FILE", "PEER_SECRET"]),
+        ({"TLS_CERTIFICATE": "c", "TLS_KEY": "k", "TLS_CLIENT_CA": "ca"}, ["TLS_CLIENT_CA", "PEER_SECRET"]),
         ({"JWKS_FILE": "j.json", "PEER_SECRET": SECRET}, ["JWKS_FILE", "JWT_ISSUER", "JWT_AUDIENCE"]),
         ({"JWKS_FILE": "j", "JWT_ISSUER": "i", "PEER_SECRET": SECRET}, ["JWT_AUDIENCE must"]),
         ({"JWT_ISSUER": "i", "JWT_AUDIENCE": "a"}, ["JWKS_FILE must"]),
