@@ -104,7 +104,10 @@ def test_in_any_order_of_events_the_places_are_those_of_all_scores_sorted(
             SCORES.by("player_id").join(PLAYERS, on="player_id", take={"name": "x"}),
             "needs both a join and a `.by` that names the joined record",
         ),
-        (SCORES.by("product_id", "ScoredGame"), "needs both a join and a `.by` that names the joined record"),
+        (
+            SCORES.by("product_id", "ScoredGame"),
+            "`.by` takes one column; a second name is that of the joined record, and nothing is joined before it",
+        ),
         (
             SCORES.join(Global("p", "Player"), on="player_id", take={"rank": "x"}).by("product_id", "ScoredGame"),
             "takes 'rank' of Player, which has no such column",
