@@ -153,13 +153,16 @@ def topics_create() -> None:
 
 
 @topics.command("checkpoint")
-def topics_checkpoint() -> None:
+@click.option(
+    "--leave-out-unknown", is_flag=True, help="Records that no known secret has signed never count, with any secret."
+)
+def topics_checkpoint(*, leave_out_unknown: bool) -> None:
     """Vouch for the present records about generations, and for the decisions about dead letters.
 
     Use this after a change of BALANCE_PEER_SECRET, while BALANCE_PEER_SECRETS_FORMER has the former one. It may be left
     out from then on.
     """
-    from balance_service.kafka.signing import write_checkpoint
+    from balance_service.kafka.signing import vouch
     from balance_service.kafka.topics import Topics
 
     settings = load_settings()
@@ -167,7 +170,8 @@ def topics_checkpoint() -> None:
     if settings.peer_secret is None:
         raise ConfigurationError("a checkpoint is signed: set BALANCE_PEER_SECRET as the instances have it")
     for name in (settings.generations_topic, settings.dead_letter_decisions_topic):
-        click.echo(f"{write_checkpoint(settings, Topics(settings), name)} records of topic {name} count for ever")
+        count = vouch(settings, Topics(settings), name, leaves_out_unknown=leave_out_unknown)
+        click.echo(f"{count} records of topic {name} count for ever")
 
 
 @topics.command("copy")

@@ -19,6 +19,7 @@ from balance_service.errors import (
     PoisonRecordError,
     RetriableError,
     TaskMigratedError,
+    UnreadableRecordError,
 )
 from balance_service.kafka.clients import by_remedy, new_client, reader_config, transactional_config
 from balance_service.kafka.log_reader import LogReader, reader_to_end
@@ -50,7 +51,7 @@ class GenerationLog(PeriodicThread):
         """Reads the topic to its end, if there is one: no read model has another generation than its first otherwise.
 
         Raises:
-            ConfigurationError: the schema is not usable.
+            ConfigurationError: the schema is not usable, or others sign the records and this process has no secret.
             RetriableError: the broker or the registry does not respond.
         """
         super().__init__("generations", 0.0, self._follow)
@@ -66,6 +67,7 @@ class GenerationLog(PeriodicThread):
         self._reader: LogReader | None = None
         self._followed: list[ControlRecord] = []
         self._read_to_end()
+        self.records.require_secret()
 
     def stop(self, timeout_seconds: float) -> bool:
         has_ended = super().stop(timeout_seconds)
@@ -104,7 +106,7 @@ class GenerationLog(PeriodicThread):
             BalanceServiceError: as `write`.
         """
         for name in declarations.keys() - self._known.keys():
-            if refused := [at for at, one in self.records.refused.items() if one.key == name.encode()]:
+            if refused := self.records.unknown(name.encode()):
                 # Its history is unknown: generation 1 may be one that was dropped.
                 raise ConfigurationError(self.records.problem(refused[0]))
         while missing := {name: declared for name, declared in declarations.items() if name not in self._known}:
@@ -183,9 +185,9 @@ class GenerationLog(PeriodicThread):
             reason, model = untrusted, record.key.decode(errors="replace")
             if not reason:
                 try:
-                    after = Generations.of(model, self._codec.decode(record.value))
+                    after = Generations.of(model, self._codec.decode_foreign(record.value))
                     reason = after.refusal(known.get(model) or Generations(model))
-                except (PoisonRecordError, ValueError) as error:
+                except (PoisonRecordError, UnreadableRecordError, ValueError) as error:
                     reason = f"it cannot be read: {error}"
             if reason:
                 self.records.refuse(record, reason)

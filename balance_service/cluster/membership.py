@@ -143,7 +143,7 @@ class _Member:
 
     def _turn(self) -> None:
         """Polls once, and does what is due then."""
-        self._poll(_IDLE_POLL_SECONDS)
+        raise NotImplementedError
 
     def _poll(self, seconds: float) -> None:
         try:
@@ -177,6 +177,10 @@ class Guard(_Member):
 
     def _subscribe(self) -> None:
         self._consumer.subscribe([self._topic], on_assign=self._on_assign)
+
+    def _turn(self) -> None:
+        # It leaves last, so nobody else may wait for it.
+        self._poll(_POLL_SECONDS)
 
     def _on_assign(self, consumer: Consumer, _assigned: list[TopicPartition]) -> None:
         consumer.assign([])
@@ -218,6 +222,11 @@ class Membership(_Member):
         self._renewed_for: Partitions = frozenset()
         self.partitions: Partitions = frozenset()
         """The owned partitions as of the last rebalance."""
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether the lease was asked for: while no task of the topic answers, there is nothing to commit."""
+        return bool(self._renewed_for & self.partitions)
 
     def stop(self, timeout_seconds: float = _STOP_SECONDS) -> None:
         """Revokes the partitions, so that a successor can open them at once, and leaves the group."""
@@ -351,8 +360,8 @@ class Memberships:
 
     @property
     def unconfirmed(self) -> list[str]:
-        """The topics of which this instance owns partitions and may not answer, because its lease does not hold."""
-        return [topic for topic, one in self.of.items() if one.partitions and not one.lease.holds]
+        """The topics of which tasks here would answer as owners, and may not, because the lease does not hold."""
+        return [topic for topic, one in self.of.items() if one.has_asked and not one.lease.holds]
 
     def guard(self) -> None:
         """Joins the guard group; returns at once."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.engine.dead_letter import SET_ASIDE, Letter, Status, is_final
 from balance_service.engine.records import BY_KEY, MISPLACED, DeadLetter, Output
-from balance_service.errors import InvalidInputError, PoisonRecordError
+from balance_service.errors import InvalidInputError, PoisonRecordError, UnreadableRecordError
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.messages import offset_of
 from balance_service.kafka.signing import ControlRecord
@@ -194,9 +194,9 @@ class DecisionLog:
                 self.records.refuse(one, reason)
                 continue
             try:
-                record = self.codec.decode(one.value)
+                record = self.codec.decode_foreign(one.value)
                 letter_id, status = LetterId.parse(record["id"]), Decision(record["decision"]).leaves
-            except (PoisonRecordError, InvalidInputError, ValueError) as error:
+            except (PoisonRecordError, UnreadableRecordError, InvalidInputError, ValueError) as error:
                 self.records.refuse(one, f"it cannot be read: {error}")
                 continue
             is_ours = letter_id.stage == self.stage and record["sourceTopicId"] == self.source_topic_id

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
@@ -31,7 +32,7 @@ from balance_service.engine.tables import JoinedTables, Tables
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import producer_config
-from balance_service.kafka.signing import ControlRecords
+from balance_service.kafka.signing import ControlRecords, begin_to_sign
 from balance_service.kafka.topic_specs import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics, Watermarks
 from balance_service.model.generations import Generations
@@ -141,9 +142,11 @@ class Engine:
         self._tracer = tracer
         self.generations = until_up(partial(GenerationLog, settings, self.topics, self.registry))
         """Which generations of the read models there are; followed once the engine starts."""
-        self.decision_records = ControlRecords.of(settings, settings.dead_letter_decisions_topic)
+        decisions_topic = settings.dead_letter_decisions_topic
+        self.decision_records = ControlRecords.of(settings, decisions_topic)
         self.versions = versions = Versions(models, settings, self.generations.of)
         self._prepared = prepared = until_up(partial(self._prepare, stages))
+        until_up(partial(begin_to_sign, settings, self.topics, decisions_topic))
         begun = {name: versions.declaration(name) for name in versions.with_states}
         until_up(partial(self.generations.begin, begun))
         versions.check_serving()
@@ -182,12 +185,7 @@ class Engine:
         partitions = sum(sources[stage.source].partitions for stage in stages)
         # Twice: for one more generation of each.
         self._slots = Slots(2 * _QUERIES_OF_A_PARTITION * partitions)
-        # The warm-up runs one more, and so do records that are decoded again.
         self.memberships = Memberships(settings, sources, self, self._positions)
-        # Kafka takes a while to admit the first member, and so does Spark to start.
-        self.memberships.guard()
-        self.spark = start_spark(settings, state_directory.scratch, self._slots.total + 1)
-        self.spark_sampler = SparkSampler(self.spark)
         self._openings = threading.Semaphore(files.openings)
         self._siblings: dict[str, Siblings] = {}
         self._changing = threading.RLock()
@@ -195,8 +193,16 @@ class Engine:
         self.stages: Mapping[str, Tasks] = {}
         self._decoders: dict[str, Decoder] = {}
         """By the stage's name."""
-        self._wipe_dropped(stages)
-        warm_ups = [until_up(partial(self._host_if_live, stage)) for stage in stages]
+        with ExitStack() as on_failure:
+            # Kafka takes a while to admit the first member, and so does Spark to start.
+            self.memberships.guard()
+            on_failure.callback(self.memberships.stop)
+            # The warm-up runs one more, and so do records that are decoded again.
+            self.spark = start_spark(settings, state_directory.scratch, self._slots.total + 1)
+            self.spark_sampler = SparkSampler(self.spark)
+            self._wipe_dropped(stages)
+            warm_ups = [until_up(partial(self._host_if_live, stage)) for stage in stages]
+            on_failure.pop_all()
         # The first query of a JVM is slow. It runs while the instance joins its group and opens its tasks.
         self._warm_up = threading.Thread(target=next(filter(None, warm_ups), None), name="warm-up", daemon=True)
         self._warm_up.start()

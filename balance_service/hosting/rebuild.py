@@ -33,7 +33,7 @@ from balance_service.errors import BalanceServiceError, ConfigurationError, Fata
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.kafka.clients import by_remedy, new_client
 from balance_service.kafka.log_reader import reader_to_end
-from balance_service.kafka.signing import ControlRecords
+from balance_service.kafka.signing import WRONGLY_SIGNED, ControlRecords
 from balance_service.kafka.topic_specs import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.model.placing import stages_of
@@ -291,6 +291,10 @@ class Carryover:
         now_ms = self._letters.now_ms()
         # DecisionLog stay valid after their letter has expired from the changelog.
         self._known |= self._decisions.decided_letters(self._settings, self._topics, partitions, now_ms)
+        records = self._decisions.records
+        records.require_secret()
+        if unknown := [at for at, one in sorted(records.refused.items()) if one.reason == WRONGLY_SIGNED]:
+            raise ConfigurationError(records.problem(unknown[0]))
         positions, letters = self._read_changelog(self._stage)
         of_others = [self._read_changelog(other) for other in self._others]
         for partition in partitions:

@@ -425,7 +425,7 @@ class Rebuilds(PeriodicThread):
 
         The brokers forget transactional ids by themselves.
         """
-        topics, live = self._engine.topics, set(generations.live)
+        topics, live, waiting = self._engine.topics, set(generations.live), None
         published = {task.stage for server in self._servers.servers() for task in server.tasks}
         for number in range(1, generations.newest + 1):
             stage = self._versions.stage(generations.model, number)
@@ -436,8 +436,7 @@ class Rebuilds(PeriodicThread):
             # It may also drop the generation before its task is known here.
             at, failure = self._deletions.get(stage.name, (float("-inf"), None))
             if time.monotonic() - at < (_LOOK_AGAIN_SECONDS if failure is None else _DELETE_AGAIN_SECONDS):
-                if failure is not None:
-                    raise failure
+                waiting = failure or waiting
                 continue
             try:
                 # In this order: once the topic is gone, none looks for its subjects.
@@ -449,8 +448,11 @@ class Rebuilds(PeriodicThread):
                     reach("changelog-deleted")
             except BalanceServiceError as error:
                 self._deletions[stage.name] = time.monotonic(), error
-                raise
-            self._deletions[stage.name] = time.monotonic(), None
+                waiting = error
+            else:
+                self._deletions[stage.name] = time.monotonic(), None
+        if waiting is not None:
+            raise waiting
 
     def _check_ours(self, stage: Stage, changelog: Topic) -> None:
         """Checks that a changelog is not one of another application that has the same name. Raises _WaitingError."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 from confluent_kafka import KafkaException, Producer
 
-from balance_service.errors import RetriableError
+from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.kafka.clients import by_remedy, new_client, producer_config
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.messages import offset_of, readable_headers
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from balance_service.kafka.topics import Topics
+    from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -41,6 +42,7 @@ REFUSED_BEFORE = "it did not count when the checkpoint behind it was written"
 _CHECKPOINT = b""
 """The key of a record that vouches for others: neither a read model nor a dead letter has it."""
 _WRITE_SECONDS = 15.0
+_MOST_REFUSED = 1_000
 
 
 class SharedSecret:
@@ -98,8 +100,11 @@ class ControlRecords:
         self.topic = topic
         self._secret = secret
         self._known = () if secret is None else (secret, *former)
+        self._lock = threading.Lock()
         self.refused: Mapping[tuple[int, int], Refused] = {}
-        """By partition and offset."""
+        """By partition and offset; the first thousand."""
+        self.has_signed = False
+        """Whether the topic has a record with a signature, right or wrong."""
 
     @staticmethod
     def of(settings: Settings, topic: str) -> ControlRecords:
@@ -121,9 +126,22 @@ class ControlRecords:
     def refuse(self, record: ControlRecord, reason: str) -> None:
         """Notes that a record does not count."""
         place = record.partition, record.offset
-        if place not in self.refused:
+        with self._lock:
+            if place in self.refused or len(self.refused) >= _MOST_REFUSED:
+                return
             self.refused = {**self.refused, place: Refused(record.key, reason)}
             log.error("a control record does not count", topic=self.topic, offset=record.offset, reason=reason)
+
+    def unknown(self, key: bytes) -> list[tuple[int, int]]:
+        """Returns the places of the records with a key that no known secret has signed."""
+        return [at for at, one in sorted(self.refused.items()) if one == Refused(key, WRONGLY_SIGNED)]
+
+    def require_secret(self) -> None:
+        """Raises ConfigurationError if others sign the records of the topic, and this process has no secret."""
+        if self._secret is None and self.has_signed:
+            raise ConfigurationError(
+                f"topic '{self.topic}' has signed records: set BALANCE_PEER_SECRET as all instances"
+            )
 
     def headers(self, key: bytes, value: bytes) -> dict[str, bytes]:
         """Returns the headers of a record that this instance writes."""
@@ -140,7 +158,10 @@ class ControlRecords:
         vouched = self._vouched(records)
         signed, seen = set[int](), set[bytes]()
         for record in records:
+            self.has_signed = self.has_signed or record.signature is not None
             if record.key == _CHECKPOINT:
+                if self._is_signed(record):
+                    signed.add(record.partition)
                 continue
             reason = ""
             if (known := vouched.get(record.partition)) is not None and record.offset < known.end:
@@ -157,27 +178,33 @@ class ControlRecords:
                 seen.add(record.signature)
             yield record, reason
 
-    def checkpoints(self, records: Sequence[ControlRecord]) -> list[ControlRecord]:
+    def checkpoints(self, records: Sequence[ControlRecord], partitions: int) -> list[ControlRecord]:
         """Returns a record for each partition that vouches for those which count now. Offsets of these are unset."""
         refused = {(one.partition, one.offset) for one, reason in self.judged(records) if reason}
-        found = []
-        for partition, part in _by_partition(records).items():
-            end, digest = part[-1].offset + 1, _digest(part).hexdigest()
+        found, by_partition = [], _by_partition(records)
+        for partition in range(partitions):
+            part = by_partition.get(partition, [])
+            end, digest = part[-1].offset + 1 if part else 0, _digest(part).hexdigest()
             offsets = [str(offset) for of, offset in sorted(refused) if of == partition]
             value = " ".join([str(end), digest, *offsets]).encode()
             found.append(ControlRecord(partition, -1, _CHECKPOINT, value, self.headers(_CHECKPOINT, value).get(HEADER)))
         return found
 
     def _vouched(self, records: Sequence[ControlRecord]) -> dict[int, _Checkpoint]:
-        """Returns the newest valid checkpoint of each partition."""
+        """Returns the valid checkpoint of each partition that vouches for the most records."""
         found: dict[int, _Checkpoint] = {}
         for partition, part in _by_partition(records).items():
+            seen = set[bytes]()
             for at, record in enumerate(part):
-                if record.key == _CHECKPOINT and self._secret is not None and self._is_signed(record):
-                    end, digest, *refused = record.value.decode().split(" ")
-                    below = [one for one in part[:at] if one.offset < int(end)]
-                    if _digest(below).hexdigest() == digest:
-                        found[partition] = _Checkpoint(int(end), frozenset(map(int, refused)))
+                # A repeated one costs a digest of all before it, and says nothing new.
+                if record.key != _CHECKPOINT or record.value in seen or not self._is_signed(record):
+                    continue
+                seen.add(record.value)
+                end, digest, *refused = record.value.decode().split(" ")
+                below = [one for one in part[:at] if one.offset < int(end)]
+                is_greatest = partition not in found or int(end) >= found[partition].end
+                if is_greatest and _digest(below).hexdigest() == digest:
+                    found[partition] = _Checkpoint(int(end), frozenset(map(int, refused)))
         return found
 
     def _is_signed(self, record: ControlRecord) -> bool:
@@ -210,29 +237,64 @@ def _digest(records: Sequence[ControlRecord]) -> hashlib._Hash:
     return digest
 
 
-def write_checkpoint(settings: Settings, topics: Topics, name: str) -> int:
-    """Vouches for the records of a control topic that count now, so that a secret that signed them may be forgotten.
+def vouch(settings: Settings, topics: Topics, name: str, *, leaves_out_unknown: bool = False) -> int:
+    """Writes a checkpoint: a secret that signed earlier records may be forgotten, and no unsigned one counts later.
+
+    Args:
+        leaves_out_unknown: records that no known secret has signed never count, with whatever secret.
 
     Returns:
-        The number of the records; 0 if the topic does not exist.
+        The number of the records that count; 0 if the topic does not exist.
 
     Raises:
+        ConfigurationError: no known secret has signed some records.
         RetriableError: the broker does not respond.
         NotAuthorizedError: the user may not write to the topic.
     """
     if (topic := topics.find(name)) is None:
         return 0
     records = ControlRecords.of(settings, name)
+    read = _read(settings, topics, topic)
+    judged = [*records.judged(read)]
+    if (unknown := [one for one, reason in judged if reason == WRONGLY_SIGNED]) and not leaves_out_unknown:
+        first = f"that at offset {unknown[0].offset} of partition {unknown[0].partition}"
+        raise ConfigurationError(
+            f"no known secret has signed {len(unknown)} records of topic '{name}', {first} among them: name former "
+            "secrets in BALANCE_PEER_SECRETS_FORMER; or, if they are forged, repeat with --leave-out-unknown, and they "
+            "never count"
+        )
+    _write(settings, name, records.checkpoints(read, topic.partitions))
+    return sum(not reason for _, reason in judged)
+
+
+def begin_to_sign(settings: Settings, topics: Topics, name: str) -> None:
+    """Vouches for the records of a control topic when there is a secret for the first time. Raises as `vouch`.
+
+    From then on no unsigned record counts, also in a topic that stays empty for long.
+    """
+    records, topic = ControlRecords.of(settings, name), topics.find(name)
+    if settings.peer_secret is None or topic is None:
+        return
+    read = _read(settings, topics, topic)
+    # Judges all, which notes whether there is a signature.
+    _ = [*records.judged(read)]
+    if not records.has_signed:
+        _write(settings, name, records.checkpoints(read, topic.partitions))
+
+
+def _read(settings: Settings, topics: Topics, topic: Topic) -> list[ControlRecord]:
     with reader_to_end(settings, topics, topic, waits_for_open=True) as reader:
-        read = [ControlRecord.of(message) for message in reader]
+        return [ControlRecord.of(message) for message in reader]
+
+
+def _write(settings: Settings, name: str, records: Sequence[ControlRecord]) -> None:
     doing, grant = f"writing to topic '{name}'", f"Write on topic '{name}'"
     producer = new_client(Producer, {**producer_config(settings), "message.timeout.ms": int(_WRITE_SECONDS * 1000)})
     try:
-        for one in records.checkpoints(read):
+        for one in records:
             headers: dict[str, str | bytes | None] = {HEADER: one.signature}
             producer.produce(name, one.value, one.key, partition=one.partition, headers=headers)
         if wait_for_deliveries(producer, _WRITE_SECONDS):
             raise RetriableError(f"{doing}: the broker did not confirm in time")
     except KafkaException as error:
         raise by_remedy(error, doing, grant) from error
-    return len(read)

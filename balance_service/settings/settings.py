@@ -170,10 +170,10 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     peer_secret: SecretStr | None = Field(
         None,
         min_length=16,
-        description="Secret that all instances share. It signs their directory records, and the queries and answers "
-        "between them; needed with tokens, JWTs, client certificates or a rate limit.",
+        description="Secret that all instances share. It signs directory and control records, and the queries and "
+        "answers between them; needed with tokens, JWTs, client certificates or a rate limit.",
     )
-    peer_secrets_former: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+    peer_secrets_former: Annotated[tuple[Annotated[SecretStr, Field(min_length=16)], ...], NoDecode] = Field(
         (),
         description="Comma-separated earlier values of `BALANCE_PEER_SECRET`, which verify older generations and "
         "decisions.",

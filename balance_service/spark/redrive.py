@@ -130,7 +130,8 @@ class Redrive:
         """Args:
         path: of the file that remembers at which records Spark has failed.
         """
-        return Trials(path, self._decoded, self._decode_harmless)
+        ended = QueryEndedError("the JVM has ended")
+        return Trials(path, self._decoded, self._decode_harmless, lambda: require_jvm(self._spark, ended))
 
     def batch(self, partition: int, position: int, due: DueLetters, path: Path) -> TaskBatch:
         """Returns the dead letters that are due as a batch for the task.

@@ -276,10 +276,11 @@ class TaskRunner:
             raise
         finally:
             # A task may end before it notices that its query has ended with the JVM.
-            if not has_failed and not jvm_has_ended(self._spark):
+            if has_failed or jvm_has_ended(self._spark):
+                if (position := task.position) >= 0:
+                    trials.query_failed(position)
+            elif not interrupted.is_set():
                 trials.forget()
-            elif (position := task.position) >= 0:
-                trials.query_failed(position)
 
     def _most_rows(self) -> int | None:
         """Returns how many events a commit may have; None unless the generation is built at a bounded rate."""

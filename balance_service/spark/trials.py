@@ -70,12 +70,15 @@ class Trials:
         path: Path,
         decode: Callable[[Sequence[Mapping[str, Any]]], pa.Table],
         decode_harmless: Callable[[], object],
+        require_jvm: Callable[[], None],
     ) -> None:
         """Args:
         path: of the file; its folder may be missing.
         decode: raises QueryEndedError, or JvmEndedError.
         decode_harmless: decodes a record of this service, and raises likewise.
+        require_jvm: raises JvmEndedError if the JVM has ended.
         """
+        self._require_jvm = require_jvm
         self._path = path
         self._decode = decode
         self._decode_harmless = decode_harmless
@@ -124,13 +127,16 @@ class Trials:
             try:
                 # An attempt that ends the JVM would count for all that were made at the time.
                 with _one_at_a_time(is_interrupted):
-                    rows = self._decode(part)
+                    # Another partition's attempt may have ended it.
+                    self._require_jvm()
+                    try:
+                        rows = self._decode(part)
+                    except (QueryEndedError, JvmEndedError) as error:
+                        log.warning("Spark fails at records", first=tried.offset, records=len(part), error=str(error))
+                        self._note(known, tried, error)
+                        continue
             except QueryInterruptedError:
                 break
-            except (QueryEndedError, JvmEndedError) as error:
-                log.warning("Spark fails at records", first=tried.offset, records=len(part), error=str(error))
-                self._note(tried, error)
-                continue
             self._write(_left(known, tried))
             return Trial(part, rows)
         raise QueryInterruptedError("the search for the record at which Spark fails was interrupted")
@@ -149,17 +155,20 @@ class Trials:
             raise
         self._failures = 0
 
-    def _note(self, tried: Suspect, error: QueryEndedError | JvmEndedError) -> None:
+    def _note(self, known: Suspect | None, tried: Suspect, error: QueryEndedError | JvmEndedError) -> None:
         """Notes that Spark has failed at records, unless it fails at the harmless record too. Raises as `decoded`."""
         self._said = str(error)
+        # Before the check: a JVM that hangs does not get beyond it.
+        self._write(tried)
+        if isinstance(error, JvmEndedError):
+            raise error
         try:
-            if isinstance(error, JvmEndedError):
-                raise error
             self.check()
         except JvmEndedError:
-            self._write(tried)
             raise
-        self._write(tried)
+        except (QueryEndedError, FatalError):
+            self._write(known)
+            raise
 
     def _failed_queries(self, position: int, suspect: Suspect | None) -> int:
         is_there = suspect is not None and suspect.end is None and suspect.offset == position

@@ -18,7 +18,7 @@ from balance_service.cluster.generations import GenerationLog
 from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError, RetriableError
 from balance_service.hosting import engine as module
 from balance_service.hosting.rebuild import rebuild
-from balance_service.kafka.signing import write_checkpoint
+from balance_service.kafka.signing import vouch
 from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.model.generations import Comparison, Generations, Switch
@@ -109,7 +109,7 @@ def test_a_former_secret_verifies_and_without_it_no_history_is_made_up(log: Call
     changed = log(peer_secret=ANOTHER, peer_secrets_former=(SECRET,))
 
     assert changed.of("balance") == now
-    write_checkpoint(changed._settings, changed._topics, changed.records.topic)
+    assert vouch(changed._settings, changed._topics, changed.records.topic) == 2
     assert log(peer_secret=ANOTHER).of("balance") == now
     assert changed.write("balance", lambda known: known.dropped(2, "alice", "a test")).live == [1]
 

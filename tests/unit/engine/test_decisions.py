@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,13 +15,15 @@ from balance_service.engine.dead_letter import Letter, Status, is_final
 from balance_service.engine.decisions import Decision, DecisionLog, LetterId, Verdict
 from balance_service.errors import InvalidInputError
 from balance_service.kafka import log_reader
-from balance_service.kafka.signing import ControlRecords
+from balance_service.kafka.signing import ControlRecords, SharedSecret
 from balance_service.kafka.topics import Topic
 from balance_service.settings import load_settings
 from tests.support.fakes import FakeRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from balance_service.engine.records import Output
 
 EVERY_MS = 300_000
 OPEN_AT, OURS_AT, END = 100, 101, 103
@@ -143,3 +147,38 @@ def test_a_decision_behind_another_tasks_open_transaction_is_read(
     known = decisions.decided_letters(load_settings(), topics, [0], 2_000)
 
     assert known[0][7].status is status
+
+
+@pytest.mark.shows("control")
+@pytest.mark.parametrize("secret", [None, SharedSecret("a secret of all instances")], ids=["no secret", "a secret"])
+def test_what_is_no_decision_and_what_nobody_has_signed_decides_nothing(
+    monkeypatch: pytest.MonkeyPatch, secret: SharedSecret | None
+) -> None:
+    codec = AvroCodec(FakeRegistry(), "decisions", load_schema("DeadLetterDecision"))
+    records = ControlRecords("decisions", secret)
+    decisions = DecisionLog(records=records, codec=codec, stage="balance", source_topic_id="s")
+
+    def discarded(offset: int) -> Output:
+        letter = Letter(offset, "field-null", Status.WAITING, 0, 0, -1, None)
+        return decisions.output(0, letter, Verdict(Decision.DISCARD, "me", "a test"), 1_000)
+
+    ours, forged = discarded(7), discarded(8)
+    given = [(ours.value, ours.headers), (b"garbage", []), (forged.value, []), (None, [])]
+    messages = [
+        SimpleNamespace(
+            key=lambda: b"k",
+            value=partial(lambda value: value, value),
+            headers=partial(lambda headers: headers, headers),
+            partition=lambda: 0,
+            offset=partial(lambda at: at, at),
+        )
+        for at, (value, headers) in enumerate(given)
+    ]
+    messages[0].key = lambda: ours.key
+    monkeypatch.setattr("balance_service.engine.decisions.reader_to_end", lambda *_, **__: nullcontext(messages))
+    topics: Any = Topics()
+
+    known = decisions.decided_letters(load_settings(), topics, [0], 2_000)
+
+    assert sorted(known[0]) == ([7, 8] if secret is None else [7])
+    assert [offset for _, offset in records.refused] == ([1, 3] if secret is None else [1, 2, 3])

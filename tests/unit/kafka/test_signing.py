@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from balance_service.errors import ConfigurationError
 from balance_service.kafka.signing import (
     HEADER,
     REFUSED_BEFORE,
@@ -95,7 +96,7 @@ def test_a_refused_record_is_told_once_with_its_place() -> None:
 
 def with_checkpoint(records: ControlRecords, *given: ControlRecord) -> list[ControlRecord]:
     """Returns the records, and behind them the checkpoint that an operator writes."""
-    return [*given, *(one._replace(offset=len(given)) for one in records.checkpoints(given))]
+    return [*given, *(one._replace(offset=len(given)) for one in records.checkpoints(given, 1))]
 
 
 def test_behind_a_checkpoint_a_former_secret_may_be_forgotten() -> None:
@@ -124,3 +125,28 @@ def test_a_record_from_before_a_checkpoint_is_not_repeated_behind_it() -> None:
     written = with_checkpoint(ControlRecords("t", NOW), given)
 
     assert judged(ControlRecords("t", NOW), *written, given._replace(offset=2)) == ["", REPEATED]
+
+
+def test_an_older_checkpoint_that_is_repeated_takes_nothing_back() -> None:
+    records = ControlRecords("t", NOW, [FORMER])
+    first = record(b"k", b"0", signed(FORMER, b"k", b"0"), 0)
+    early = with_checkpoint(records, first)
+    late = with_checkpoint(records, *early, record(b"k", b"2", signed(FORMER, b"k", b"2"), 2))
+    repeated = early[1]._replace(offset=4)
+
+    assert judged(ControlRecords("t", NOW), *late, repeated) == ["", ""]
+
+
+def test_no_unsigned_record_counts_behind_the_checkpoint_of_an_empty_topic() -> None:
+    (checkpoint,) = ControlRecords("t", NOW).checkpoints([], 1)
+
+    assert judged(ControlRecords("t", NOW), checkpoint._replace(offset=0), record(b"k", b"v", None, 1)) == [UNSIGNED]
+
+
+def test_a_process_without_the_secret_of_the_others_is_told_so() -> None:
+    records = ControlRecords("t")
+    records.require_secret()
+    judged(records, record(b"k", b"v", signed(NOW, b"k", b"v"), 0))
+
+    with pytest.raises(ConfigurationError, match="topic 't' has signed records: set BALANCE_PEER_SECRET"):
+        records.require_secret()

@@ -53,7 +53,7 @@ def path(folder: Path) -> Path:
 
 
 def trials(folder: Path, decoder: Decoder) -> Trials:
-    return Trials(path(folder), decoder, decoder.harmless)
+    return Trials(path(folder), decoder, decoder.harmless, lambda: None)
 
 
 def read(folder: Path, decoder: Decoder, records: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[int, str]]:
@@ -161,7 +161,7 @@ def test_the_end_of_the_jvm_that_only_the_harmless_record_meets_counts(tmp_path:
         raise jvm_ended()
 
     for _ in range(2):
-        made = Trials(path(tmp_path), decoder, harmless)
+        made = Trials(path(tmp_path), decoder, harmless, lambda: None)
         with pytest.raises(JvmEndedError):
             made.decoded(RECORDS[:1])
 
@@ -252,3 +252,30 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path) -> None:
             trials(tmp_path, decoder).decoded(RECORDS[500:], is_interrupted)
 
     assert [len(attempt) for attempt in decoder.attempts] == [500, 15, 1]
+
+
+def test_no_record_is_to_blame_for_the_end_of_the_jvm_in_another_partitions_attempt(tmp_path: Path) -> None:
+    decoder = Decoder(0, raises=jvm_ended)
+
+    def ended() -> None:
+        raise jvm_ended()
+
+    for _ in range(10):
+        with pytest.raises(JvmEndedError):
+            Trials(path(tmp_path), decoder, decoder.harmless, ended).decoded(RECORDS[:1])
+
+    assert decoder.attempts == []
+    assert not path(tmp_path).exists()
+
+
+def test_an_attempt_that_a_hanging_jvm_does_not_survive_counts(tmp_path: Path) -> None:
+    decoder = Decoder(0)
+
+    def hang() -> None:
+        raise KilledError
+
+    for _ in range(2):
+        with pytest.raises(KilledError):
+            Trials(path(tmp_path), decoder, hang, lambda: None).decoded(RECORDS[:1])
+
+    assert read(tmp_path, decoder, RECORDS[:1]) == ([], {0: "Spark's JVM ended while it decoded the record"})
