@@ -112,7 +112,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the lease always holds",
-        "balance_service/cluster/membership.py",
+        "balance_service/kafka/lease.py",
         "        return self._clock() < self._expires\n",
         "        return True\n",
         "silence=3,pause=6",
@@ -237,8 +237,8 @@ MUTATIONS = (
     Mutation(
         "an opened task takes no new epoch",
         "balance_service/engine/opening.py",
-        "epoch=max(stored.epoch + 1, least_epoch)",
-        "epoch=max(stored.epoch, least_epoch)",
+        "epoch = max(stored.epoch + 1, least_epoch)",
+        "epoch = max(stored.epoch, least_epoch)",
         "kill=3",
         # Peers that cannot tell the new owner's claim from the old one's ask neither.
         ("wrong owner", "backwards", "silent"),
@@ -270,7 +270,7 @@ MUTATIONS = (
     Mutation(
         "an instance ends when it loses its partitions",
         "balance_service/cluster/membership.py",
-        "        gone = _pairs(lost)\n",
+        "        gone = _numbers(lost)\n",
         '        raise RuntimeError("lost")\n',
         "pause=2",
         ("crash",),

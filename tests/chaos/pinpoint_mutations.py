@@ -168,8 +168,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "the task of a revoked partition is closed after the unassignment",
         "cluster/membership.py",
-        "        self._listener.revoked(gone)\n        consumer.incremental_unassign(revoked)\n",
-        "        consumer.incremental_unassign(revoked)\n        self._listener.revoked(gone)\n",
+        "        self._listener.revoked(self._topic, gone)\n        consumer.incremental_unassign(revoked)\n",
+        "        consumer.incremental_unassign(revoked)\n        self._listener.revoked(self._topic, gone)\n",
         "unit/http/test_moves_during_reads",
         "test_a_member_releases_a_partition_only_after_its_task_is_closed",
     ),
@@ -602,8 +602,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "the changes since the first page of a snapshot are left out",
         "http/streams/part.py",
-        "        if self._after is None:\n            self._first_position",
-        "        if True:\n            self._first_position",
+        "            if self._after is None:\n                self._first_position",
+        "            if True:\n                self._first_position",
         "unit/http/test_changes",
         "test_a_snapshot_of_many_pages_ends_with_the_newest_states",
     ),

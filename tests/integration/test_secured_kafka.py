@@ -124,7 +124,7 @@ def test_a_revoked_grant_shows_in_readiness_status_and_log_until_it_is_restored(
 ) -> None:
     warm_up(instance.url)
     (read,) = (g for g in listed() if (g.name, g.operation) == ("<topic>", "Read") and g.needed_for in _NEEDED)
-    wanted = f"Read on group '{names['application id']}' and on topic '{names['topic']}'"
+    wanted = f"Read on group '{names['application id']}/{names['topic']}' and on topic '{names['topic']}'"
 
     secured.revoke(read.binding(names))
     try:
