@@ -1,7 +1,7 @@
 """Runs the tests in parallel lanes: most tests wait for processes and use little CPU.
 
 `python -m tests.lanes` runs unit and integration tests in parallel with the main end-to-end stories.
-`python -m tests.lanes rest` runs the other end-to-end tests, then the chaos suite alone, because it has time limits.
+`python -m tests.lanes rest` runs the other end-to-end and the slowest integration tests, then the chaos suite alone, because it has time limits.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ _STORIES = tuple(
     f"tests/e2e/test_{name}.py" for name in ("two_instances", "standbys", "kill", "rebuild", "dead_letters")
 )
 
+# These take minutes of the processor: ends of the JVM and of instances, data of an earlier version, and a thousand commits.
+_LATER = tuple(f"test_{name}.py" for name in ("spark_faults", "recorded_data", "memory"))
+
 # RocksDB and Kafka sync their writes, and most tests would wait for the disk. No test needs data after a power failure.
 # The chaos suite uses a real disk.
 _MEMORY, _ROOM_BYTES = Path("/dev/shm"), 8 << 30
@@ -46,8 +49,10 @@ def _turns(which: str) -> Sequence[Mapping[str, Sequence[str]]]:
     """Returns the turns: in each, the lanes by name, with their files."""
     if which == "rest":
         others = [path for path in (_TESTS / "e2e").glob("test_*.py") if f"tests/e2e/{path.name}" not in _STORIES]
+        others += [_TESTS / "integration" / name for name in _LATER]
         return _dealt("e2e", others, 3), {"chaos": ["tests/chaos"]}
-    integration = _dealt("integration", (_TESTS / "integration").glob("test_*.py"), 2)
+    soon = [path for path in (_TESTS / "integration").glob("test_*.py") if path.name not in _LATER]
+    integration = _dealt("integration", soon, 2)
     return [{"stories": _STORIES, **integration, "unit": ["tests/unit"]}]
 
 
