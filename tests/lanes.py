@@ -1,7 +1,8 @@
 """Runs the tests in parallel lanes: most tests wait for processes and use little CPU.
 
 `python -m tests.lanes` runs unit and integration tests in parallel with the main end-to-end stories.
-`python -m tests.lanes rest` runs the other end-to-end and the slowest integration tests, then the chaos suite alone, because it has time limits.
+`python -m tests.lanes rest` runs the other end-to-end tests and the slowest integration tests, then the chaos suite
+alone, because it has time limits.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _STORIES = tuple(
     f"tests/e2e/test_{name}.py" for name in ("two_instances", "standbys", "kill", "rebuild", "dead_letters")
 )
 
-# These take minutes of the processor: ends of the JVM and of instances, data of an earlier version, and a thousand commits.
+# They take minutes: a record that ends the JVM restarts it five times, and recorded instances start anew.
 _LATER = tuple(f"test_{name}.py" for name in ("spark_faults", "recorded_data", "memory"))
 
 # RocksDB and Kafka sync their writes, and most tests would wait for the disk. No test needs data after a power failure.
