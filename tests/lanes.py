@@ -29,7 +29,7 @@ _STORIES = tuple(
     f"tests/e2e/test_{name}.py" for name in ("two_instances", "standbys", "kill", "rebuild", "dead_letters")
 )
 
-# They take minutes: a record that ends the JVM restarts it five times, and recorded instances start anew.
+# They take minutes: a record that ends the JVM restarts it five times, and recorded instances start twice.
 _LATER = tuple(f"test_{name}.py" for name in ("spark_faults", "recorded_data", "memory"))
 
 # RocksDB and Kafka sync their writes, and most tests would wait for the disk. No test needs data after a power failure.

@@ -86,7 +86,7 @@ def _is_named(written: Any, wanted: Any) -> bool:
 
 
 def _plain(kind: Any) -> Any:
-    """What decides whether values have one encoding, but for `_WIDER`."""
+    """What decides whether values have one encoding, except `_WIDER`."""
     if is_fixed_uuid(kind):
         return "string"
     if not isinstance(kind, dict):

@@ -171,7 +171,7 @@ def topics_checkpoint(*, leave_out_unknown: bool) -> None:
         raise ConfigurationError("a checkpoint is signed: set BALANCE_PEER_SECRET as the instances have it")
     for name in (settings.generations_topic, settings.dead_letter_decisions_topic):
         count = vouch(settings, Topics(settings), name, leaves_out_unknown=leave_out_unknown)
-        click.echo(f"{count} records of topic {name} count for ever")
+        click.echo(f"{count} records of topic {name} count permanently")
 
 
 @topics.command("copy")

@@ -168,7 +168,7 @@ class Guard(_Member):
     """A member of the guard group, `<application id>`, which owns nothing.
 
     In earlier versions that group assigned the partitions, with another assignor. Kafka does not admit members with
-    different assignors to one group, so no such instance owns a partition beside one of this version. Commands that
+    different assignors to one group, so no such instance owns a partition while one of this version does. Commands that
     need the application to stand still look at this group, too.
     """
 
@@ -179,7 +179,7 @@ class Guard(_Member):
         self._consumer.subscribe([self._topic], on_assign=self._on_assign)
 
     def _turn(self) -> None:
-        # It leaves last, so nobody else may wait for it.
+        # It leaves after all others, so a stop must not wait for a long poll.
         self._poll(_POLL_SECONDS)
 
     def _on_assign(self, consumer: Consumer, _assigned: list[TopicPartition]) -> None:
@@ -308,7 +308,7 @@ class Membership(_Member):
 
     def _release(self, gone: Partitions) -> None:
         self.partitions -= gone
-        # A partition that comes back has a task that begins to answer anew.
+        # A partition that comes back has a task that begins to answer again.
         self._renewed_for -= gone
 
     def _log_change(self, change: str, partitions: Partitions) -> None:
@@ -360,7 +360,7 @@ class Memberships:
 
     @property
     def unconfirmed(self) -> list[str]:
-        """The topics of which tasks here would answer as owners, and may not, because the lease does not hold."""
+        """The topics whose tasks would answer as owners here, and may not, because the lease does not hold."""
         return [topic for topic, one in self.of.items() if one.has_asked and not one.lease.holds]
 
     def guard(self) -> None:

@@ -459,7 +459,7 @@ class Rebuilds(PeriodicThread):
         codec = next(iter(self._engine.models.values())).hosted.processor.position_codec
         owners = owners_of(self._engine.settings, self._engine.topics, codec, changelog)
         if owners - {stage.mark}:
-            named = ", ".join(sorted(owner.replace("\0", "/") or "nobody" for owner in owners))
+            named = ", ".join(sorted(owner.replace("\0", "/") or "no stage" for owner in owners))
             raise _WaitingError(
                 f"the changelog '{changelog.name}' of a dropped generation is not deleted, because its positions name "
                 f"{named} as owner: if no other application uses the topic, delete it"

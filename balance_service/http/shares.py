@@ -94,7 +94,7 @@ class Shares:
         return self._taken
 
     def resize(self, most: int) -> None:
-        """Sets the number of places; whoever holds one keeps it."""
+        """Sets the number of places; a client that holds one keeps it."""
         self._most = most
         self._reserve = most // _RESERVE if self._has_reserve else 0
 

@@ -3,7 +3,7 @@
 The topics of generations and of decisions about dead letters control what serves and what counts. A user that may write
 to them is not necessarily an instance. The record header `signature` signs the topic, the record's key and its value,
 which holds a number, or a dead letter and a time, and so occurs once. It has no time of its own: these records count
-for ever. Source: RFC 2104, HMAC; with SHA-256.
+permanently. Source: RFC 2104, HMAC; with SHA-256.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def vouch(settings: Settings, topics: Topics, name: str, *, leaves_out_unknown: 
     """Writes a checkpoint: a secret that signed earlier records may be forgotten, and no unsigned one counts later.
 
     Args:
-        leaves_out_unknown: records that no known secret has signed never count, with whatever secret.
+        leaves_out_unknown: records that no known secret has signed never count, with any secret.
 
     Returns:
         The number of the records that count; 0 if the topic does not exist.

@@ -79,7 +79,7 @@ def start_spark(
         # No plan of this service shuffles, so there is nothing to adapt.
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1")
-        # By default, the stop of a query waits for ever for a thread that hangs.
+        # By default, the stop of a query waits for a thread that hangs, without a limit.
         .config("spark.sql.streaming.stopTimeout", "10s")
         # A consumer belongs to one query; afterwards, a cached one would hold its connections and what it has fetched.
         .config("spark.kafka.consumer.cache.timeout", "1s")

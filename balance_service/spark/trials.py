@@ -1,9 +1,9 @@
 """Finds the record at which Spark fails, by decoding records in ever smaller parts, and at last alone.
 
-A file names the records of each failed attempt, because one that ends the JVM ends the instance after it. An attempt
-that ends with the instance has not failed: whoever killed the instance, no record did. A record is to blame if it has
-failed twice alone, and each time Spark has decoded another record that is known to be harmless, or its JVM has ended.
-The records after it cannot show that: they may be as bad.
+A file names the records of each failed attempt, because the instance exits after an attempt that has ended the JVM. An
+attempt that ends with the instance has not failed: an operator or the platform has killed the instance. A record is to
+blame if it has failed twice alone, and each time Spark has decoded another record that is known to be harmless, or its
+JVM has ended. The records after it cannot show that: they may be as bad.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ENDED = "Spark's JVM ended while it decoded the record"
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """The records `[offset, end)`, at one of which Spark has failed so many times in a row.
+    """The records `[offset, end)`. Spark has failed at one of them `attempts` times in a row.
 
     `end` is None for a query: it failed at the offset or at any record behind it.
     """

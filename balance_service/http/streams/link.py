@@ -48,7 +48,7 @@ _ENDED = "ended"
 _CLIENT = "client"
 _MAX_REQUEST_BYTES = 8 << 10
 _MAX_PARTS = 100_000
-# Without the secret, whoever opens a connection may be a client.
+# Without the secret, any process that opens a connection may be a client.
 _MAX_UNPROVEN_PARTS = 1_000
 _MAX_UNPROVEN_CONNECTIONS = 4
 """Of one address, or of one instance to another."""

@@ -267,7 +267,7 @@ def test_only_root_can_write_the_folder_from_which_modules_are_imported() -> Non
     assert folder not in {m["mountPath"] for m in pod()["containers"][0]["volumeMounts"]}
 
 
-def test_the_image_installs_wheels_alone_but_for_pyspark() -> None:
+def test_the_image_installs_only_wheels_except_pyspark() -> None:
     dockerfile = (ROOT / "deploy" / "Dockerfile").read_text().replace("\\\n", "")
     installs = re.findall(r"pip install [^&\n]*-r \S+", dockerfile)
 

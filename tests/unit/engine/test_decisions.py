@@ -151,7 +151,7 @@ def test_a_decision_behind_another_tasks_open_transaction_is_read(
 
 @pytest.mark.shows("control")
 @pytest.mark.parametrize("secret", [None, SharedSecret("a secret of all instances")], ids=["no secret", "a secret"])
-def test_what_is_no_decision_and_what_nobody_has_signed_decides_nothing(
+def test_what_is_no_decision_and_what_no_instance_has_signed_decides_nothing(
     monkeypatch: pytest.MonkeyPatch, secret: SharedSecret | None
 ) -> None:
     codec = AvroCodec(FakeRegistry(), "decisions", load_schema("DeadLetterDecision"))

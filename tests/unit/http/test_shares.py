@@ -54,7 +54,7 @@ def test_one_client_alone_holds_at_most_three_quarters() -> None:
     assert len(shares) == 750
 
 
-def test_the_shares_of_all_that_want_more_become_the_same_and_whoever_comes_next_finds_places() -> None:
+def test_the_shares_of_all_that_want_more_become_the_same_and_the_next_client_finds_places() -> None:
     shares = Shares("requests", 1_000)
     held = {f"client {number}": taken(shares, f"client {number}", 1_000) for number in range(20)}
     assert list(held.values())[:5] == [750, 188, 47, 12, 3]
@@ -107,7 +107,7 @@ def test_a_refusal_names_the_setting_and_whose_places_are_taken() -> None:
     assert all("BALANCE_MAX_STREAMS is 2" in shares.refusal(client).detail for client in "ab")
 
 
-def test_those_who_may_wait_for_ever_are_not_refused() -> None:
+def test_those_who_may_wait_without_limit_are_not_refused() -> None:
     async def run() -> None:
         asked = Asked(Shares("snapshots", 1), seconds=None)
         tasks = {name: asked.ask(name) for name in (f"a{number}" for number in range(1_000))}
