@@ -152,7 +152,8 @@ async function follow(shown, signal) {
         if (comment !== undefined) takeSource(shown, comment);
         else if (event === "state") {
           shown.value = exactJson(data).value;
-          [shown.about.generation, shown.about.position] = id.split("/");
+          // The id also names the changelog that the position is of.
+          [shown.about.generation, shown.about.position] = id.split("@")[0].split("/");
           shown.at = new Date();
         }
         shown.isLive = true;
