@@ -246,7 +246,9 @@ class _Systems:
     def _uneven(self) -> list[str]:
         owned = [[task["task"] for task in tasks_of([member]) if task["role"] == "active"] for member in self._members]
         found = []
-        for stage in sorted({*map(stage_in, chain(*owned)), *_SOURCES, *_INNER}):
+        names = (*_SOURCES, *_INNER)
+        live = [stage_of(name, n) for name in names for n in (self._live(name) if name in _REBUILT else (1,))]
+        for stage in sorted({*map(stage_in, chain(*owned)), *live}):
             of_stage = [[task for task in tasks if stage_in(task) == stage] for tasks in owned]
             counts = sorted(map(len, of_stage))
             if sorted(chain(*of_stage)) != [f"{stage}_{p}" for p in range(PARTITIONS)] or counts[-1] - counts[0] > 1:
