@@ -167,8 +167,8 @@ class DecisionLog:
             "sourceTopicId": self.source_topic_id,
         }
         key, frame = letter_id.encode(), self.codec.encode(record)
-        headers = [*self.records.headers(key, frame).items()]
-        return Output(letter.offset, self.records.topic, BY_KEY, key, frame, now_ms, [*headers])
+        headers: list[tuple[str, bytes | None]] = [*self.records.headers(key, frame).items()]
+        return Output(letter.offset, self.records.topic, BY_KEY, key, frame, now_ms, headers)
 
     def decided_letters(
         self, settings: Settings, topics: Topics, partitions: Iterable[int], now_ms: int

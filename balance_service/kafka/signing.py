@@ -276,9 +276,7 @@ def begin_to_sign(settings: Settings, topics: Topics, name: str) -> None:
     if settings.peer_secret is None or topic is None:
         return
     read = _read(settings, topics, topic)
-    # Judges all, which notes whether there is a signature.
-    _ = [*records.judged(read)]
-    if not records.has_signed:
+    if all(one.signature is None for one in read):
         _write(settings, name, records.checkpoints(read, topic.partitions))
 
 

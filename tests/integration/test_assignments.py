@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from collections import Counter
@@ -13,6 +12,7 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from balance_service.cluster.membership import Membership, consumer_config, group_of
+from tests.support.fakes import GUARDED
 from tests.support.kafka import admin
 from tests.support.waiting import eventually
 
@@ -27,8 +27,6 @@ PARTITIONS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 32, 64)
 MOST_INSTANCES = 7
 SESSION_MS = 6_000
 _SECONDS = 60.0
-GUARDED = threading.Event()
-GUARDED.set()
 
 
 class Owners:
