@@ -22,6 +22,7 @@ from balance_service.spark.redrive import Redrive
 from tests.integration.engines import prepare, settings_for
 from tests.support.waiting import eventually
 from tests.unit.spark.decoded import table
+from tests.unit.spark.spark_side import lone_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -199,11 +200,15 @@ def test_a_read_is_bounded_in_bytes_but_returns_at_least_one_record(
 
 
 def redrive_of(settings: Settings, topic: str, known: set[int]) -> Redrive:
-    """Returns a redrive of a topic without Spark; its registry knows some ids."""
-    nobody: Any = None
+    """Returns a redrive of a topic whose JVM runs and decodes nothing; its registry knows some ids."""
     registry: Any = SimpleNamespace(resolve=known.intersection, framed=lambda record: record, ask_anew=lambda: None)
     return Redrive(
-        spark=nobody, settings=settings, topics=Topics(settings), source=topic, decoder=registry, has_states=False
+        spark=lone_session(),
+        settings=settings,
+        topics=Topics(settings),
+        source=topic,
+        decoder=registry,
+        has_states=False,
     )
 
 

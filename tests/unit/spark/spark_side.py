@@ -18,6 +18,16 @@ SCHEMA = pa.schema({"offset": pa.int64(), "key": pa.binary()})
 LONG = 10.0
 
 
+def lone_session(*, is_stopped: bool = False, exit_code: int | None = None) -> Any:
+    """A session without a query; it only shows whether its JVM lives. Its heap cannot be read."""
+    gateway = SimpleNamespace(proc=SimpleNamespace(poll=lambda: exit_code))
+    bean = SimpleNamespace(getRuntimeMXBean=lambda: SimpleNamespace(getPid=lambda: 1))
+    java = SimpleNamespace(lang=SimpleNamespace(management=SimpleNamespace(ManagementFactory=bean)))
+    context = SimpleNamespace(_gateway=gateway, _jvm=SimpleNamespace(java=java))
+    session = SimpleNamespace(sparkContext=lambda: SimpleNamespace(isStopped=lambda: is_stopped))
+    return SimpleNamespace(sparkContext=context, _jsparkSession=session)
+
+
 class Message(NamedTuple):
     """A record batch in the form that the socket carries, after the number of rows before it."""
 
@@ -69,6 +79,7 @@ class Spark:
         """Whether the other end has closed the connection."""
         self.told: dict[str, object] = {}
         self.calls: list[str] = []
+        self.sparkContext = lone_session().sparkContext
         self.isActive = connects or failure is None
 
     def __getattr__(self, name: str) -> Any:
@@ -76,11 +87,6 @@ class Spark:
         if name in {"_jvm", "parts", "code", "balance", "_jdf", "_jwrite", "writeStream"}:
             return self
         raise AttributeError(name)
-
-    @property
-    def sparkContext(self) -> Any:
-        """Its JVM goes on."""
-        return SimpleNamespace(_gateway=SimpleNamespace(proc=SimpleNamespace(poll=lambda: None)))
 
     def schema(self) -> str:
         return "schema"

@@ -23,7 +23,7 @@ from balance_service.spark.redrive import Redrive
 from balance_service.spark.row_query import QueryEndedError
 from tests.support.fakes import FakeRegistry
 from tests.unit.spark.decoded import row, table
-from tests.unit.spark.test_task_runner import spark
+from tests.unit.spark.spark_side import lone_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ def redrive(monkeypatch: pytest.MonkeyPatch, bad: set[int], session: Any = None)
 
     parts: Any = SimpleNamespace(resolve=lambda _: set(), framed=lambda record: record, ask_anew=lambda: None)
     made = Redrive(
-        spark=session or spark(), settings=parts, topics=parts, source="balance", decoder=parts, has_states=False
+        spark=session or lone_session(), settings=parts, topics=parts, source="balance", decoder=parts, has_states=False
     )
     monkeypatch.setattr("balance_service.spark.redrive.records_left_at", read)
     monkeypatch.setattr(made, "_rows", decode)
@@ -114,7 +114,7 @@ def test_a_dead_letter_of_an_earlier_version_at_which_spark_failed_still_blocks_
 
 def test_the_end_of_spark_is_no_failure_of_a_dead_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FatalError):
-        batch(redrive(monkeypatch, {0}, spark(exit_code=137)), [0], tmp_path)
+        batch(redrive(monkeypatch, {0}, lone_session(exit_code=137)), [0], tmp_path)
 
 
 def test_a_record_whose_time_is_beyond_sparks_is_read_as_a_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:

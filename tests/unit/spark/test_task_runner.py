@@ -29,22 +29,12 @@ from balance_service.spark.task_runner import TaskRunner
 from tests.support.fakes import DECLARED
 from tests.support.shipped import jvm_scratch
 from tests.support.waiting import eventually
-from tests.unit.spark.spark_side import Spark
+from tests.unit.spark.spark_side import Spark, lone_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 FIRST = Generations("balance")
-
-
-def spark(*, is_stopped: bool = False, exit_code: int | None = None) -> Any:
-    """A session that only shows whether its JVM lives. Its heap cannot be read."""
-    gateway = SimpleNamespace(proc=SimpleNamespace(poll=lambda: exit_code))
-    bean = SimpleNamespace(getRuntimeMXBean=lambda: SimpleNamespace(getPid=lambda: 1))
-    java = SimpleNamespace(lang=SimpleNamespace(management=SimpleNamespace(ManagementFactory=bean)))
-    context = SimpleNamespace(_gateway=gateway, _jvm=SimpleNamespace(java=java))
-    session = SimpleNamespace(sparkContext=lambda: SimpleNamespace(isStopped=lambda: is_stopped))
-    return SimpleNamespace(sparkContext=context, _jsparkSession=session)
 
 
 def runner(session: Any = None, topics: Any = None, now: Generations = FIRST, end: int | None = None) -> TaskRunner:
@@ -65,7 +55,7 @@ def runner(session: Any = None, topics: Any = None, now: Generations = FIRST, en
         siblings=Siblings(lambda: now),
         progress=Progress(),
     )
-    return TaskRunner(hosted, parts, session or spark(), Slots(2), parts)
+    return TaskRunner(hosted, parts, session or lone_session(), Slots(2), parts)
 
 
 @pytest.mark.parametrize("error", [RetriableError("not acknowledged"), TaskMigratedError("fenced, or too long")])
@@ -133,26 +123,26 @@ def test_an_interrupt_cancels_a_query_during_its_start_without_a_log_line(
 
 def test_a_stopped_spark_ends_the_instance_even_if_its_jvm_lives() -> None:
     ended = QueryEndedError("the context was stopped")
-    require_jvm(spark(), ended)
-    for gone in (spark(is_stopped=True), spark(exit_code=1)):
+    require_jvm(lone_session(), ended)
+    for gone in (lone_session(is_stopped=True), lone_session(exit_code=1)):
         with pytest.raises(FatalError):
             require_jvm(gone, ended)
 
 
 def test_the_sampler_detects_the_end_of_the_jvm() -> None:
-    sampler = SparkSampler(spark())
+    sampler = SparkSampler(lone_session())
     sampler.take()
     assert sampler.sample is None
 
     with pytest.raises(FatalError, match="Spark's JVM has ended"):
-        SparkSampler(spark(exit_code=137)).take()
+        SparkSampler(lone_session(exit_code=137)).take()
 
 
 def test_a_warm_up_that_fails_does_not_fail_the_start() -> None:
     runner().warm_up([1])
 
     with pytest.raises(FatalError):
-        runner(spark(exit_code=137)).warm_up([1])
+        runner(lone_session(exit_code=137)).warm_up([1])
 
 
 @pytest.mark.parametrize(
