@@ -294,8 +294,8 @@ def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> 
             # What was redriven here was retried then. Once more would need another decision.
             decided = {at: letter for at, letter in decided.items() if letter.status is Status.DISCARDED}
         yield letters.on_open(store)
-        if decided:
-            yield letters.on_decision_elsewhere(store, decided)
+        if (changes := letters.on_decision_elsewhere(store, decided)).records:
+            yield changes
         return
     settings, topics, stage, source = hosted.settings, hosted.topics, hosted.stage, hosted.source
     known = hosted.decisions.decided_letters(settings, topics, [partition], now_ms)[partition]

@@ -294,7 +294,9 @@ def test_an_opening_task_that_sends_does_not_carry_out_a_redrive_again(
     known = {5: Status.DISCARDED, 7: Status.APPLIED}
     decided = {at: cast("Letter", SimpleNamespace(status=status)) for at, status in known.items()}
     letters = SimpleNamespace(
-        on_decision_elsewhere=lambda _store, decided: [*decided], on_open=lambda _store: "opened", now_ms=lambda: 0
+        on_decision_elsewhere=lambda _store, decided: SimpleNamespace(records=[*decided]),
+        on_open=lambda _store: "opened",
+        now_ms=lambda: 0,
     )
     hosted: Any = SimpleNamespace(
         processor=SimpleNamespace(letters=letters), siblings=SimpleNamespace(decided=lambda *_: decided)
@@ -302,7 +304,20 @@ def test_an_opening_task_that_sends_does_not_carry_out_a_redrive_again(
     store: Any = SimpleNamespace(position=Position(9, 1, "id", emitted_up_to=emitted_up_to))
 
     # A model may have begun, or ceased, to keep order too.
-    assert [*cast("Any", starting_letters(store, hosted, 0))] == ["opened", carried_out]
+    opened, decided_elsewhere = cast("Any", starting_letters(store, hosted, 0))
+    assert (opened, decided_elsewhere.records) == ("opened", carried_out)
+
+
+def test_a_task_that_opens_writes_no_position_for_decisions_that_change_nothing() -> None:
+    letters = SimpleNamespace(
+        on_decision_elsewhere=lambda *_: SimpleNamespace(records=[]), on_open=lambda _store: "opened", now_ms=lambda: 0
+    )
+    hosted: Any = SimpleNamespace(
+        processor=SimpleNamespace(letters=letters), siblings=SimpleNamespace(decided=lambda *_: {})
+    )
+    store: Any = SimpleNamespace(position=Position(9, 1, "id"))
+
+    assert [*cast("Any", starting_letters(store, hosted, 0))] == ["opened"]
 
 
 def test_a_silent_task_does_not_go_beyond_the_one_that_sends(pair: Pair) -> None:
