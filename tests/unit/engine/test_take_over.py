@@ -27,7 +27,7 @@ from balance_service.testing import Driver, event
 from tests.support.models import SCORED, Noted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from balance_service.engine.commit import Committed
     from balance_service.engine.tasks import Tasks
@@ -287,14 +287,16 @@ def test_a_dead_letter_whose_outputs_were_sent_before_it_failed_is_not_sent_agai
     assert pair.new.sent == []
 
 
-@pytest.mark.parametrize(("emitted_up_to", "carried_out"), [(0, [5]), (SILENT, [5, 7])])
-def test_an_opening_task_that_sends_does_not_carry_out_a_redrive_again(
-    emitted_up_to: int, carried_out: list[int]
-) -> None:
+def starts_with(emitted_up_to: int, on_decision: Callable[[Iterable[int]], list[int]]) -> list[Any]:
+    """The changes of a task that opens, of whose records one was discarded elsewhere and one redriven.
+
+    Args:
+        on_decision: returns the records that decisions about some offsets change.
+    """
     known = {5: Status.DISCARDED, 7: Status.APPLIED}
     decided = {at: cast("Letter", SimpleNamespace(status=status)) for at, status in known.items()}
     letters = SimpleNamespace(
-        on_decision_elsewhere=lambda _store, decided: SimpleNamespace(records=[*decided]),
+        on_decision_elsewhere=lambda _store, decided: SimpleNamespace(records=on_decision(decided)),
         on_open=lambda _store: "opened",
         now_ms=lambda: 0,
     )
@@ -302,22 +304,22 @@ def test_an_opening_task_that_sends_does_not_carry_out_a_redrive_again(
         processor=SimpleNamespace(letters=letters), siblings=SimpleNamespace(decided=lambda *_: decided)
     )
     store: Any = SimpleNamespace(position=Position(9, 1, "id", emitted_up_to=emitted_up_to))
+    return [*cast("Any", starting_letters(store, hosted, 0))]
+
+
+@pytest.mark.parametrize(("emitted_up_to", "carried_out"), [(0, [5]), (SILENT, [5, 7])])
+def test_an_opening_task_that_sends_does_not_carry_out_a_redrive_again(
+    emitted_up_to: int, carried_out: list[int]
+) -> None:
+    opened, decided_elsewhere = starts_with(emitted_up_to, list)
 
     # A model may have begun, or ceased, to keep order too.
-    opened, decided_elsewhere = cast("Any", starting_letters(store, hosted, 0))
     assert (opened, decided_elsewhere.records) == ("opened", carried_out)
 
 
-def test_a_task_that_opens_writes_no_position_for_decisions_that_change_nothing() -> None:
-    letters = SimpleNamespace(
-        on_decision_elsewhere=lambda *_: SimpleNamespace(records=[]), on_open=lambda _store: "opened", now_ms=lambda: 0
-    )
-    hosted: Any = SimpleNamespace(
-        processor=SimpleNamespace(letters=letters), siblings=SimpleNamespace(decided=lambda *_: {})
-    )
-    store: Any = SimpleNamespace(position=Position(9, 1, "id"))
-
-    assert [*cast("Any", starting_letters(store, hosted, 0))] == ["opened"]
+@pytest.mark.parametrize("emitted_up_to", [0, SILENT])
+def test_a_task_that_opens_writes_no_position_for_decisions_that_change_nothing(emitted_up_to: int) -> None:
+    assert starts_with(emitted_up_to, lambda _: []) == ["opened"]
 
 
 def test_a_silent_task_does_not_go_beyond_the_one_that_sends(pair: Pair) -> None:
