@@ -63,6 +63,8 @@ class GenerationLog(PeriodicThread):
         self.records = ControlRecords.of(settings, self._topic)
         self._known: Mapping[str, Generations] = {}
         self._writing = threading.Lock()
+        self._reading = threading.Lock()
+        self._read_began = float("-inf")
         self._changed = threading.Event()
         self._reader: LogReader | None = None
         self._followed: list[ControlRecord] = []
@@ -90,8 +92,31 @@ class GenerationLog(PeriodicThread):
         return self._known
 
     def refresh(self) -> None:
-        """Reads the topic to its end: until the thread starts, nothing else does. Raises RetriableError as a reader."""
-        self._read_to_end()
+        """Reads the topic to its end. One read serves all callers that have called before it began.
+
+        Raises RetriableError as a reader.
+        """
+        called = time.monotonic()
+        with self._reading:
+            if self._read_began <= called:
+                began = time.monotonic()
+                self._read_to_end()
+                self._read_began = began
+
+    def newest(self, model: str) -> Generations:
+        """Returns a read model's generations according to the topic's present end.
+
+        A model that has had one generation alone, as far as this instance knows, does not depend on the topic.
+
+        Raises:
+            RetriableError: the topic cannot be read.
+        """
+        try:
+            self.refresh()
+        except RetriableError:
+            if self.of(model).newest > 1:
+                raise
+        return self.of(model)
 
     def wait(self, seconds: float) -> None:
         """Waits until a record is read, at most some seconds."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from balance_service.engine.changelog_writer import ChangelogCutError
-from balance_service.engine.records import POSITION_KEY, SILENT
+from balance_service.engine.records import POSITION_KEY
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.process.failpoints import reach
 
@@ -89,7 +89,9 @@ def commit(
     unsent = frozenset(offset for offset, letter in known.items() if not letter.is_sent)
     outcome = processor.outcome(replace(batch, unsent=unsent), partition, stands_at, store)
     failed = sorted((*batch.dead_letters, *outcome.dead_letters), key=lambda letter: letter.offset)
-    changes = processor.letters.on_commit(store, known, failed, batch.forgotten, outcome.letters)
+    changes = processor.letters.on_commit(
+        store, known, failed, batch.forgotten, outcome.letters, is_silent=batch.is_silent
+    )
     moved = replace(
         stands_at,
         offset=batch.end,
@@ -103,7 +105,7 @@ def commit(
 
     reach("folded")
     # Another generation has written these dead letters.
-    fresh = () if stands_at.emitted_up_to == SILENT else changes.fresh
+    fresh = () if batch.is_silent else changes.fresh
     _write(moved, processor.position_codec, store, writer, records, fresh, [*outcome.outputs, *audit])
     reach("stored")
     return Committed(

@@ -240,7 +240,7 @@ class _OneByOne:
         letters: list[DeadLetter] = []
         outputs: list[Output] = []
         state, duplicates, last, frame = before, 0, None, None
-        last_to_send: KeyedUpdate | None = None
+        last_to_send, state_in_topic = None, before
         blocked_after = self.blocked.get(events[0].key, events[-1].offset)
         for update in events:
             try:
@@ -265,10 +265,11 @@ class _OneByOne:
                         blocked_after = update.offset
                 letters.append(replace(update.record, cause=error.cause, detail=error.detail))
             else:
-                state, frame, last = following, following_frame, update
-                # Retries may end with an event whose outputs were sent before it failed.
+                # A batch may begin with events, and retries may end with one, whose outputs were sent before.
                 if self.emission is not None and self.emission.sends_for(update):
+                    state_in_topic = state if last_to_send is None else state_in_topic
                     last_to_send = update
+                state, frame, last = following, following_frame, update
                 self.idempotency_keys.remember(update)
         if last is not None:
             if frame is None and state is not None:
@@ -278,7 +279,7 @@ class _OneByOne:
                     # Encoding the state after each event finds the event that made it unfit.
                     self.idempotency_keys.forget(events)
                     return self._fold(before, events, frames_each=True)
-            if self.emission is not None and last_to_send is not None and state != before:
+            if self.emission is not None and last_to_send is not None and state != state_in_topic:
                 try:
                     outputs += self.emission.of_last(last_to_send, state, frame)
                 except OwnCodeFailedError as error:

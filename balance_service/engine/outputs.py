@@ -195,14 +195,6 @@ START_ANEW = "start with a new BALANCE_APPLICATION_ID, which reads everything fr
 """The remedy if records that a stage needs to read again were purged."""
 
 
-def sent_up_to(settings: Settings, topics: Topics, stage: Stage, source: Topic, partition: int) -> int:
-    """Returns the offset after the last source record of a partition whose outputs were sent, or 0 if none was.
-
-    Raises: as `sent_of`.
-    """
-    return max(sent_of(settings, topics, stage, source, partition), default=-1) + 1
-
-
 def sent_of(settings: Settings, topics: Topics, stage: Stage, source: Topic, partition: int) -> Iterator[int]:
     """Yields the source offset of each record that the stage sent for a partition of its source, in any order.
 

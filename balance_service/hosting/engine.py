@@ -395,7 +395,7 @@ class Engine:
         hosted = self._hosted(stage)
         runner, warm_up = self._runner(hosted)
         tasks = Tasks(hosted, runner, self.on_change, self._openings)
-        hosted.siblings.add(tasks)
+        hosted.siblings.add(stage.generation, tasks)
         with self._changing:
             self.stages = {**self.stages, stage.name: tasks}
         return warm_up
@@ -425,7 +425,7 @@ class Engine:
         model = self.versions.read_model(stage)
         decisions_topic = settings.dead_letter_decisions_topic
         processor = processor_of(stage, model, around)
-        siblings = Siblings(lambda: self.generations.of(stage.owner))
+        siblings = Siblings(partial(self.generations.of, stage.owner), partial(self.generations.newest, stage.owner))
         is_last = model is not None and not stage.passes_on
         return HostedStage(
             stage=stage,

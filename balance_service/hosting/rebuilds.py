@@ -17,7 +17,7 @@ import structlog
 from balance_service import api
 from balance_service.engine.comparison import MOST_DIFFERENCES, compare
 from balance_service.engine.database import has_room_for, room_bytes
-from balance_service.engine.opening import owners_of
+from balance_service.engine.inheritance import owners_of
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from balance_service.cluster.directory import ServerTable
-    from balance_service.engine.comparison import Compared
     from balance_service.engine.hosted_stage import HostedStage
+    from balance_service.engine.records import Compared
     from balance_service.engine.task import Task
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
@@ -173,7 +173,6 @@ class Rebuilds(PeriodicThread):
         serving = self._engine.models[self._versions.stage(model, generations.serving).name]
         # A partition that cannot take a step must not keep the others from theirs.
         steps = [*self._switches(generations, serving)]
-        steps += [partial(self._confirm, task, generations.number) for task in self._owned(serving).values()]
         building = None if generations.building is None else self._tasks(model, generations.building.generation)
         if building is not None:
             steps += [
@@ -292,42 +291,22 @@ class Rebuilds(PeriodicThread):
         """
         if time.monotonic() - self._served_since(generations.model)[1] < _SPREAD_SECONDS:
             return
-        live = [self._tasks(generations.model, number) for number in generations.live if number != generations.serving]
-        others = [tasks for tasks in live if tasks is not None]
         for partition, task in self._owned(serving).items():
             if not task.sends:
-                yield partial(self._switch, partition, serving, task, others, are_all=None not in live)
+                yield partial(self._switch, generations, partition, serving, task)
 
-    @staticmethod
-    def _switch(partition: int, serving: Tasks, task: Task, others: Sequence[Tasks], *, are_all: bool) -> None:
-        opened: dict[Task, Tasks] = {}
-        for tasks in others:
-            other = tasks.answering().get(partition)
-            # Whether it sends is unknown until then.
-            if other is None or other.role is not Role.ACTIVE:
-                sent = tasks.hosted.stage.sent
-                raise _WaitingError(f"{tasks.name}_{partition}, which may send {sent}, does not answer yet")
-            opened[other] = tasks
-        sender = next((other for other in opened if other.sends), None)
-        if sender is None and not are_all:
-            raise _WaitingError(f"{task.task_id} does not send, and a generation that may is not hosted here")
+    def _switch(self, generations: Generations, partition: int, serving: Tasks, task: Task) -> None:
         try:
-            if sender is None:
-                task.begin_to_send(opened)
-            else:
-                task.take_over(sender)
+            task.inherit()
         finally:
-            # It was given up before the transaction, whose outcome may be unknown: the changelogs have it.
-            if sender is not None and sender.view is None:
-                opened[sender].failed(sender, RetriableError("another generation sends the outputs"))
             if task.view is None:
                 serving.failed(task, RetriableError("it is unknown which generation sends the outputs"))
-
-    def _confirm(self, task: Task, number: int) -> None:
-        """Publishes that a task sends. No earlier switch can make it silent: this thread makes them."""
-        if task.sends and task.sends_as_of != number:
-            task.sends_as_of = number
-            self._engine.on_change()
+        for number in generations.live:
+            tasks = None if number == generations.serving else self._tasks(generations.model, number)
+            other = None if tasks is None else tasks.task(partition)
+            # It is fenced. Opened again, it is silent.
+            if tasks is not None and other is not None and other.role is Role.ACTIVE:
+                tasks.failed(other, RetriableError("another generation sends the outputs"))
 
     def _compare(self, partition: int, serving: Tasks, building: Tasks, task: Task) -> None:
         """Compares a partition for a while, so that other steps have their turn too."""
@@ -396,15 +375,12 @@ class Rebuilds(PeriodicThread):
         return next(tasks.hosted for tasks in self._engine.models.values() if tasks.hosted.stage.owner == model)
 
     def _check_sending(self, generations: Generations) -> None:
-        """Checks that the serving generation sends the outputs of all partitions. Raises _WaitingError.
-
-        What an owner published before it knew of the last switch says nothing: it may be making the one before.
-        """
+        """Checks that the serving generation sends the outputs of all partitions. Raises _WaitingError."""
         stage = self._versions.stage(generations.model, generations.serving)
         for partition in self._partitions(generations):
             claims = self._servers.claims(stage.name, partition)
             is_running = claims and claims[0][1].state == TaskState.RUNNING.value
-            if not is_running or claims[0][1].sends_as_of < generations.number:
+            if not is_running or claims[0][1].sends_as_of < generations.serving_since:
                 raise _WaitingError(f"{stage.name}_{partition}, which serves, does not send {stage.sent} yet")
 
     def _comparison(self, stage: str, partition: int) -> Comparison | None:
@@ -425,7 +401,7 @@ class Rebuilds(PeriodicThread):
 
         The brokers forget transactional ids by themselves.
         """
-        topics, live, waiting = self._engine.topics, set(generations.live), None
+        topics, live, waiting = self._engine.topics, set(generations.writable), None
         published = {task.stage for server in self._servers.servers() for task in server.tasks}
         for number in range(1, generations.newest + 1):
             stage = self._versions.stage(generations.model, number)

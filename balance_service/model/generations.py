@@ -128,6 +128,10 @@ class Generations:
     comparison: Comparison | None = None
     """Of the two live generations, once the newer one had caught up."""
     kept: int | None = None
+    former: tuple[int, ...] = ()
+    """Replaced by an offline rebuild. Their changelogs say what was sent, until the serving one has taken that over."""
+    serving_since: int = 0
+    """The `number` with which the serving generation began to serve."""
     is_settled: bool = True
     """Whether the serving generation sends the outputs of all partitions, so that no other one is needed for that."""
     kept_until: datetime | None = None
@@ -142,6 +146,11 @@ class Generations:
         others = (None if self.building is None else self.building.generation, self.kept)
         return sorted({self.serving, *(number for number in others if number is not None)})
 
+    @property
+    def writable(self) -> list[int]:
+        """The generations whose changelogs exist, in order: the live ones, and `former`."""
+        return sorted({*self.live, *self.former})
+
     def status_of(self, number: int) -> str:
         """Returns what a live generation is for: `serving`, `building`, `ready` (to serve) or `kept`."""
         if number == self.serving:
@@ -154,7 +163,8 @@ class Generations:
         """Returns why this cannot be the state after another one; empty if it can."""
         if self.number != before.number + 1:
             return f"its number is {self.number}, and {before.number + 1} is next"
-        if self.serving not in before.live:
+        is_replaced = self.serving == self.newest == before.newest + 1 and {*before.writable} <= {*self.former}
+        if self.serving not in before.live and not is_replaced:
             return f"generation {self.serving} serves in it, which was not live before"
         if not before.newest <= self.newest <= before.newest + 1:
             return f"generation {self.newest} is its newest, and {before.newest} was before"
@@ -174,18 +184,22 @@ class Generations:
         return self.rebuilt(declaration, switch, keep_old_seconds, None, "", reason)
 
     def replaced(self, declaration: Declaration) -> Generations:
-        """The serving generation was deleted, and is folded again by a declaration. Others are dropped."""
+        """A new generation serves at once, which takes over from all others. For a stopped application."""
+        number = self.newest + 1
         return self._next(
             "rebuild offline",
             "",
             "",
+            newest=number,
             newest_version=max(self.newest_version, declaration.version),
-            declarations={self.serving: declaration},
+            declarations={number: declaration},
+            serving=number,
             building=None,
             comparison=None,
             kept=None,
             kept_until=None,
-            is_settled=True,
+            former=tuple(self.writable),
+            is_settled=False,
         )
 
     def rebuilt(
@@ -280,7 +294,7 @@ class Generations:
 
     def settled(self) -> Generations:
         """The serving generation sends the outputs of all partitions."""
-        return self._next("settle", "", "", is_settled=True)
+        return self._next("settle", "", "", is_settled=True, former=())
 
     def _serve_built(self, building: Building, by: str, reason: str) -> Generations:
         until = datetime.now(UTC) + timedelta(seconds=building.keep_old_seconds)
@@ -300,7 +314,11 @@ class Generations:
             self, number=self.number + 1, action=action, by=by, reason=reason, at=datetime.now(UTC), **changes
         )
         live = after.live
-        return replace(after, declarations={n: declared for n, declared in after.declarations.items() if n in live})
+        return replace(
+            after,
+            declarations={n: declared for n, declared in after.declarations.items() if n in live},
+            serving_since=self.serving_since if after.serving == self.serving else after.number,
+        )
 
     def record(self) -> dict[str, Any]:
         """Returns the state as the Avro record `Generations`."""
@@ -321,6 +339,8 @@ class Generations:
             },
             "comparison": None if self.comparison is None else self.comparison.record(),
             "kept": self.kept,
+            "former": list(self.former),
+            "servingSince": self.serving_since,
             "settled": self.is_settled,
             "keptUntil": self.kept_until,
             "action": self.action,
@@ -349,6 +369,8 @@ class Generations:
             ),
             None if record["comparison"] is None else Comparison.of(record["comparison"]),
             record["kept"],
+            tuple(record["former"]),
+            record["servingSince"],
             record["settled"],
             record["keptUntil"],
             record["action"],

@@ -6,6 +6,7 @@ queries, and nothing else: while one waits for a query, or fails, the others con
 
 from __future__ import annotations
 
+import threading
 import time
 from bisect import bisect_left
 from contextlib import contextmanager
@@ -34,7 +35,6 @@ from balance_service.spark.session import jvm_has_ended, one_record, read_source
 from balance_service.spark.shared_queries import SharedQueries
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from opentelemetry.trace import Tracer
@@ -111,7 +111,8 @@ class TaskRunner:
         self._known_end = hosted.watermarks.end
         self._joined = hosted.joined
         self._stage, self._siblings = stage, hosted.siblings
-        self._seconds_after = partial(hosted.siblings.seconds_after, stage)
+        self._pacing = threading.Lock()
+        self._paced_until = 0.0
         self._metrics = metrics
         self._other_records = OtherRecords(stage.name, self._source, stage.event_schemas)
         self._tracer = tracer
@@ -195,6 +196,7 @@ class TaskRunner:
         # Before the query, because starting one is expensive, and one that cannot commit would be restarted repeatedly.
         if not self._catch_up_tables(partition, interrupted):
             return
+        task.follow_sender()
         left_out = self._skip(task)
         part_of = partial(self._part, partition, pa.array(left_out, pa.int64()))
         with self._rows(task, left_out, interrupted) as rows:
@@ -208,6 +210,9 @@ class TaskRunner:
                     self._metrics.query_started(task.task_id, "replaced")
                     # The other query reads them again.
                     bounded.rest = None
+                if task.follow_sender():
+                    left_out = task.left_out()
+                    part_of = partial(self._part, partition, pa.array(left_out, pa.int64()))
                 # At a bounded rate, events that are gathered for seconds would be applied in bursts at full speed.
                 end = self._known_end(partition) if self._siblings.max_rate(self._stage) is None else None
                 gathered = gathering.gather(bounded.pull, _IDLE_SECONDS, end, part_of, interrupted)
@@ -289,7 +294,10 @@ class TaskRunner:
 
     def _pace(self, events: int, interrupted: threading.Event) -> None:
         """Waits as long as the generation is built at a bounded rate that these events have exceeded."""
-        until = time.monotonic() + self._seconds_after(events)
+        if (max_rate := self._siblings.max_rate(self._stage)) is None:
+            return
+        with self._pacing:
+            self._paced_until = until = max(self._paced_until, time.monotonic()) + events / max_rate
         while self._siblings.max_rate(self._stage) is not None and (left := until - time.monotonic()) > 0:
             if interrupted.wait(min(left, _PACED_SECONDS)):
                 return

@@ -1,0 +1,199 @@
+"""What a generation takes over from the others of its read model when it begins to send the outputs of a partition.
+
+The topic of generations says which one serves, and so should send. `Position.inherited` says since which of its records
+a generation does. One that serves and has not inherited since then does so before it sends, in these steps:
+
+ 1. It has fenced its own predecessor, and then read the topic: it serves. A generation that opens later reads that too,
+    and is silent.
+ 2. It fences the writers of all other generations of the partition. One that sent until now commits nothing after that.
+ 3. It reads how far each of them is, and their dead letters, from their changelogs, whose ends are final now.
+ 4. It writes what was sent, and the dead letters, with its position.
+
+It does so as a task that opens, for the first time or after it lost its changelog, or as one that runs, at a switch. An
+offline rebuild is a new generation that serves at once.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple
+
+from balance_service.engine.changelog_writer import ChangelogWriter, Envelope
+from balance_service.engine.dead_letters import letter_offset
+from balance_service.engine.outputs import sent_of
+from balance_service.engine.records import MISPLACED, NEVER, POSITION_KEY, Position, TaskId
+from balance_service.errors import TaskHaltedError
+from balance_service.kafka.clients import reader_config, transactional_config
+from balance_service.kafka.log_reader import LogReader, reader_to_end
+from balance_service.kafka.topic_specs import dead_letter_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from balance_service.avro.codec import AvroCodec
+    from balance_service.engine.dead_letter import Letter
+    from balance_service.engine.dead_letters import LetterChanges
+    from balance_service.engine.hosted_stage import HostedStage
+    from balance_service.engine.store import StateStore
+    from balance_service.kafka.topics import Topic, Topics
+    from balance_service.model.stage import Stage
+    from balance_service.settings import Settings
+
+# A commit of one state, and its marker.
+_LAST_RECORDS = 4
+
+
+class Predecessor(NamedTuple):
+    """Another generation of a partition, according to its changelog."""
+
+    stage: Stage
+    position: Position
+    letters: Mapping[int, Letter]
+    """Its dead letters by offset."""
+
+
+class Inherited(NamedTuple):
+    sent_up_to: int
+    """Outputs of events below it were sent, except those of open dead letters."""
+    changes: LetterChanges
+
+
+def inherit(
+    hosted: HostedStage,
+    partition: int,
+    store: StateStore,
+    start: int,
+    decided: Mapping[int, Letter],
+    should_stop: Callable[[], bool],
+) -> Inherited:
+    """Fences the other generations of a partition, and returns what the generation of a store takes over from them.
+
+    Args:
+        start: the next source offset of the generation.
+        decided: dead letters with decisions that the store may lack.
+        should_stop: as in `ChangelogWriter.fence`.
+
+    Raises:
+        RetriableError: the broker does not respond.
+        TaskMigratedError: as `ChangelogWriter.fence`.
+        TaskHaltedError: as `sent_of`; or another application owns one of the changelogs.
+    """
+    letters, ours, source = hosted.processor.letters, store.position, hosted.source
+    others = predecessors(hosted, partition, should_stop)
+    known = [one.position for one in others] + ([] if ours is None else [ours])
+    # No generation goes beyond the one that sends.
+    sent = max((max(one.offset, one.emitted_up_to) for one in known), default=0)
+    senders = [one for one in known if one.inherited > NEVER]
+    if not senders:
+        # It has lost its changelog, or there was none: the topics of the outputs show what was sent.
+        open_here = letters.open_in(store)
+        end, in_topic = 0, set[int]()
+        for offset in sent_of(hosted.settings, hosted.topics, hosted.stage, source, partition):
+            end = max(end, offset + 1)
+            if offset in open_here:
+                in_topic.add(offset)
+        changes = letters.on_begin_to_send(store, in_topic) if ours else letters.carry_over(decided.values())
+        return Inherited(max(sent, end), changes)
+    last = max(senders, key=lambda one: (max(one.offset, one.emitted_up_to), one.inherited))
+    if last is ours:
+        return Inherited(sent, letters.on_begin_to_send(store, ()))
+    sender = next(one for one in others if one.position is last)
+    is_same_code = hosted.siblings.have_same_code(hosted.stage, sender.stage)
+    theirs = {**decided, **sender.letters}
+    if last.partitioner != hosted.partitioner:
+        # A key that was misplaced may be in its place now, so its records are applied in their turn.
+        theirs = {at: _placed_anew(letter, start, letters.now_ms()) for at, letter in theirs.items()}
+    return Inherited(sent, letters.on_inherit(store, theirs, start, is_same_code=is_same_code))
+
+
+def predecessors(hosted: HostedStage, partition: int, should_stop: Callable[[], bool]) -> list[Predecessor]:
+    """Fences the other generations of a partition, and reads their changelogs. Raises as `inherit`."""
+    settings, topics, codec = hosted.settings, hosted.topics, hosted.processor.position_codec
+    others = hosted.siblings.others(hosted.stage)
+    for stage in others:
+        task_id = TaskId(stage.name, partition)
+        with closing(open_writer(task_id, settings, stage, topics, hosted.source)) as writer:
+            writer.fence(should_stop)
+    found = []
+    for stage in others:
+        changelog = topics.find(stage.changelog)
+        if changelog is None or partition >= changelog.partitions:
+            continue
+        position = last_position(settings, topics, codec, stage.changelog, partition)
+        check_owner(stage, position)
+        # Nothing was sent for the records of a recreated source.
+        if position is not None and position.source_topic_id == hosted.source.topic_id:
+            letters = _letters_of(hosted, changelog, partition) if position.letters else {}
+            found.append(Predecessor(stage, position, letters))
+    return found
+
+
+def _placed_anew(letter: Letter, start: int, now_ms: int) -> Letter:
+    is_replayed = letter.cause == MISPLACED and letter.status.is_open and letter.offset >= start
+    return letter.to_be_replayed(now_ms) if is_replayed else letter
+
+
+def _letters_of(hosted: HostedStage, changelog: Topic, partition: int) -> Mapping[int, Letter]:
+    letters: dict[int, Letter] = {}
+    with reader_to_end(hosted.settings, hosted.topics, changelog, [partition]) as reader:
+        for message in reader:
+            if (offset := letter_offset(message.key() or b"")) is not None:
+                letters.pop(offset, None)
+                if (value := message.value()) is not None:
+                    letters[offset] = hosted.processor.letters.decode(offset, value)
+    return letters
+
+
+def last_position(
+    settings: Settings, topics: Topics, codec: AvroCodec, changelog: str, partition: int
+) -> Position | None:
+    """Returns the position at the end of a changelog partition, which each commit writes last; None if there is none.
+
+    Raises:
+        RetriableError: the broker does not respond.
+    """
+    first = topics.offsets(changelog, [partition], earliest=True)[partition]
+    end = topics.offsets(changelog, [partition], committed=True)[partition]
+    span, found = _LAST_RECORDS, None
+    # Markers of transactions, and records of aborted ones, have offsets too.
+    while found is None and first < end:
+        start = max(first, end - span)
+        with LogReader(reader_config(settings), changelog, {partition: start}, {partition: end}) as reader:
+            for message in reader:
+                if message.key() == POSITION_KEY and (value := message.value()) is not None:
+                    found = Position.of(codec.decode(value))
+        if start == first:
+            break
+        span *= 32
+    return found
+
+
+def check_owner(stage: Stage, position: Position | None) -> None:
+    """Checks that a position is one of this stage, before anything is fenced or written.
+
+    Raises:
+        TaskHaltedError: another application, or another stage, has the same name for its changelog.
+    """
+    if position is not None and position.owner not in ("", stage.mark):
+        application_id, _, name = position.owner.partition("\0")
+        raise TaskHaltedError(
+            f"the changelog '{stage.changelog}' belongs to '{name}' of application id '{application_id}', and "
+            f"'{stage.name}' of '{stage.application_id}' has the same name for its own; choose another "
+            "BALANCE_APPLICATION_ID"
+        )
+
+
+def owners_of(settings: Settings, topics: Topics, codec: AvroCodec, changelog: Topic) -> set[str]:
+    """Returns the marks of the stages that the partitions of a changelog belong to. Raises as `last_position`."""
+    found = (last_position(settings, topics, codec, changelog.name, number) for number in range(changelog.partitions))
+    return {position.owner for position in found if position is not None}
+
+
+def open_writer(task_id: TaskId, settings: Settings, stage: Stage, topics: Topics, source: Topic) -> ChangelogWriter:
+    """Returns the writer of a task's changelog partition, before it fences. Raises as `Topics`."""
+    config = transactional_config(settings, stage.transactional_id(task_id.partition))
+    largest = int(str(config["message.max.bytes"]))
+    if not stage.retries:
+        largest = min(dead_letter_bytes(topics, stage, source), largest)
+    envelope = Envelope(stage.identity, source.name, task_id.partition, settings.application_id, largest)
+    return ChangelogWriter(config, task_id, stage.changelog, stage.dead_letters, envelope)
