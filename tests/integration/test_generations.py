@@ -249,11 +249,9 @@ def test_an_offline_rebuild_replaces_all_generations(stack: LocalStack, names: d
             assert rebuild(settings, Balance(), lambda _at, _of: None).done.applied == 2
         written.refresh()
         now = written.of("balance")
-    said = (
-        "generation 2 of 'balance', which serves, is deleted and folded again; generation 1, which does not serve, is"
-    )
+    said = "generation 3 of 'balance' serves from now on, and is folded; the changelogs of balance, balance.g2 are deleted"
     assert [line["event"] for line in logs if said in line["event"]] != []
-    assert (now.live, now.is_settled, now.action) == ([2], True, "rebuild offline")
+    assert (now.live, now.former, now.is_settled, now.action) == ([3], (), True, "settle")
 
-    changelogs = [f"{settings.application_id}-balance{number}-changelog" for number in ("", ".g2")]
-    assert [topics.find(name) is not None for name in changelogs] == [False, True]
+    changelogs = [f"{settings.application_id}-balance{number}-changelog" for number in ("", ".g2", ".g3")]
+    assert [topics.find(name) is not None for name in changelogs] == [False, False, True]

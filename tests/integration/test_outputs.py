@@ -61,13 +61,13 @@ def caught_up(engine: Engine) -> bool:
 
 def states(engine: Engine, name: str) -> dict[bytes, bytes]:
     """Returns all framed states of a model."""
-    views = [task.view for task in engine.stages[name].all()]
+    views = [task.view for task in engine.stages_of(name)[-1].all()]
     return {key: frame for view in views if view for key, frame in view.scan(b"", b"\xff", 1_000)}
 
 
 def points(engine: Engine, models: Named) -> dict[str, Decimal]:
     """Returns the points of each card in the stores of the engine."""
-    hosted = engine.stages[models.rewards.name].hosted
+    hosted = engine.stages_of(models.rewards.name)[-1].hosted
     return {key.decode(): hosted.state(frame)["points"] for key, frame in states(engine, models.rewards.name).items()}
 
 
