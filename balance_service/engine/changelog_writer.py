@@ -202,8 +202,8 @@ class ChangelogWriter:
             )
         if self._next is not None and began > self._next:
             raise SecondWriterError(
-                f"another producer has written to {self._changelog}-{self._partition}: a commit began at {began} instead "
-                f"of {self._next}"
+                f"another producer has written to {self._changelog}-{self._partition}: a commit began at {began}, "
+                f"not at {self._next}"
             )
         reach("produced")
         producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)

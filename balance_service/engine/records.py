@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from balance_service.engine.dead_letter import Letter
-    from balance_service.engine.progress import Stand
     from balance_service.model.generations import Comparison
     from balance_service.model.stream import Partitioner
 
@@ -32,6 +32,9 @@ MISPLACED = "key-not-of-this-partition"
 
 Record = tuple[bytes, bytes | None]
 """A changelog record: key and framed value; None deletes the key."""
+
+
+STANDS_AFTER_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +287,36 @@ class StoreSizes:
     def store_bytes(self) -> int:
         """Bytes of live table files and of memtables."""
         return self.file_bytes + self.memtable_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """A task that has records to apply, or whose query failed, and how long its position has not moved."""
+
+    position: int
+    lag: int
+    seconds: float
+    since_ms: int
+    """When the position moved last, or records came for it. In ms since 1970."""
+    error: str
+    """Why the query failed that should read the record at the position; empty if none has."""
+
+    @property
+    def is_still(self) -> bool:
+        """Whether the position should have moved long ago."""
+        return self.lag > 0 and self.seconds >= STANDS_AFTER_SECONDS
+
+    def told(self, task_id: TaskId, why: str) -> str:
+        """Returns the sentence for operators.
+
+        Args:
+            why: the last error, or where to find it; may be empty.
+        """
+        if not self.is_still:
+            return f"{task_id} is not folded: {why}"
+        since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        told = f"{task_id} stands still: partition {task_id.partition} has been at position {self.position}"
+        return f"{told} since {since}, and is {self.lag} records behind" + (f": {why}" if why else "")
 
 
 @dataclass(frozen=True, slots=True)

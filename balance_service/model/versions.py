@@ -142,7 +142,7 @@ class Versions:
                 f"the read model '{name}', version {ours.version}, reads another topic, re-keys differently, or has "
                 f"another key than version {declared.version}, which has states, so neither can be built next to the "
                 "other: give the new one a name of its own; or stop all instances and run `balance-service rebuild "
-                "--offline`, which deletes the states first"
+                "--offline`, which folds new ones"
             )
 
 
@@ -152,7 +152,7 @@ def _check_state(model: ReadModel, declared: Declaration, generation: int) -> No
             f"the read model '{model.name}', version {model.version}, cannot read the states of its generation "
             f"{generation}, which has the same version: {why}; give the class the next `version`, which is built next "
             "to the one that serves, or give back what it has there; or stop all instances and run "
-            "`balance-service rebuild --offline`, which deletes the states first"
+            "`balance-service rebuild --offline`, which folds new ones"
         )
 
 
