@@ -291,7 +291,14 @@ class Letters:
         return {letter.offset: letter for letter in self.between(store, 0) if letter.status.is_open}
 
     def on_inherit(
-        self, store: StateStore, theirs: Mapping[int, Letter], position: int, *, is_same_code: bool
+        self,
+        store: StateStore,
+        theirs: Mapping[int, Letter],
+        position: int,
+        read_up_to: int,
+        in_topic: Collection[int],
+        *,
+        is_same_code: bool,
     ) -> LetterChanges:
         """Returns the changes that make the dead letters here follow those of the generation that sent until now.
 
@@ -300,14 +307,18 @@ class Letters:
         apply one that waits for a decision only because other events came since. It goes on waiting.
 
         Args:
-            theirs: the dead letters of the other generation, which has read at least as far.
+            theirs: the dead letters of the other generation.
             position: of this generation.
+            read_up_to: the position of the other one. It may be lower if a third one has sent, and is lost.
+            in_topic: offsets of open dead letters whose outputs are in their topics.
             is_same_code: whether both generations are folded by the same code.
         """
         now, changes = self.now_ms(), LetterChanges(_counts(store))
         ours = self.open_in(store)
         after = {offset: letter for offset, letter in theirs.items() if offset >= position}
-        after |= as_sender_has(ours, theirs, now)
+        after |= as_sender_has({at: letter for at, letter in ours.items() if at < read_up_to}, theirs, now)
+        unread = {at: letter for at, letter in ours.items() if at >= read_up_to and at in in_topic}
+        after |= {at: replace(letter, is_sent=True, is_in_topic=False) for at, letter in unread.items()}
         before = self.at(store, after)
         for offset, letter in after.items():
             is_hopeless = letter.is_in_topic and is_final(letter.cause)

@@ -16,6 +16,7 @@ offline rebuild is a new generation that serves at once.
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.engine.changelog_writer import ChangelogWriter, Envelope
@@ -26,6 +27,7 @@ from balance_service.errors import TaskHaltedError
 from balance_service.kafka.clients import reader_config, transactional_config
 from balance_service.kafka.log_reader import LogReader, reader_to_end
 from balance_service.kafka.topic_specs import dead_letter_bytes
+from balance_service.process.failpoints import reach
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -78,32 +80,41 @@ def inherit(
         TaskMigratedError: as `ChangelogWriter.fence`.
         TaskHaltedError: as `sent_of`; or another application owns one of the changelogs.
     """
-    letters, ours, source = hosted.processor.letters, store.position, hosted.source
+    letters, siblings, ours = hosted.processor.letters, hosted.siblings, store.position
     others = predecessors(hosted, partition, should_stop)
     known = [one.position for one in others] + ([] if ours is None else [ours])
     # No generation goes beyond the one that sends.
-    sent = max((max(one.offset, one.emitted_up_to) for one in known), default=0)
+    sent_up_to = max((_sent_up_to(one) for one in known), default=0)
     senders = [one for one in known if one.inherited > NEVER]
-    if not senders:
-        # It has lost its changelog, or there was none: the topics of the outputs show what was sent.
-        open_here = letters.open_in(store)
-        end, in_topic = 0, set[int]()
-        for offset in sent_of(hosted.settings, hosted.topics, hosted.stage, source, partition):
-            end = max(end, offset + 1)
-            if offset in open_here:
+    last = max(senders, key=lambda one: (_sent_up_to(one), one.inherited), default=None)
+    sender = next((one for one in others if one.position is last), None)
+    theirs = {**decided, **(sender.letters if sender else {})}
+    in_topic = set[int]()
+    has_all = len(others) == len(siblings.others(hosted.stage)) and (
+        ours is not None or siblings.replaces(hosted.stage)
+    )
+    if last is None or not has_all:
+        # The one that sent last may have lost its changelog: the topics of the outputs show what was sent.
+        is_open = {**letters.open_in(store), **theirs}.keys()
+        for offset in sent_of(hosted.settings, hosted.topics, hosted.stage, hosted.source, partition):
+            sent_up_to = max(sent_up_to, offset + 1)
+            if offset in is_open:
                 in_topic.add(offset)
-        changes = letters.on_begin_to_send(store, in_topic) if ours else letters.carry_over(decided.values())
-        return Inherited(max(sent, end), changes)
-    last = max(senders, key=lambda one: (max(one.offset, one.emitted_up_to), one.inherited))
-    if last is ours:
-        return Inherited(sent, letters.on_begin_to_send(store, ()))
-    sender = next(one for one in others if one.position is last)
-    is_same_code = hosted.siblings.have_same_code(hosted.stage, sender.stage)
-    theirs = {**decided, **sender.letters}
-    if last.partitioner != hosted.partitioner:
+    if sender is None:
+        changes = letters.carry_over(decided.values()) if ours is None else letters.on_begin_to_send(store, in_topic)
+        return Inherited(sent_up_to, changes)
+    theirs = {at: replace(one, is_sent=one.is_sent or at in in_topic) for at, one in theirs.items()}
+    if sender.position.partitioner != hosted.partitioner:
         # A key that was misplaced may be in its place now, so its records are applied in their turn.
         theirs = {at: _placed_anew(letter, start, letters.now_ms()) for at, letter in theirs.items()}
-    return Inherited(sent, letters.on_inherit(store, theirs, start, is_same_code=is_same_code))
+    is_same_code = siblings.have_same_code(hosted.stage, sender.stage)
+    read_up_to = sender.position.offset
+    changes = letters.on_inherit(store, theirs, start, read_up_to, in_topic, is_same_code=is_same_code)
+    return Inherited(sent_up_to, changes)
+
+
+def _sent_up_to(position: Position) -> int:
+    return max(position.offset, position.emitted_up_to)
 
 
 def predecessors(hosted: HostedStage, partition: int, should_stop: Callable[[], bool]) -> list[Predecessor]:
@@ -125,6 +136,8 @@ def predecessors(hosted: HostedStage, partition: int, should_stop: Callable[[], 
         if position is not None and position.source_topic_id == hosted.source.topic_id:
             letters = _letters_of(hosted, changelog, partition) if position.letters else {}
             found.append(Predecessor(stage, position, letters))
+    if others:
+        reach("others-fenced")
     return found
 
 

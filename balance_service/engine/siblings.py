@@ -79,6 +79,11 @@ class Siblings:
         """Returns the other generations that have a changelog, hosted here or not."""
         return [stage.of_generation(number) for number in self._now().writable if number != stage.generation]
 
+    def replaces(self, stage: Stage) -> bool:
+        """Whether a generation is new, and serves in place of others because of an offline rebuild."""
+        now = self._now()
+        return bool(now.former) and now.serving == stage.generation
+
     def follow(self, stage: Stage, partition: int, decided: Mapping[int, Letter]) -> None:
         """Has the other generations follow a decision about dead letters, or retry those that were applied.
 

@@ -447,7 +447,6 @@ class Task:
             reach("successor-held")
             position = self._required_position()
             sent_up_to, changes = inherit(hosted, partition, store, position.offset, {}, self._closing.is_set)
-            reach("others-fenced")
             try:
                 moved = replace(position, emitted_up_to=sent_up_to, inherited=since)
                 write_position(moved, hosted.processor.position_codec, store, writer, changes)

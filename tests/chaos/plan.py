@@ -27,12 +27,12 @@ POINTS = (
     "fenced",
     "restored",
     "position-written",
-    "both-held",
+    "others-fenced",
 )
 PARTS_POINT = "part-stored"
 """Reached only with small parts."""
 OPENING_POINTS = ("fenced", "restored", "position-written")
-SWITCH_POINT = "both-held"
+SWITCH_POINT = "others-fenced"
 """Reached only when another generation begins to send the outputs."""
 INSTANCE_FAULTS = (
     "kill",

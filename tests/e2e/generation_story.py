@@ -31,12 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-TAKE_OVER = ("successor-held", "both-held", "produced", "committed", "taken-over")
 DROP = ("store-removed", "subjects-deleted", "changelog-deleted")
 _STALL = "begun"
-"""The transaction that makes one generation silent and lets the other one send has begun, and the broker has none."""
+"""The transaction that lets a running task send has begun, and the broker has nothing of it."""
 _POINTS = (
-    "generations-changed=kill,generations-written=kill,compared=kill,successor-held=kill,both-held=kill,"
+    "generations-changed=kill,generations-written=kill,compared=kill,successor-held=kill,others-fenced=kill,"
     "begun/rebuilds=stop,produced/rebuilds=kill,committed/rebuilds=kill,taken-over=kill,store-removed=kill,"
     "subjects-deleted=kill,changelog-deleted=kill"
 )
