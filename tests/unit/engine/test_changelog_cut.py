@@ -1,4 +1,4 @@
-"""A changelog that was truncated, or has a second writer: the next commit detects it. A log in memory stands for Kafka."""
+"""A changelog that was truncated, or has a second writer, as the next commit detects; an in-memory log is Kafka."""
 
 from __future__ import annotations
 
