@@ -851,7 +851,8 @@ PINPOINT_MUTATIONS = (
         "a switch is written in two transactions",
         "engine/task.py",
         "                write_position(moved, hosted.processor.position_codec, store, writer, changes)\n",
-        "                write_position(moved, hosted.processor.position_codec, store, writer)\n                write_position(moved, hosted.processor.position_codec, store, writer, changes)\n",
+        "                write_position(moved, hosted.processor.position_codec, store, writer)\n"
+        "                write_position(moved, hosted.processor.position_codec, store, writer, changes)\n",
         "unit/engine/test_inheritance",
         "test_the_new_task_sends_from_where_the_old_one_was_and_writes_into_its_own_changelog_alone",
     ),
