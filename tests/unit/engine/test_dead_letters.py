@@ -13,7 +13,7 @@ import pytest
 from balance_service.engine import dead_letters
 from balance_service.engine.dead_letter import KEPT_CLOSED_MS, Letter, Status, open_letters
 from balance_service.engine.dead_letters import Letters
-from balance_service.engine.opening import starting_letters
+from balance_service.engine.opening import starting_changes
 from balance_service.engine.records import MISPLACED, POSITION_KEY, Position
 from balance_service.engine.store import StateStore
 from balance_service.errors import ConfigurationError, PoisonRecordError
@@ -371,10 +371,12 @@ def test_if_a_model_begins_to_keep_order_later_events_wait_for_each_open_dead_le
     assert in_order.blocked_after(store, keys, frozenset()) == {}
 
     # The task opens.
-    siblings = SimpleNamespace(decided=lambda *_: {})
-    hosted: Any = SimpleNamespace(processor=SimpleNamespace(letters=in_order), siblings=siblings)
-    for opened in starting_letters(store, hosted, 0):
-        store.write([*opened.records], 2)
+    hosted: Any = SimpleNamespace(
+        stage=None, processor=SimpleNamespace(letters=in_order), siblings=SimpleNamespace(others=lambda _stage: [])
+    )
+    ((moved, opened),) = starting_changes(store, hosted, 0, replace(position, inherited=0), 0, lambda: False)
+    store.write([*opened.records], 2)
+    assert moved.inherited == 0
 
     assert in_order.blocked_after(store, keys, frozenset()) == {b"i": 0, b"k": 3, b"l": 8}
     assert in_order.blocked_after(store, keys, frozenset({3})) == {b"i": 0, b"k": 5, b"l": 8}

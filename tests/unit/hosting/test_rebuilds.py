@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from balance_service.cluster.directory import SUSPECT_AFTER_SECONDS, PublishedModel, PublishedTask, ServerTable
-from balance_service.engine.comparison import Compared, Difference
-from balance_service.engine.records import SILENT, Position, Role, TaskId
+from balance_service.engine.records import NEVER, Compared, Difference, Position, Role, TaskId
 from balance_service.engine.task import ANSWERING, Task, TaskState
-from balance_service.errors import InvalidInputError, NotAuthorizedError, RetriableError, TaskHaltedError
+from balance_service.errors import (
+    InvalidInputError,
+    NotAuthorizedError,
+    RetriableError,
+    TaskHaltedError,
+    TaskMigratedError,
+)
 from balance_service.hosting.rebuilds import Rebuilds
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topics import Topic
@@ -30,7 +35,7 @@ from balance_service.settings import load_settings
 from tests.support.fakes import DECLARED, Clock, InMemoryTopics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.errors import BalanceServiceError
@@ -53,30 +58,30 @@ class Standing(Task):
         self, generation: int, *, sends: bool, state: TaskState = TaskState.RUNNING, role: Role = Role.ACTIVE
     ) -> None:
         super().__init__(TaskId(FIRST.of_generation(generation).name, 0), cast("HostedStage", None), role)
-        position = Position(5, 1, "id", emitted_up_to=0 if sends else SILENT)
-        self.replica.store = cast("Any", SimpleNamespace(position=position, sizes=None))
+        self._stands(NEVER)
+        self._sends = sends
         self._state = state
         self._shown = cast("Any", object())
         # So that a step compares nothing.
         self.compared = Compared(5, Comparison(), ())
         self.fails_with: BalanceServiceError | None = None
-        self.took_over: list[Task] = []
-        self.began_next_to: list[list[Task]] = []
+        self.is_given_up = False
+        """Whether the failure is one of the write, after the others were fenced."""
+        self.inherited = 0
 
-    def take_over(self, other: Task) -> bool:
+    def inherit(self) -> bool:
         if self.fails_with is not None:
+            if self.is_given_up:
+                self.give_up()
             raise self.fails_with
-        self.took_over.append(other)
-        other.give_up()
-        self.replica.store = cast("Any", SimpleNamespace(position=Position(5, 1, "id"), sizes=None))
+        self.inherited += 1
+        self._stands(SWITCHED.number)
+        self._sends = True
         return True
 
-    def begin_to_send(self, others: Iterable[Task]) -> None:
-        if self.fails_with is not None:
-            self.give_up()
-            raise self.fails_with
-        self.began_next_to.append([*others])
-        self.replica.store = cast("Any", SimpleNamespace(position=Position(5, 1, "id"), sizes=None))
+    def _stands(self, inherited: int) -> None:
+        position = Position(5, 1, "id", inherited=inherited)
+        self.replica.store = cast("Any", SimpleNamespace(position=position, sizes=None))
 
 
 class Here:
@@ -172,8 +177,10 @@ def test_the_serving_generation_takes_the_outputs_over_and_the_former_one_is_ope
     step(Engine(SWITCHED, old, new), SWITCHED)
     step(Engine(SWITCHED, old, new), SWITCHED)
 
-    assert cast("Standing", new.the_task).took_over == [old.the_task]
+    assert cast("Standing", new.the_task).inherited == 1
+    assert cast("Standing", old.the_task).inherited == 0
     assert [str(error) for error in old.failures] == ["another generation sends the outputs"]
+    assert new.failures == []
 
 
 def test_nothing_is_taken_over_before_a_switch() -> None:
@@ -181,35 +188,48 @@ def test_nothing_is_taken_over_before_a_switch() -> None:
 
     step(Engine(BUILT, old, new), BUILT)
 
-    assert (cast("Standing", new.the_task).took_over, old.failures) == ([], [])
+    assert (cast("Standing", new.the_task).inherited, old.failures) == (0, [])
 
 
 @pytest.mark.parametrize("state", [TaskState.RESTORING, TaskState.WAITING, TaskState.HALTED])
-def test_outputs_are_taken_over_only_between_running_tasks(state: TaskState) -> None:
-    # A task that waits may have its outputs sent by another one.
-    former = [] if state is TaskState.WAITING else [(state, TaskState.RUNNING)]
-    for states in (*former, (TaskState.RUNNING, state)):
-        old = Here(1, Standing(1, sends=True, state=states[0]))
-        new = Here(2, Standing(2, sends=False, state=states[1]))
+def test_outputs_are_taken_over_only_by_a_task_that_runs(state: TaskState) -> None:
+    # One that opens takes them over itself.
+    old = Here(1, Standing(1, sends=True))
+    new = Here(2, Standing(2, sends=False, state=state))
 
-        with suppress(RetriableError):
-            step(Engine(SWITCHED, old, new), SWITCHED)
+    step(Engine(SWITCHED, old, new), SWITCHED)
 
-        assert (cast("Standing", new.the_task).took_over, old.failures) == ([], [])
+    assert (cast("Standing", new.the_task).inherited, old.failures) == (0, [])
 
 
-@pytest.mark.parametrize("state", [TaskState.RUNNING, TaskState.WAITING])
 @pytest.mark.parametrize("now", [SWITCHED, SWITCHED.settled()], ids=["within a switch", "after it"])
-def test_the_serving_generation_begins_to_send_if_no_other_one_does(now: Generations, state: TaskState) -> None:
-    old, new = Here(1, Standing(1, sends=False, state=state)), Here(2, Standing(2, sends=False))
+@pytest.mark.parametrize(
+    "old",
+    [
+        Here(1),
+        Here(1, Standing(1, sends=False)),
+        *(Here(1, Standing(1, sends=False, state=state)) for state in (TaskState.RESTORING, TaskState.HALTED)),
+        Here(1, Standing(1, sends=False, state=TaskState.TAILING, role=Role.STANDBY)),
+    ],
+    ids=["no task", "runs", "opens", "halted", "standby"],
+)
+def test_the_serving_generation_begins_to_send_whatever_has_become_of_the_other_one(
+    old: Here, now: Generations
+) -> None:
+    new = Here(2, Standing(2, sends=False))
 
     step(Engine(now, old, new), now)
-    step(Engine(now, old, new), now)
 
-    assert cast("Standing", new.the_task).began_next_to == [[old.the_task]]
-    assert cast("Standing", old.the_task).began_next_to == []
-    assert new.the_task.sends_as_of == now.number
-    assert (old.failures, new.failures) == ([], [])
+    assert (cast("Standing", new.the_task).inherited, new.failures) == (1, [])
+
+
+def test_the_copy_of_another_generations_owner_elsewhere_is_not_opened_again() -> None:
+    old = Here(1, Standing(1, sends=False, state=TaskState.TAILING, role=Role.STANDBY))
+
+    step(Engine(SWITCHED, old, Here(2, Standing(2, sends=False))), SWITCHED)
+
+    # It is not fenced, and follows its owner.
+    assert old.failures == []
 
 
 def test_the_last_generation_begins_to_send_alone() -> None:
@@ -218,46 +238,10 @@ def test_the_last_generation_begins_to_send_alone() -> None:
 
     step(Engine(now, new), now)
 
-    assert cast("Standing", new.the_task).began_next_to == [[]]
+    assert cast("Standing", new.the_task).inherited == 1
 
 
-def test_no_generation_begins_to_send_while_another_one_is_not_hosted_here() -> None:
-    engine = Engine(BUILT, Here(1, Standing(1, sends=False)))
-    cast("Any", engine.versions).live = lambda _model: [FIRST]
-
-    with pytest.raises(RetriableError, match="rewards_0 does not send, and a generation that may is not hosted here"):
-        step(engine, BUILT)
-
-
-@pytest.mark.parametrize(
-    "old",
-    [
-        *(Here(1, Standing(1, sends=False, state=state)) for state in (TaskState.RESTORING, TaskState.HALTED)),
-        Here(1, Standing(1, sends=False, state=TaskState.TAILING, role=Role.STANDBY)),
-        Here(1),
-    ],
-    ids=["opens", "halted", "standby", "no task"],
-)
-def test_no_generation_begins_to_send_while_another_one_is_not_open(old: Here) -> None:
-    new = Here(2, Standing(2, sends=False))
-
-    with pytest.raises(RetriableError, match="rewards_0, which may send the outputs, does not answer yet"):
-        step(Engine(SWITCHED, old, new), SWITCHED)
-
-    assert cast("Standing", new.the_task).began_next_to == []
-
-
-def test_a_task_is_opened_again_if_it_is_unknown_whether_it_begins_to_send() -> None:
-    old, new = Here(1, Standing(1, sends=False)), Here(2, Standing(2, sends=False))
-    cast("Standing", new.the_task).fails_with = RetriableError("the broker does not respond")
-
-    with pytest.raises(RetriableError, match="the broker does not respond"):
-        step(Engine(SWITCHED, old, new), SWITCHED)
-
-    assert (len(old.failures), len(new.failures)) == (0, 1)
-
-
-@pytest.mark.parametrize("why", [TaskHaltedError("their open dead letters differ"), RetriableError("it is behind")])
+@pytest.mark.parametrize("why", [TaskHaltedError("it belongs to another stage"), RetriableError("it is behind")])
 def test_a_task_that_still_sends_is_left_alone_if_a_switch_is_refused(why: BalanceServiceError) -> None:
     old, new = Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False))
     cast("Standing", new.the_task).fails_with = why
@@ -265,22 +249,19 @@ def test_a_task_that_still_sends_is_left_alone_if_a_switch_is_refused(why: Balan
     with pytest.raises(type(why)):
         step(Engine(SWITCHED, old, new), SWITCHED)
 
-    assert old.failures == []
+    assert (old.failures, new.failures) == ([], [])
 
 
-def test_both_tasks_are_opened_again_if_the_transaction_of_a_switch_fails() -> None:
-    class Failing(Standing):
-        def take_over(self, other: Task) -> bool:
-            other.give_up()
-            self.give_up()
-            raise RetriableError("the broker does not respond")
+def test_a_task_is_opened_again_if_it_is_unknown_whether_it_begins_to_send() -> None:
+    old, new = Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False))
+    task = cast("Standing", new.the_task)
+    task.fails_with, task.is_given_up = TaskMigratedError("the task's writer is closed"), True
 
-    old, new = Here(1, Standing(1, sends=True)), Here(2, Failing(2, sends=False))
-
-    with pytest.raises(RetriableError, match="the broker does not respond"):
+    with pytest.raises(TaskMigratedError, match="the task's writer is closed"):
         step(Engine(SWITCHED, old, new), SWITCHED)
 
-    assert (len(old.failures), len(new.failures)) == (1, 1)
+    told = "it is unknown which generation sends the outputs"
+    assert ([str(error) for error in new.failures], old.failures) == ([told], [])
 
 
 def test_a_step_that_fails_keeps_no_store_open() -> None:
@@ -290,10 +271,10 @@ def test_a_step_that_fails_keeps_no_store_open() -> None:
     views: list[weakref.ref[View]] = []
 
     class Refused(Standing):
-        def take_over(self, other: Task) -> bool:
+        def inherit(self) -> bool:
             view = View()
             views.append(weakref.ref(view))
-            raise RetriableError(f"{other.task_id} is behind")
+            raise RetriableError(f"{self.task_id} is behind")
 
     old, new = Here(1, Standing(1, sends=True)), Here(2, Refused(2, sends=False))
     gc.disable()
@@ -314,11 +295,11 @@ def test_outputs_are_taken_over_once_the_other_instances_have_heard_of_the_switc
     rebuilds = Rebuilds(cast("Any", Engine(SWITCHED, old, new)), ServerTable(elapsed), Switch.NEVER)
 
     rebuilds._step(SWITCHED)
-    assert cast("Standing", new.the_task).took_over == []
+    assert cast("Standing", new.the_task).inherited == 0
     time.sleep(0.2)
     rebuilds._step(SWITCHED)
 
-    assert cast("Standing", new.the_task).took_over == [old.the_task]
+    assert cast("Standing", new.the_task).inherited == 1
 
 
 def test_a_partition_that_cannot_switch_does_not_keep_the_others_from_it() -> None:
@@ -329,7 +310,7 @@ def test_a_partition_that_cannot_switch_does_not_keep_the_others_from_it() -> No
     with pytest.raises(RetriableError, match="it is behind"):
         step(Engine(SWITCHED, old, new), SWITCHED)
 
-    assert cast("Standing", new.the_tasks[1]).took_over == [old.the_tasks[1]]
+    assert cast("Standing", new.the_tasks[1]).inherited == 1
 
 
 def test_an_error_of_a_models_own_code_in_one_partition_does_not_keep_the_others_from_their_step() -> None:
@@ -341,7 +322,7 @@ def test_an_error_of_a_models_own_code_in_one_partition_does_not_keep_the_others
 
     rebuilds._round()
 
-    assert cast("Standing", new.the_tasks[1]).took_over == [old.the_tasks[1]]
+    assert cast("Standing", new.the_tasks[1]).inherited == 1
     told = "a step failed with ZeroDivisionError; the log of the instance has it"
     assert rebuilds.problems == {"rewards": told}
     # Also while no instance is heard.
@@ -425,7 +406,13 @@ def test_an_error_is_told_rather_than_what_waits_for_it() -> None:
 
 @pytest.mark.parametrize(
     ("sends_as_of", "state", "is_settled"),
-    [((4, 4), "RUNNING", True), ((4, 0), "RUNNING", False), ((4, 3), "RUNNING", False), ((4, 4), "RESTORING", False)],
+    [
+        ((4, 4), "RUNNING", True),
+        ((4, NEVER), "RUNNING", False),
+        ((4, 0), "RUNNING", False),
+        ((4, 3), "RUNNING", False),
+        ((4, 4), "RESTORING", False),
+    ],
 )
 def test_a_switch_is_settled_once_the_owners_of_all_partitions_send_and_know_of_it(
     sends_as_of: tuple[int, int], state: str, *, is_settled: bool
@@ -444,17 +431,6 @@ def test_a_switch_is_settled_once_the_owners_of_all_partitions_send_and_know_of_
             responsible(engine, table_of(tasks))._step(SWITCHED)
 
     assert engine.now.is_settled is is_settled
-
-
-@pytest.mark.parametrize(("sends", "number"), [(True, SWITCHED.number), (False, 0)])
-def test_an_owner_publishes_under_which_state_its_task_sends(*, sends: bool, number: int) -> None:
-    new = Here(2, Standing(2, sends=sends))
-
-    # Until the other task opens, this one cannot begin to send.
-    with suppress(RetriableError):
-        step(Engine(SWITCHED, Here(1, Standing(1, sends=False, state=TaskState.RESTORING)), new), SWITCHED)
-
-    assert new.the_task.sends_as_of == number
 
 
 def table_of(tasks: Sequence[PublishedTask]) -> ServerTable:

@@ -104,24 +104,44 @@ def test_a_declaration_lives_as_long_as_its_generation() -> None:
     assert upgraded.settled().dropped(1, "", "").declarations == {2: NEXT}
 
 
-def test_an_offline_rebuild_replaces_what_the_serving_generation_is_folded_by() -> None:
+def test_an_offline_rebuild_is_a_new_generation_that_serves_at_once() -> None:
     after = first().replaced(NEXT)
 
-    assert (after.declarations, after.newest_version, after.live) == ({1: NEXT}, 2, [1])
+    assert (after.declarations, after.newest_version, after.live) == ({2: NEXT}, 2, [2])
+    assert (after.serving, after.serving_since, after.is_settled) == (2, after.number, False)
     assert after.upgraded(NEXT, Switch.ALWAYS, 60) is after
+    assert (after.action, after.refusal(first())) == ("rebuild offline", "")
 
 
-def test_an_offline_rebuild_drops_the_other_generation() -> None:
-    switched = ready().switched(2, "", "")
+def test_an_offline_rebuild_replaces_all_generations_whose_changelogs_are_kept_until_it_has_taken_over() -> None:
+    twice = first().replaced(DECLARED).replaced(DECLARED)
 
-    for before, serving in ((built(), 1), (ready(), 1), (switched, 2), (switched.settled(), 2)):
+    for before, former in ((built(), (1, 2)), (ready(), (1, 2)), (switched().settled(), (1, 2)), (twice, (1, 2, 3))):
         after = before.replaced(DECLARED)
 
-        assert (after.live, after.serving, after.is_settled) == ([serving], serving, True)
-        assert (after.building, after.comparison, after.kept, after.kept_until) == (None, None, None, None)
-        assert after.declarations == {serving: DECLARED}
         # No number is used twice.
-        assert after.newest == before.newest
+        assert after.newest == after.serving == before.newest + 1
+        assert (after.live, after.former, after.writable) == ([after.serving], former, [*former, after.serving])
+        assert (after.building, after.comparison, after.kept, after.kept_until) == (None, None, None, None)
+        assert after.declarations == {after.serving: DECLARED}
+        assert after.refusal(before) == ""
+        settled = after.settled()
+        assert (settled.former, settled.writable, settled.is_settled) == ((), [after.serving], True)
+
+
+def test_a_rebuild_within_an_offline_rebuild_forgets_none_of_the_generations_that_this_one_replaced() -> None:
+    after = first().replaced(DECLARED).rebuilt(DECLARED, Switch.NEVER, 60, None, "", "")
+
+    assert (after.live, after.former, after.writable) == ([2, 3], (1,), [1, 2, 3])
+
+
+def test_a_generation_serves_since_the_record_that_says_so_and_not_since_a_later_one() -> None:
+    forth = switched()
+    back = forth.settled().switched(1, "", "")
+
+    assert [before.serving_since for before in (first(), built(), ready())] == [0, 0, 0]
+    assert (forth.serving_since, forth.settled().serving_since) == (forth.number, forth.number)
+    assert (back.serving_since, back.settled().dropped(2, "", "").serving_since) == (back.number, back.number)
 
 
 def test_a_rebuild_begins_a_generation_beside_the_serving_one() -> None:
@@ -277,6 +297,7 @@ _STEPS: st.SearchStrategy[Callable[[Generations], Generations]] = st.one_of(
     ),
     _COMPARISON.map(lambda comparison: lambda now: now.compared(2, comparison)),
     st.just(lambda now: now.settled()),
+    st.just(lambda now: now.replaced(DECLARED)),
     st.one_of(st.none(), _GENERATION).map(lambda to: lambda now: now.switched(to, "a", "r")),
     _GENERATION.map(lambda number: lambda now: now.dropped(number, "a", "r")),
 )
@@ -307,7 +328,13 @@ def test_after_any_requests_numbers_have_only_grown_and_one_generation_serves(
         assert max(after.live) <= after.newest == max(begun)
         # A generation begins to serve only after it was compared, or has served before.
         was_ready = now.building is not None and now.building.generation == after.serving
-        assert after.serving in (now.serving, now.kept) or was_ready
+        is_replaced = after.action == "rebuild offline"
+        assert after.serving in (now.serving, now.kept) or was_ready or is_replaced
+        assert after.refusal(now) == ""
+        assert after.serving_since == (now.serving_since if after.serving == now.serving else after.number)
+        # A changelog that says what was sent exists until another generation has taken that over, or it was dropped.
+        assert after.action in ("settle", "drop") or {*now.writable} <= {*after.writable}
+        assert after.action == "rebuild offline" or not after.is_settled or not {*after.former} - {*now.former}
         now = after
 
 
@@ -370,6 +397,8 @@ def test_a_generation_whose_record_has_no_number_began_under_the_first_rules() -
         (lambda now: replace(now, number=now.number + 1, serving=9), "generation 9 serves in it, which was not live"),
         (lambda now: replace(now, number=now.number + 1, newest=2**31 - 1), "generation 2147483647 is its newest"),
         (lambda now: replace(now, number=now.number + 1, newest=1), "generation 1 is its newest, and 2 was before"),
+        (lambda now: replace(now.replaced(DECLARED), former=(2,)), "generation 3 serves in it, which was not live"),
+        (lambda now: replace(now.replaced(DECLARED), newest=4, serving=4), "generation 4 serves in it, which was not"),
     ],
 )
 def test_a_state_that_no_transition_leads_to_is_refused(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import secrets
 import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from balance_service.engine.commit import Committed
@@ -26,7 +28,7 @@ from balance_service.spark.row_query import QueryEndedError, RowQuery
 from balance_service.spark.session import SparkSampler, require_jvm
 from balance_service.spark.shared_queries import Slots
 from balance_service.spark.task_runner import TaskRunner
-from tests.support.fakes import DECLARED
+from tests.support.fakes import DECLARED, Clock
 from tests.support.shipped import jvm_scratch
 from tests.support.waiting import eventually
 from tests.unit.spark.spark_side import Spark, lone_session
@@ -89,14 +91,68 @@ def test_a_bounded_rate_counts_records_and_not_the_offsets_that_are_missing_betw
     assert paced._commit(Gathered(PartitionUpdates(), 2_000_000), 0, frozenset(), task, gathering) == 7
 
 
-def test_a_pace_ends_when_the_generation_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pace_ends_when_the_generation_serves() -> None:
     built = FIRST.begun(DECLARED).rebuilt(DECLARED, Switch.ALWAYS, 60, 1, "", "")
     paced = runner(now=built)
     states = iter([built, built, built.compared(2, Comparison())])
     paced._siblings = Siblings(lambda: next(states))
-    monkeypatch.setattr(paced, "_seconds_after", lambda _events: 3600.0)
 
     paced._pace(3600, threading.Event())
+
+
+class Waits:
+    """An interrupt that never comes, and a clock that goes on only while one waits for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, now: Generations) -> None:
+        self._clock = Clock()
+        monkeypatch.setattr("balance_service.spark.task_runner.time", SimpleNamespace(monotonic=self._clock))
+        self._paced = runner(now=now)
+
+    def wait(self, seconds: float) -> bool:
+        self._clock.now += seconds
+        return False
+
+    def pace(self, events: int, at: float) -> float:
+        """Returns when a task goes on that has committed events at a time."""
+        self._clock.now = at
+        self._paced._pace(events, cast("Any", self))
+        return self._clock.now
+
+
+BUILT = FIRST.begun(DECLARED).rebuilt(DECLARED, Switch.NEVER, 60, 100, "", "")
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        FIRST,
+        FIRST.begun(DECLARED).rebuilt(DECLARED, Switch.NEVER, 60, None, "", ""),
+        BUILT.compared(2, Comparison()).switched(2, "", ""),
+    ],
+    ids=["the only one", "built without a rate", "serves"],
+)
+def test_only_a_generation_that_is_built_at_a_rate_waits(monkeypatch: pytest.MonkeyPatch, now: Generations) -> None:
+    assert Waits(monkeypatch, now).pace(10**6, 5.0) == 5.0
+
+
+def test_time_without_events_is_not_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = Waits(monkeypatch, BUILT)
+
+    assert waits.pace(100, 5.0) == pytest.approx(6.0)
+    assert waits.pace(100, 3_600.0) == pytest.approx(3_601.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 1_000)), min_size=1, max_size=20))
+def test_the_tasks_of_an_instance_keep_the_rate_together(commits: list[tuple[int, int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        waits, now = Waits(patch, BUILT), 0.0
+        free = dict.fromkeys(range(4), now)
+        for task, events in commits:
+            # The next commit of a task begins after its wait.
+            now = max(now, free[task])
+            free[task] = waits.pace(events, now)
+
+    assert max(free.values()) >= sum(events for _, events in commits) / 100 - 1e-6
 
 
 def test_an_interrupt_cancels_a_query_during_its_start_without_a_log_line(
@@ -111,7 +167,7 @@ def test_an_interrupt_cancels_a_query_during_its_start_without_a_log_line(
 
     monkeypatch.setattr(TaskRunner, "_query", query)
     task: Any = SimpleNamespace(
-        task_id=TaskId("balance", 0), state=TaskState.RUNNING, position=0, left_out=lambda: list[int]()
+        task_id=TaskId("balance", 0), state=TaskState.RUNNING, position=0, left_out=list, follow_sender=lambda: False
     )
 
     with capture_logs() as logs:
