@@ -64,7 +64,9 @@ class GenerationLog(PeriodicThread):
         self._known: Mapping[str, Generations] = {}
         self._writing = threading.Lock()
         self._reading = threading.Lock()
+        self._hearing = threading.Lock()
         self._read_began = float("-inf")
+        self._read_failed: str | None = None
         self._changed = threading.Event()
         self._reader: LogReader | None = None
         self._followed: list[ControlRecord] = []
@@ -99,9 +101,14 @@ class GenerationLog(PeriodicThread):
         called = time.monotonic()
         with self._reading:
             if self._read_began <= called:
-                began = time.monotonic()
-                self._read_to_end()
+                began, self._read_failed = time.monotonic(), None
+                try:
+                    self._read_to_end()
+                except RetriableError as error:
+                    self._read_failed = str(error)
                 self._read_began = began
+            if self._read_failed is not None:
+                raise RetriableError(self._read_failed)
 
     def newest(self, model: str) -> Generations:
         """Returns a read model's generations according to the topic's present end.
@@ -159,7 +166,10 @@ class GenerationLog(PeriodicThread):
         with self._writing:
             # The transactional id has the topic's name.
             doing, grant = f"writing to topic '{self._topic}'", f"Write on topic and transactional id '{self._topic}'"
-            producer = new_client(Producer, transactional_config(self._settings, self._topic))
+            config = transactional_config(self._settings, self._topic)
+            # Tasks that open wait for a transaction that a killed instance has left open.
+            config["transaction.timeout.ms"] = int(_TRANSACTION_SECONDS * 1000)
+            producer = new_client(Producer, config)
             try:
                 prepare_generations(self._topics, self._settings)
                 producer.init_transactions(_TRANSACTION_SECONDS)
@@ -187,13 +197,16 @@ class GenerationLog(PeriodicThread):
             return after
 
     def _hear(self, read: Mapping[str, Generations]) -> None:
-        newer = {name: after for name, after in read.items() if after.number > self.of(name).number}
-        if newer:
-            self._known = {**self._known, **newer}
-            self._changed.set()
+        with self._hearing:
+            newer = {name: after for name, after in read.items() if after.number > self.of(name).number}
+            if newer:
+                self._known = {**self._known, **newer}
+                self._changed.set()
 
     def _read_to_end(self) -> Mapping[str, Generations]:
         if (topic := self._topics.find(self._topic)) is None:
+            if self._known:
+                raise RetriableError(f"the broker does not know topic '{self._topic}' now")
             return {}
         with reader_to_end(self._settings, self._topics, topic, waits_for_open=True) as reader:
             known = self._result([ControlRecord.of(message) for message in reader])

@@ -284,6 +284,10 @@ class Letters:
         found = view.scan(_AT + _number(start), _AT + _number(_BEYOND), min(limit, _SCANNED))
         return [self.decode(_last_number(key), frame) for key, frame in found]
 
+    def all(self, view: Snapshot) -> dict[int, Letter]:
+        """Returns the dead letters by offset, in order."""
+        return {letter.offset: letter for letter in self._pages(view, 0)}
+
     def open_in(self, store: StateStore) -> dict[int, Letter]:
         """Returns the open dead letters by offset, in order."""
         if not open_letters(_counts(store)):
@@ -315,12 +319,15 @@ class Letters:
         """
         now, changes = self.now_ms(), LetterChanges(_counts(store))
         ours = self.open_in(store)
-        after = {offset: letter for offset, letter in theirs.items() if offset >= position}
+        # A new store takes all over, also of records that the source no longer has.
+        after = {at: letter for at, letter in theirs.items() if at >= position or store.position is None}
         after |= as_sender_has({at: letter for at, letter in ours.items() if at < read_up_to}, theirs, now)
         unread = {at: letter for at, letter in ours.items() if at >= read_up_to and at in in_topic}
         after |= {at: replace(letter, is_sent=True, is_in_topic=False) for at, letter in unread.items()}
         before = self.at(store, after)
         for offset, letter in after.items():
+            if (known := before.get(offset)) is not None and known.status is Status.DISCARDED:
+                continue
             is_hopeless = letter.is_in_topic and is_final(letter.cause)
             other = theirs.get(offset)
             waits = is_same_code and other is not None and other.status.needs_decision
@@ -366,8 +373,10 @@ class Letters:
             end = max(theirs) + 1
         known = self.at(store, theirs)
         for offset, letter in theirs.items():
-            if offset not in known:
-                self._change(changes, offset, None, letter)
+            before = known.get(offset)
+            # A decision to retry may have failed there.
+            if before is None or before.status is Status.APPLIED:
+                self._change(changes, offset, before, letter)
         store.look_for(_DUE, changes.records)
         return changes, end
 

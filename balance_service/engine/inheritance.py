@@ -23,7 +23,7 @@ from balance_service.engine.changelog_writer import ChangelogWriter, Envelope
 from balance_service.engine.dead_letters import letter_offset
 from balance_service.engine.outputs import sent_of
 from balance_service.engine.records import MISPLACED, NEVER, POSITION_KEY, Position, TaskId
-from balance_service.errors import TaskHaltedError
+from balance_service.errors import TaskHaltedError, TaskMigratedError
 from balance_service.kafka.clients import reader_config, transactional_config
 from balance_service.kafka.log_reader import LogReader, reader_to_end
 from balance_service.kafka.topic_specs import dead_letter_bytes
@@ -127,14 +127,20 @@ def predecessors(hosted: HostedStage, partition: int, should_stop: Callable[[], 
             writer.fence(should_stop)
     found = []
     for stage in others:
-        changelog = topics.find(stage.changelog)
+        changelog = topics.find_patiently(stage.changelog)
         if changelog is None or partition >= changelog.partitions:
             continue
         position = last_position(settings, topics, codec, stage.changelog, partition)
         check_owner(stage, position)
         # Nothing was sent for the records of a recreated source.
         if position is not None and position.source_topic_id == hosted.source.topic_id:
-            letters = _letters_of(hosted, changelog, partition) if position.letters else {}
+            view = hosted.siblings.last_view(stage, partition)
+            if not position.letters:
+                letters: Mapping[int, Letter] = {}
+            elif view is not None and view.position == position:
+                letters = hosted.processor.letters.all(view)
+            else:
+                letters = _letters_of(hosted, changelog, partition, should_stop)
             found.append(Predecessor(stage, position, letters))
     if others:
         reach("others-fenced")
@@ -146,10 +152,14 @@ def _placed_anew(letter: Letter, start: int, now_ms: int) -> Letter:
     return letter.to_be_replayed(now_ms) if is_replayed else letter
 
 
-def _letters_of(hosted: HostedStage, changelog: Topic, partition: int) -> Mapping[int, Letter]:
+def _letters_of(
+    hosted: HostedStage, changelog: Topic, partition: int, should_stop: Callable[[], bool]
+) -> Mapping[int, Letter]:
     letters: dict[int, Letter] = {}
     with reader_to_end(hosted.settings, hosted.topics, changelog, [partition]) as reader:
         for message in reader:
+            if should_stop():
+                raise TaskMigratedError("the task was closed while it read the changelog of another generation")
             if (offset := letter_offset(message.key() or b"")) is not None:
                 letters.pop(offset, None)
                 if (value := message.value()) is not None:

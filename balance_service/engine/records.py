@@ -25,7 +25,9 @@ RESERVED_PREFIX = b"\xff"
 
 POSITION_KEY = RESERVED_PREFIX + b"position"
 
-_POSITION_FORMAT = 1
+_POSITION_FORMAT = 2
+# Format 1 had no `inherited`. A version that writes it would take a silent generation for one that sends.
+_READABLE_FORMATS = (1, _POSITION_FORMAT)
 
 MISPLACED = "key-not-of-this-partition"
 """The dead-letter cause of a record whose key belongs to another partition by its topic's partitioner."""
@@ -74,8 +76,8 @@ class Position:
         stream_time_ms: the greatest timestamp of an applied event with an idempotency key, which expires such keys;
             -1 if there is none.
         keys: the number of keys with a state.
-        emitted_up_to: outputs of events below this offset were sent before the stage started from scratch, and are not
-            sent again, except those of open dead letters.
+        emitted_up_to: outputs of events below this offset were sent by another generation, or before the stage started
+            from scratch, and are not sent again, except those of open dead letters.
         inherited: the number of the state of the generations as of which this one sends the outputs, which it took
             over from the others; -1 if it never did.
         letters: the number of dead letters by cause and status.
@@ -120,7 +122,7 @@ class Position:
         Raises:
             ConfigurationError: a newer version wrote the record.
         """
-        if record["format"] != _POSITION_FORMAT:
+        if record["format"] not in _READABLE_FORMATS:
             raise ConfigurationError(
                 f"a position has format {record['format']}, this version knows {_POSITION_FORMAT}; "
                 "run the version that wrote it, or rebuild the read model"

@@ -101,6 +101,12 @@ class Siblings:
         tasks = (tasks.task(partition) for tasks in self._others(stage))
         return next((task.last_view for task in tasks if task is not None and task.sends), None)
 
+    def last_view(self, stage: Stage, partition: int) -> StoreView | None:
+        """Returns the last view of the task of a generation; None if it is not open here."""
+        tasks = self._generations.get(stage.generation)
+        task = None if tasks is None else tasks.task(partition)
+        return None if task is None else task.last_view
+
     def first_needed(self, stage: Stage, partition: int) -> int:
         """Returns the first record that another generation has not applied in a partition, 0 while that is unknown."""
         others = [self._generations.get(number) for number in self._now().live if number != stage.generation]

@@ -135,7 +135,10 @@ class Task:
         self._writer: ChangelogWriter | None = None
         self._has_fenced = False
         self._sends = False
+        self._left_out_changed = False
         self._limit = 0
+        self._follows_part = False
+        """Whether the sending generation has more dead letters below its position than this task knows."""
         self._epoch = 0
         self._shown: StoreView | None = None
         self._watcher: Watcher | None = None
@@ -171,6 +174,12 @@ class Task:
         return self._sends
 
     @property
+    def sends_since(self) -> int:
+        """The number of the state of the generations since which the task sends; -1 if it does not."""
+        stands_at = self._stands_at
+        return stands_at.inherited if self._sends and stands_at is not None else NEVER
+
+    @property
     def limit(self) -> int | None:
         """The source offset that a silent task must not go beyond; None if the task sends.
 
@@ -180,10 +189,11 @@ class Task:
 
     @property
     def goal(self) -> int | None:
-        """The source offset that a silent task is to reach: where the one that sends is. None if the task sends."""
-        if self._sends:
+        """The source offset that a silent task is to reach: where the one that sends is. None if it should send."""
+        siblings, stage = self._hosted.siblings, self._hosted.stage
+        if self._sends or siblings.serves(stage):
             return None
-        sender = self._hosted.siblings.sender(self._hosted.stage, self.task_id.partition)
+        sender = siblings.sender(stage, self.task_id.partition)
         return self._limit if sender is None else max(self._limit, offset_of(sender))
 
     @property
@@ -236,7 +246,7 @@ class Task:
             self.view is not None,
             {} if stands_at is None else stands_at.letters,
             None if self.compared is None else self.compared.counts,
-            stands_at.inherited if self._sends and stands_at is not None else NEVER,
+            self.sends_since,
         )
 
     def open(self) -> None:
@@ -262,6 +272,12 @@ class Task:
         with self._held():
             if self._state is TaskState.HALTED:
                 # The supervisor decided before it saw the halt.
+                return
+            try:
+                self._hosted.siblings.serves_since(self._hosted.stage, anew=True)
+            except RetriableError as error:
+                # It goes on answering. Opened as the owner, it would wait for the same.
+                self._reason = str(error)
                 return
             self.replica.check_same_logs()
             self._own()
@@ -304,9 +320,10 @@ class Task:
             BalanceServiceError: as `process`.
         """
         if self._sends:
-            return False
+            has_changed, self._left_out_changed = self._left_out_changed, False
+            return has_changed
         sender = self._hosted.siblings.sender(self._hosted.stage, self.task_id.partition)
-        if sender is None or offset_of(sender) <= self._limit:
+        if sender is None or offset_of(sender) <= self._limit or (self._follows_part and self.position < self._limit):
             return False
         with self._held():
             store, writer = self._running()
@@ -315,7 +332,7 @@ class Task:
             if changes.records:
                 decide(changes, (), processor, store, writer)
                 self._shown = store.view
-            self._limit = end
+            self._limit, self._follows_part = end, end < offset_of(sender)
             return bool(changes.records)
 
     def left_out(self) -> list[int]:
@@ -339,6 +356,9 @@ class Task:
         letters, decisions = self._hosted.processor.letters, self._hosted.decisions
         with self._held():
             store, writer = self._running(or_waiting=True)
+            if not self._sends:
+                # The one that sends until the switch may apply the record at this moment.
+                return dict.fromkeys(offsets, "another generation still sends the outputs; try again")
             known = letters.at(store, offsets)
             refused = {at: why for at in offsets if (why := verdict.refusal(known.get(at))) is not None}
             decided = [letter for at, letter in known.items() if at not in refused]
@@ -440,12 +460,12 @@ class Task:
         hosted, partition = self._hosted, self.task_id.partition
         with self._held():
             store, writer = self._running()
-            if self._sends:
-                return False
+            position = self._required_position()
             if (since := hosted.siblings.serves_since(hosted.stage)) is None:
                 raise RetriableError(f"another generation than that of {self.task_id} serves")
+            if self._sends and position.inherited >= since:
+                return False
             reach("successor-held")
-            position = self._required_position()
             sent_up_to, changes = inherit(hosted, partition, store, position.offset, {}, self._closing.is_set)
             try:
                 moved = replace(position, emitted_up_to=sent_up_to, inherited=since)
@@ -453,7 +473,7 @@ class Task:
             except BaseException:
                 self.give_up()
                 raise
-            self._sends = True
+            self._sends = self._left_out_changed = True
             self._shown = store.view
         reach("taken-over")
         self._log.info("the task sends the outputs now", first=max(sent_up_to, position.offset))

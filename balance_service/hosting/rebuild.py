@@ -92,7 +92,9 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
             _refuse_other_owner(settings, topics, registry, former)
             _refuse_unknown_decisions(settings, topics, registry, serving, source)
             declaration = declaration_of(read_model)
+            group.check()
             now = generations.write(name, lambda now: now.replaced(declaration))
+            former = [stages[-1].of_generation(number) for number in now.former]
             log.warning(
                 f"generation {now.serving} of '{name}' serves from now on, and is folded; the changelogs of "
                 f"{', '.join(stage.name for stage in former)} are deleted once it has taken over what they sent"

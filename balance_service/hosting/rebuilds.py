@@ -292,21 +292,25 @@ class Rebuilds(PeriodicThread):
         if time.monotonic() - self._served_since(generations.model)[1] < _SPREAD_SECONDS:
             return
         for partition, task in self._owned(serving).items():
-            if not task.sends:
-                yield partial(self._switch, generations, partition, serving, task)
+            if task.sends_since < generations.serving_since:
+                # An owner that slept through the loss of its partition would fence its successor.
+                if serving.hosted.lease.holds:
+                    yield partial(self._switch, serving, task)
+                continue
+            for number in generations.live:
+                tasks = None if number == generations.serving else self._tasks(generations.model, number)
+                other = None if tasks is None else tasks.task(partition)
+                if tasks is not None and other is not None and other.sends:
+                    # It is fenced. Opened again, it is silent.
+                    tasks.failed(other, RetriableError("another generation sends the outputs"))
 
-    def _switch(self, generations: Generations, partition: int, serving: Tasks, task: Task) -> None:
+    @staticmethod
+    def _switch(serving: Tasks, task: Task) -> None:
         try:
             task.inherit()
         finally:
             if task.view is None:
                 serving.failed(task, RetriableError("it is unknown which generation sends the outputs"))
-        for number in generations.live:
-            tasks = None if number == generations.serving else self._tasks(generations.model, number)
-            other = None if tasks is None else tasks.task(partition)
-            # It is fenced. Opened again, it is silent.
-            if tasks is not None and other is not None and other.role is Role.ACTIVE:
-                tasks.failed(other, RetriableError("another generation sends the outputs"))
 
     def _compare(self, partition: int, serving: Tasks, building: Tasks, task: Task) -> None:
         """Compares a partition for a while, so that other steps have their turn too."""

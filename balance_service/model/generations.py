@@ -122,7 +122,7 @@ class Generations:
     newest_version: int = 0
     """The highest version that a generation was built of."""
     declarations: Mapping[int, Declaration] = field(default_factory=dict)
-    """By live generation; empty until the model has a record."""
+    """By live or former generation; empty until the model has a record."""
     serving: int = 1
     building: Building | None = None
     comparison: Comparison | None = None
@@ -192,7 +192,7 @@ class Generations:
             "",
             newest=number,
             newest_version=max(self.newest_version, declaration.version),
-            declarations={number: declaration},
+            declarations={**self.declarations, number: declaration},
             serving=number,
             building=None,
             comparison=None,
@@ -313,10 +313,10 @@ class Generations:
         after = replace(
             self, number=self.number + 1, action=action, by=by, reason=reason, at=datetime.now(UTC), **changes
         )
-        live = after.live
+        known = after.writable
         return replace(
             after,
-            declarations={n: declared for n, declared in after.declarations.items() if n in live},
+            declarations={n: declared for n, declared in after.declarations.items() if n in known},
             serving_since=self.serving_since if after.serving == self.serving else after.number,
         )
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.engine import comparison as module
-from balance_service.engine.comparison import MOST_DIFFERENCES, Compared, aligned, compare
+from balance_service.engine.comparison import MOST_DIFFERENCES, aligned, compare
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.hosted_stage import HostedStage
 from balance_service.engine.placement import Placement
-from balance_service.engine.records import POSITION_KEY, Position, TaskId
+from balance_service.engine.records import POSITION_KEY, Compared, Position, TaskId
 from balance_service.engine.siblings import Siblings
 from balance_service.engine.store import StateStore
 from balance_service.engine.task import Task

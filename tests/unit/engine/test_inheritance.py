@@ -140,7 +140,7 @@ class Generation:
         assert position is not None
         return position
 
-    def moves(self, **fields: int) -> None:
+    def moves(self, **fields: Any) -> None:
         """Writes another position."""
         moved = replace(self.position, **fields)
         write_position(moved, self.driven._processor.position_codec, self.driven.store, self.driven.writer)
