@@ -147,8 +147,7 @@ class Engine:
         self.versions = versions = Versions(models, settings, self.generations.of)
         self._prepared = prepared = until_up(partial(self._prepare, stages))
         until_up(partial(begin_to_sign, settings, self.topics, decisions_topic))
-        begun = {name: versions.declaration(name) for name in versions.with_states}
-        until_up(partial(self.generations.begin, begun))
+        until_up(self._begin)
         versions.check_serving()
         # Another instance may have begun them, with other versions.
         stages = [generation for stage in stages for generation in self.live(stage)]
@@ -377,6 +376,16 @@ class Engine:
             # The changelog of a generation that is dropped during the start is gone.
             self.generations.refresh()
             raise
+
+    def _begin(self) -> None:
+        """Writes what the first generations of new read models are folded by, and from where on."""
+        begun = {}
+        for name in self.versions.with_states:
+            if name not in self.generations.known:
+                source = self._prepared[self.versions.stage(name, 1).source]
+                starts = self.topics.offsets(source.name, range(source.partitions), earliest=True)
+                begun[name] = self.versions.declaration(name).beginning_at(starts)
+        self.generations.begin(begun)
 
     def _host_if_live(self, stage: Stage) -> Callable[[], None] | None:
         """As `_host`; but leaves a generation alone that was dropped since the start, and lost its changelog."""

@@ -84,6 +84,10 @@ class Declaration:
     def begins_at(self, partition: int) -> int:
         return self.begins[partition] if partition < len(self.begins) else 0
 
+    def beginning_at(self, starts: Mapping[int, int]) -> Declaration:
+        """Returns the declaration of a generation that begins at these offsets, by partition."""
+        return replace(self, begins=tuple(start for _, start in sorted(starts.items())))
+
     def record(self, generation: int) -> dict[str, Any]:
         """Returns the Avro record `Declaration`."""
         return {
