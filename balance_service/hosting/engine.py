@@ -33,7 +33,7 @@ from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.signing import ControlRecords, begin_to_sign
-from balance_service.kafka.topic_specs import prepare_changelog, prepare_topics
+from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics, Watermarks
 from balance_service.model.generations import Generations
 from balance_service.model.stage import model_and_generation
@@ -281,7 +281,7 @@ class Engine:
         """Hosts one more stage, of a source that is read already, and owns the partitions of it that are owned here.
 
         Raises:
-            ConfigurationError: its changelog, or a schema, is not usable.
+            ConfigurationError: a topic of it, or a schema, is not usable.
             RetriableError: the broker or the registry does not respond.
         """
         partitions = self._prepared[stage.source].partitions
@@ -290,7 +290,8 @@ class Engine:
                 f"{stage.name} needs more open files for its {partitions} tasks than are left: wait until another "
                 "generation is dropped, or raise `ulimit -Hn` and restart the instance"
             )
-        prepare_changelog(self.topics, stage, self._prepared[stage.source])
+        # It may send to topics that no other generation does.
+        self._prepared = {**prepare_topics(self.topics, self.settings, [stage]), **self._prepared}
         self._host(stage)
         self._more_tasks -= partitions
         tasks = self.stages[stage.name]

@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
 
 def _is(client: Client, status: str) -> bool:
-    return client.generations("balance")["generations"][-1]["status"] == status
+    return bool(client.generations("balance")["generations"][-1]["status"] == status)
 
 
 def _answers(client: Client, customer: str, amount: str) -> bool:
-    value: Any = client.get("balance", customer).value
-    return value is not None and Decimal(value["amount"]) == Decimal(amount)
+    return bool(client.get("balance", customer).value == {"amount": Decimal(amount)})
 
 
 def _refusal(client: Client, **more: Any) -> str:
