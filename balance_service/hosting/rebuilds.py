@@ -553,7 +553,9 @@ class Rebuilds(PeriodicThread):
         The brokers forget transactional ids by themselves.
         """
         topics, live, waiting = self._engine.topics, set(generations.live), None
-        published = {task.stage for server in self._servers.servers() for task in server.tasks}
+        # The group has given the partitions of an instance that is silent for longer to others.
+        alive = self._servers.heard_within(self._engine.settings.session_timeout_ms / 1000)
+        published = {task.stage for server in alive for task in server.tasks}
         for number in range(1, generations.newest + 1):
             stage = self._versions.stage(generations.model, number)
             if number in live or stage.name in published:

@@ -116,7 +116,7 @@ class Engine:
         self.now = now
         self.generations = SimpleNamespace(of=lambda _model: self.now, write=self.write, wait=lambda _seconds: None)
         self.versions = Versions([Rewards()], load_settings(), lambda _model: self.now)
-        self.settings = SimpleNamespace(num_standby_replicas=0)
+        self.settings = SimpleNamespace(num_standby_replicas=0, session_timeout_ms=10_000)
         self.models = {one.hosted.stage.name: one for one in here}
         # Another instance does what is done once.
         self.lease = SimpleNamespace(holds=False)
@@ -527,6 +527,25 @@ def test_a_dropped_changelog_is_deleted_once_no_instance_has_a_task_of_it_and_ag
     assert found == [0, 1, 1, 1, 2]
     assert {*deleted} == {"balance-service-rewards.g2-changelog"}
     assert forgotten == deleted
+
+
+def test_a_killed_instance_keeps_a_dropped_changelog_until_the_group_has_given_its_partitions_away() -> None:
+    engine, clock, deleted = Engine(DROPPED, Here(1, Standing(1, sends=True))), Clock(), list[str]()
+    engine.topics = SimpleNamespace(find=lambda name: Topic(name, "id", 2), delete=deleted.append)
+    engine.registry = SimpleNamespace(forget=lambda _name: None)
+    table = ServerTable(clock)
+    rebuilds = responsible(engine, table)
+    for address, stages in (("a:1", ["rewards"]), ("killed:1", ["rewards.g2"])):
+        tasks = [PublishedTask(stage, 0, "ACTIVE", "RUNNING", 1, 5).record() for stage in stages]
+        table.hear(address, {"incarnation": "i", "models": [], "tasks": tasks}, live=True)
+
+    clock.now += 10
+    rebuilds._step(DROPPED)
+    assert deleted == []
+    clock.now += 1
+    rebuilds._step(DROPPED)
+
+    assert deleted == ["balance-service-rewards.g2-changelog"]
 
 
 def test_a_changelog_that_a_late_instance_created_again_is_deleted_although_its_task_was_never_known(
