@@ -92,6 +92,8 @@ def rebuild(
         _show(found, as_json=as_json)
     if any(one["switch"] == "when_equal" and _differs(one) for one in found):
         raise BalanceServiceError("the states differ, so the new generation does not serve")
+    if held := [one["reason"] for one in found if one["action"] == "compare" and one["reason"]]:
+        raise BalanceServiceError(f"the new generation does not serve by itself: {held[0]}")
 
 
 @click.command()

@@ -36,7 +36,7 @@ def _refusal(client: Client, **more: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.shows("lossy-topics")
+@pytest.mark.shows("looks-first", "lossy-topics")
 def test_a_generation_of_what_retention_left_serves_only_anyway(stack: LocalStack) -> None:
     settings = application(BALANCE_ALLOW_FINITE_RETENTION="true")
     instance = new_instance(stack, settings)
@@ -82,6 +82,7 @@ def _is_back(client: Client) -> bool:
     return True
 
 
+@pytest.mark.shows("looks-first")
 def test_a_generation_whose_changelog_was_recreated_while_it_was_idle_does_not_serve(stack: LocalStack) -> None:
     settings = application()
     instance = new_instance(stack, settings)

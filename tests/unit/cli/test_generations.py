@@ -217,6 +217,18 @@ def test_a_command_sends_a_body_that_an_instance_takes(
     body.of_json(received[0].body)
 
 
+def test_a_rebuild_that_must_not_serve_by_itself_fails_and_says_why() -> None:
+    why = "generation 2 begins at offset 500 of balance-0, and 1 at 0"
+    more: dict[str, Any] = {"comparison": EQUAL, "switch": "always", "action": "compare", "reason": why, "problem": why}
+    held = told(generation(1, "serving"), generation(2, "ready"), **more)
+
+    done, _ = run("rebuild", "balance", "--switch", "always", replies=[BUILDING, held, held])
+
+    assert isinstance(done.exception, BalanceServiceError)
+    assert str(done.exception) == f"the new generation does not serve by itself: {why}"
+    assert f"  {why}" in done.stdout.splitlines()
+
+
 def test_a_detached_rebuild_prints_the_generations_and_does_not_wait() -> None:
     done, received = run("rebuild", "balance", "--detach", replies=[BUILDING])
 

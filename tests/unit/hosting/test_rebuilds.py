@@ -698,6 +698,7 @@ UNFIT: list[tuple[list[PublishedTask], str]] = [
 ]
 
 
+@pytest.mark.shows("looks-first")
 @pytest.mark.parametrize(("tasks", "why"), UNFIT)
 def test_a_switch_to_a_generation_that_is_not_fit_to_serve_is_refused_and_says_what_would_be_lost(
     tasks: list[PublishedTask], why: str
@@ -753,6 +754,7 @@ def test_what_no_instance_can_fold_serves_not_even_anyway() -> None:
         Rebuilds(cast("Any", hosting(READY)), table, Switch.NEVER).check_switch(READY, 2, anyway=True)
 
 
+@pytest.mark.shows("looks-first")
 @pytest.mark.parametrize("tasks", [tasks for tasks, _ in UNFIT])
 def test_a_generation_that_is_not_fit_to_serve_does_not_do_so_by_itself(tasks: list[PublishedTask]) -> None:
     engine = hosting(AUTOMATIC)
@@ -790,7 +792,7 @@ def begun_at(first: int, second: int, switch: Switch = Switch.ALWAYS) -> Generat
     return Generations("balance").begun(older).rebuilt(newer, switch, 60, None, "", "")
 
 
-@pytest.mark.shows("lossy-topics")
+@pytest.mark.shows("looks-first", "lossy-topics")
 @pytest.mark.parametrize("switch", [Switch.ALWAYS, Switch.WHEN_EQUAL])
 @pytest.mark.parametrize(("first", "second", "now"), [(0, 500, 500), (0, 0, 500), (300, 500, 500), (300, 300, 500)])
 def test_a_generation_that_lacks_first_events_does_not_serve_by_itself_and_says_why(
