@@ -290,8 +290,7 @@ class Engine:
                 f"{stage.name} needs more open files for its {partitions} tasks than are left: wait until another "
                 "generation is dropped, or raise `ulimit -Hn` and restart the instance"
             )
-        # It may send to topics that no other generation does.
-        self._prepared = {**prepare_topics(self.topics, self.settings, [stage]), **self._prepared}
+        self._prepare_also(stage)
         self._host(stage)
         self._more_tasks -= partitions
         tasks = self.stages[stage.name]
@@ -378,6 +377,13 @@ class Engine:
             self.generations.refresh()
             raise
 
+    def _prepare_also(self, stage: Stage) -> None:
+        """Prepares the topics of one more stage. The others stay as they were prepared, to notice that one is replaced.
+
+        Raises as `prepare_topics`.
+        """
+        self._prepared = {**prepare_topics(self.topics, self.settings, [stage]), **self._prepared}
+
     def _begin(self) -> None:
         """Writes what the first generations of new read models are folded by, and from where on."""
         begun = {}
@@ -389,8 +395,13 @@ class Engine:
         self.generations.begin(begun)
 
     def _host_if_live(self, stage: Stage) -> Callable[[], None] | None:
-        """As `_host`; but leaves a generation alone that was dropped since the start, and lost its changelog."""
+        """As `_host`; but leaves a generation alone that was dropped since the start, and lost its changelog.
+
+        One that was begun since may send to topics that are not prepared yet.
+        """
         try:
+            if not self._prepared.keys() >= {*stage.targets}:
+                self._prepare_also(stage)
             return self._host(stage)
         except RetriableError:
             self.generations.refresh()

@@ -274,8 +274,9 @@ class Quiet(ReadModel):
 
 
 @pytest.mark.shows("versions")
+@pytest.mark.parametrize("during_the_start", [False, True])
 def test_a_version_that_sends_to_a_topic_of_its_own_is_built_next_to_the_one_that_does_not(
-    stack: LocalStack, names: dict[str, str], tmp_path: Path
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, during_the_start: bool
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     announcements = f"{settings.topic}-announcements"
@@ -286,9 +287,17 @@ def test_a_version_that_sends_to_a_topic_of_its_own_is_built_next_to_the_one_tha
         version = 2
         emits = Emit(announcements, each=EVENT)
 
-    with closing(SchemaRegistry.from_settings(settings)) as registry:
-        GenerationLog(settings, Topics(settings), registry).begin({Quiet.name: declaration_of(Quiet())})
     models = [Quiet(), Announced()]
+    registry = SchemaRegistry.from_settings(settings)
+    log = GenerationLog(settings, Topics(settings), registry)
+    log.begin({Quiet.name: declaration_of(models[0])})
+
+    def begin_to_sign(*_: Any) -> None:
+        """Another instance begins the generation once this one has prepared its topics."""
+        if during_the_start:
+            log.write(Quiet.name, lambda now: now.upgraded(declaration_of(models[1]), Switch.NEVER, 60))
+
+    monkeypatch.setattr(module, "begin_to_sign", begin_to_sign)
     engine = Engine(settings, state_directory(settings), hosted_stages(models, settings), models, Metrics(), patience())
     rebuilds = Rebuilds(engine, ServerTable(), Switch.NEVER)
     engine.start()
@@ -301,6 +310,7 @@ def test_a_version_that_sends_to_a_topic_of_its_own_is_built_next_to_the_one_tha
     finally:
         rebuilds.stop(5)
         engine.stop()
+        registry.close()
 
 
 @pytest.mark.shows("rebuild")
