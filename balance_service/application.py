@@ -314,9 +314,8 @@ class Application:
         self._handlers.dead_letters = queries.of_dead_letters()
         self._handlers.generations = GenerationRequests(
             instance.rebuilds.status,
-            instance.engine.versions.declaration,
-            instance.rebuilds.check_buildable,
-            instance.rebuilds.check_known,
+            instance.rebuilds.buildable,
+            instance.rebuilds.check_switch,
             instance.engine.generations.write,
             instance.rebuilds.differences,
         )

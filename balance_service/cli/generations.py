@@ -92,6 +92,8 @@ def rebuild(
         _show(found, as_json=as_json)
     if any(one["switch"] == "when_equal" and _differs(one) for one in found):
         raise BalanceServiceError("the states differ, so the new generation does not serve")
+    if held := [one["reason"] for one in found if one["action"] == "compare" and one["reason"]]:
+        raise BalanceServiceError(f"the new generation does not serve by itself: {held[0]}")
 
 
 @click.command()
@@ -108,13 +110,17 @@ def generations(models: tuple[str, ...], url: str | None, *, as_json: bool) -> N
 @click.command()
 @click.argument("model")
 @click.option("--to", type=click.IntRange(1), metavar="N", help="The generation; by default the only other one.")
+@click.option("--anyway", is_flag=True, help="Switch although something is lost by it, which a refusal names.")
 @_REASON
 @at_url
 @as_json
-def switch(model: str, to: int | None, reason: str, url: str | None, *, as_json: bool) -> None:
+def switch(model: str, to: int | None, reason: str, url: str | None, *, anyway: bool, as_json: bool) -> None:
     """Have another generation of a read model serve: a new one that has caught up, or the one that is kept."""
     with client_of(url) as client:
-        _show([client.switch(model, to=to, reason=reason)], as_json=as_json)
+        switched = client.switch(model, to=to, anyway=anyway, reason=reason)
+        _show([switched], as_json=as_json)
+        if switched["reason"] != reason and not as_json:
+            click.echo(f"  {switched['reason']}")
 
 
 @click.command()

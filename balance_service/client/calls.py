@@ -346,9 +346,19 @@ class Calls:
         body = {"model": model} | {name: value for name, value in given.items() if value is not None}
         return (yield from self._read(_post(f"{api.MODELS}.rebuild", body), *_GENERATIONS))
 
-    def switch(self, model: str, *, to: int | None = None, reason: str) -> Call[dict[str, Any]]:
-        """Has another generation serve; `to` is its number, by default that of the only other one."""
-        body = {"model": model, "reason": reason} | ({} if to is None else {"to": to})
+    def switch(self, model: str, *, to: int | None = None, anyway: bool = False, reason: str) -> Call[dict[str, Any]]:
+        """Has another generation serve.
+
+        Args:
+            to: its number, by default that of the only other one.
+            anyway: whether it serves although something would be lost by that.
+            reason: stored with the request.
+
+        Raises:
+            ClientError: it cannot serve, or something would be lost; the message names what.
+        """
+        body: dict[str, Any] = {"model": model, "reason": reason} | ({} if to is None else {"to": to})
+        body |= {"anyway": True} if anyway else {}
         return (yield from self._read(_post(f"{api.MODELS}.switch", body), *_GENERATIONS))
 
     def drop(self, model: str, *, generation: int, reason: str) -> Call[dict[str, Any]]:

@@ -305,8 +305,12 @@ class ServerTable:
 
     def running(self) -> Sequence[ApplicationServer]:
         """As `servers`, without suspects."""
+        return self.heard_within(SUSPECT_AFTER_SECONDS)
+
+    def heard_within(self, seconds: float) -> Sequence[ApplicationServer]:
+        """As `servers`, without those that have been silent for longer."""
         now = self._clock()
-        return [server for server in self.servers() if not server.is_suspect(now)]
+        return [server for server in self.servers() if server.silent_seconds(now) <= seconds]
 
     def claims(self, stage: str, partition: int) -> list[tuple[ApplicationServer, PublishedTask]]:
         """The instances that claim to own a partition, each with its task, by descending epoch.

@@ -33,7 +33,7 @@ from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.signing import ControlRecords, begin_to_sign
-from balance_service.kafka.topic_specs import prepare_changelog, prepare_topics
+from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics, Watermarks
 from balance_service.model.generations import Generations
 from balance_service.model.stage import model_and_generation
@@ -147,8 +147,7 @@ class Engine:
         self.versions = versions = Versions(models, settings, self.generations.of)
         self._prepared = prepared = until_up(partial(self._prepare, stages))
         until_up(partial(begin_to_sign, settings, self.topics, decisions_topic))
-        begun = {name: versions.declaration(name) for name in versions.with_states}
-        until_up(partial(self.generations.begin, begun))
+        until_up(self._begin)
         versions.check_serving()
         # Another instance may have begun them, with other versions.
         stages = [generation for stage in stages for generation in self.live(stage)]
@@ -282,7 +281,7 @@ class Engine:
         """Hosts one more stage, of a source that is read already, and owns the partitions of it that are owned here.
 
         Raises:
-            ConfigurationError: its changelog, or a schema, is not usable.
+            ConfigurationError: a topic of it, or a schema, is not usable.
             RetriableError: the broker or the registry does not respond.
         """
         partitions = self._prepared[stage.source].partitions
@@ -291,7 +290,7 @@ class Engine:
                 f"{stage.name} needs more open files for its {partitions} tasks than are left: wait until another "
                 "generation is dropped, or raise `ulimit -Hn` and restart the instance"
             )
-        prepare_changelog(self.topics, stage, self._prepared[stage.source])
+        self._prepare_also(stage)
         self._host(stage)
         self._more_tasks -= partitions
         tasks = self.stages[stage.name]
@@ -378,9 +377,31 @@ class Engine:
             self.generations.refresh()
             raise
 
+    def _prepare_also(self, stage: Stage) -> None:
+        """Prepares the topics of one more stage. The others stay as they were prepared, to notice that one is replaced.
+
+        Raises as `prepare_topics`.
+        """
+        self._prepared = {**prepare_topics(self.topics, self.settings, [stage]), **self._prepared}
+
+    def _begin(self) -> None:
+        """Writes what the first generations of new read models are folded by, and from where on."""
+        begun = {}
+        for name in self.versions.with_states:
+            if name not in self.generations.known:
+                source = self._prepared[self.versions.stage(name, 1).source]
+                starts = self.topics.offsets(source.name, range(source.partitions), earliest=True)
+                begun[name] = self.versions.declaration(name).beginning_at(starts)
+        self.generations.begin(begun)
+
     def _host_if_live(self, stage: Stage) -> Callable[[], None] | None:
-        """As `_host`; but leaves a generation alone that was dropped since the start, and lost its changelog."""
+        """As `_host`; but leaves a generation alone that was dropped since the start, and lost its changelog.
+
+        One that was begun since may send to topics that are not prepared yet.
+        """
         try:
+            if not self._prepared.keys() >= {*stage.targets}:
+                self._prepare_also(stage)
             return self._host(stage)
         except RetriableError:
             self.generations.refresh()

@@ -17,7 +17,8 @@ import structlog
 from balance_service import api
 from balance_service.engine.comparison import MOST_DIFFERENCES, compare
 from balance_service.engine.database import has_room_for, room_bytes
-from balance_service.engine.inheritance import owners_of
+from balance_service.engine.inheritance import last_position, owners_of
+from balance_service.engine.opening import was_purged
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError
@@ -29,14 +30,15 @@ from balance_service.process.runtime import PeriodicThread
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
-    from balance_service.cluster.directory import ServerTable
+    from balance_service.avro.codec import AvroCodec
+    from balance_service.cluster.directory import PublishedTask, ServerTable
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import Compared
     from balance_service.engine.task import Task
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
     from balance_service.kafka.topics import Topic
-    from balance_service.model.generations import Building, Generations, Switch
+    from balance_service.model.generations import Building, Declaration, Generations, Switch
     from balance_service.model.stage import Stage
 
 log = structlog.get_logger(__name__)
@@ -46,6 +48,7 @@ _LOOK_SECONDS = 0.25
 _PAUSE_SECONDS = 0.002
 _SLICE_SECONDS = 0.1
 _CAUGHT_UP_RECORDS = 10_000
+_MOST_TOLD = 3
 _SPREAD_SECONDS = 0.5
 _LOOK_AGAIN_SECONDS = 60.0
 _DELETE_AGAIN_SECONDS = 5.0
@@ -100,7 +103,9 @@ class Rebuilds(PeriodicThread):
             "problem": self._servers.problem(model)
             or self.problems.get(model, "")
             or self._lacks_class(now, other)
-            or self._stopped(now, other, TaskState.HALTED, TaskState.WAITING),
+            or self._stopped(now, other, TaskState.HALTED, TaskState.WAITING)
+            # Why it does not serve by itself.
+            or (now.reason if now.action == "compare" else ""),
         }
 
     def status_of(self, stage: Stage) -> str:
@@ -189,23 +194,23 @@ class Rebuilds(PeriodicThread):
 
     def _upgrade(self, generations: Generations) -> None:
         """Begins to build a generation of the version here, if it is higher than any before."""
-        declaration = self._versions.declaration(generations.model)
-        if declaration.version <= generations.newest_version or generations.building is not None:
+        version = self._versions.declaration(generations.model).version
+        if version <= generations.newest_version or generations.building is not None:
             return
         if generations.kept is not None:
             raise RetriableError(
-                f"version {declaration.version} of '{generations.model}' is built once generation {generations.kept}, "
+                f"version {version} of '{generations.model}' is built once generation {generations.kept}, "
                 "which is kept after a switch, is dropped"
             )
         at, failure = self._unbuildable.get(generations.model, (float("-inf"), None))
         if failure is not None and time.monotonic() - at < _CHECK_AGAIN_SECONDS:
             raise failure
         try:
-            self.check_buildable(generations.model)
+            declaration = self.buildable(generations.model)
         except BalanceServiceError as error:
             self._unbuildable[generations.model] = time.monotonic(), error
             raise
-        log.info("a generation of a new version is built", model=generations.model, version=declaration.version)
+        log.info("a generation of a new version is built", model=generations.model, version=version)
         self._log.write(
             generations.model, lambda now: now.upgraded(declaration, self._switch_of_upgrade, api.KEEP_OLD_SECONDS)
         )
@@ -242,6 +247,111 @@ class Rebuilds(PeriodicThread):
         if problem := self._lacks_class(now, now.serving):
             raise InvalidInputError(problem)
 
+    def check_switch(self, now: Generations, to: int, *, anyway: bool) -> str:
+        """Checks that a generation can serve, and has all that the serving one has.
+
+        The one that serves may be halted or gone: a switch is the way out then.
+
+        Args:
+            now: before the switch.
+            anyway: whether it may serve all the same, if it is only folded everywhere.
+
+        Returns:
+            What is lost by the switch; empty if nothing is.
+
+        Raises:
+            InvalidInputError: an instance cannot fold it; or, unless `anyway`, it is not fit to serve. The message
+                names what would be lost.
+            RetriableError: the broker does not respond.
+        """
+        if problem := self._lacks_class(now, to):
+            raise InvalidInputError(problem)
+        lost = [*filter(None, [self._uncompared(now, to), self._cut(now, to)]), *self._unfit(now, to)]
+        if not lost:
+            return ""
+        told = "; ".join(lost[:_MOST_TOLD]) + (f"; and {more} more" if (more := len(lost) - _MOST_TOLD) > 0 else "")
+        if not anyway:
+            raise InvalidInputError(f"{told}. With `anyway` (`--anyway`), generation {to} serves all the same")
+        log.warning("a generation serves although it is not fit to", model=now.model, generation=to, lost=told)
+        return told
+
+    @staticmethod
+    def _uncompared(now: Generations, number: int) -> str:
+        is_built = now.building is not None and now.building.generation == number
+        return f"generation {number} was not compared with {now.serving}" if is_built and not now.comparison else ""
+
+    def _cut(self, now: Generations, number: int) -> str:
+        """Returns which events a generation lacks that the serving one was built of; empty if it has all.
+
+        Raises RetriableError.
+        """
+        hosted = self._any_hosted(now.model)
+        source, partitions = hosted.source.name, range(hosted.source.partitions)
+        if hosted.stage.reads_rekeyed:
+            # No task folds what is left of such a topic: it halts.
+            return ""
+        is_built = now.building is not None and now.building.generation == number
+        # Its tasks may have opened after more was deleted than had been when it was begun.
+        left = self._engine.topics.offsets(source, partitions, earliest=True) if is_built else {}
+        ours, theirs = now.declarations[number], now.declarations[now.serving]
+        for partition in partitions:
+            begins, all_begin = max(ours.begins_at(partition), left.get(partition, 0)), theirs.begins_at(partition)
+            if begins > all_begin:
+                return (
+                    f"generation {number} begins at offset {begins} of {source}-{partition}, and {now.serving} at "
+                    f"{all_begin}: what only the events before say is in {now.serving} alone, and is deleted with it"
+                )
+        return ""
+
+    def _unfit(self, now: Generations, number: int) -> Iterator[str]:
+        """Yields why a generation cannot serve as the serving one does, and what would be lost. Raises RetriableError.
+
+        What it lacks of the source's end is not counted: a silent one does not go beyond the one that sends.
+        """
+        stage, serving = (self._versions.stage(now.model, one) for one in (number, now.serving))
+        partitions = self._partitions(now)
+        for partition in partitions:
+            task_name, owner = f"{stage.name}_{partition}", self._owner(stage.name, partition)
+            if owner is None:
+                yield f"no instance runs {task_name}, so that queries for its keys would get 503"
+                continue
+            address, task = owner
+            if task.state != TaskState.RUNNING.value:
+                why = f": {task.reason}" if task.reason else ""
+                yield f"{task_name} is {task.state} at {address}{why}; queries for its keys would get 503"
+                continue
+            before = self._owner(serving.name, partition)
+            lag = 0 if before is None else before[1].position - task.position
+            if lag > _CAUGHT_UP_RECORDS:
+                yield f"{task_name} is {lag} records behind generation {now.serving}, and its answers would be"
+        yield from self._missing_standbys(stage.name, partitions)
+        yield from self._foreign_changelog(stage, partitions)
+
+    def _owner(self, stage: str, partition: int) -> tuple[str, PublishedTask] | None:
+        """Returns the task of a partition's owner, and its address; one that has not opened yet counts."""
+        found = [
+            (server.address, task)
+            for server in self._servers.running()
+            for task in server.tasks
+            if (task.stage, task.partition, task.role) == (stage, partition, Role.ACTIVE.value)
+        ]
+        return max(found, key=lambda owner: owner[1].epoch, default=None)
+
+    def _foreign_changelog(self, stage: Stage, partitions: Iterable[int]) -> Iterator[str]:
+        """Yields that a changelog is not the one that its tasks wrote. An idle task does not notice that."""
+        topics, settings, codec = self._engine.topics, self._engine.settings, self._position_codec()
+        changelog = topics.find(stage.changelog)
+        for partition in partitions:
+            position = None
+            if changelog is not None:
+                position = last_position(settings, topics, codec, changelog.name, partition)
+            if changelog is None or position is None or position.changelog_topic_id not in ("", changelog.topic_id):
+                yield (
+                    f"the changelog '{stage.changelog}' was deleted or recreated, so that {stage.name}_{partition} "
+                    "would be folded again: drop the generation, and build another one"
+                )
+                return
+
     def _stopped(self, now: Generations, generation: int | None, *states: TaskState) -> str:
         """Returns why the task of a partition of a generation is in one of some states; empty if none is."""
         if generation is None:
@@ -255,15 +365,27 @@ class Rebuilds(PeriodicThread):
         )
         return next(told, "")
 
-    def check_buildable(self, model: str) -> None:
-        """Checks that a new generation would be built of all events, and has room on the disk here.
+    def buildable(self, model: str) -> Declaration:
+        """Returns the newest version here as a generation would be built of it now. It has room on the disk here.
 
-        Raises InvalidInputError, or as `Topics`.
+        With BALANCE_ALLOW_FINITE_RETENTION, it may be built of the events that are left.
+
+        Raises InvalidInputError: it would lack events, or room. Or as `Topics`.
         """
-        engine = self._engine
-        stage = self._any_hosted(model).stage
+        engine, hosted = self._engine, self._any_hosted(model)
+        stage, source = hosted.stage, hosted.source
         if lost := losses(engine.topics, engine.settings, stage, with_changelog=False):
             raise InvalidInputError(f"a new generation of '{model}' would be built from what is left: {lost[0]}")
+        starts = engine.topics.offsets(source.name, range(source.partitions), earliest=True)
+        for partition, start in starts.items():
+            if start > 0 and stage.reads_rekeyed:
+                raise InvalidInputError(was_purged(source.name, partition, start))
+            if start > 0 and not engine.settings.allow_finite_retention:
+                raise InvalidInputError(
+                    f"a new generation of '{model}' would be built from what is left: the first {start} offsets of "
+                    f"{source.name}-{partition} are gone; copy all events to a new topic and start again with it, or "
+                    "set BALANCE_ALLOW_FINITE_RETENTION=true to build from what is left"
+                )
         serving = self._engine.models[self._versions.stage(model, self._log.of(model).serving).name]
         needed, path = sum(task.sizes.store_bytes for task in serving.snapshots()), engine.settings.state_dir
         if not has_room_for(path, needed):
@@ -271,6 +393,7 @@ class Rebuilds(PeriodicThread):
                 f"a new generation of '{model}' may take as much of the disk of {path} here as the one that serves, "
                 f"{needed >> 20} MiB, and {room_bytes(path) >> 20} MiB are left, of which it leaves 512 MiB: make room"
             )
+        return self._versions.declaration(model).beginning_at(starts)
 
     def _lacks_class(self, now: Generations, generation: int | None) -> str:
         """Returns which instances cannot fold a generation; empty if all can."""
@@ -356,11 +479,13 @@ class Rebuilds(PeriodicThread):
         found = [self._comparison(stage, partition) for partition in partitions]
         if None in found:
             return
-        self._check_standbys(stage, partitions)
+        if unfit := next(self._unfit(generations, building.generation), ""):
+            raise _WaitingError(unfit)
+        cut = self._cut(generations, building.generation)
         total = sum((one for one in found if one is not None), Comparison())
 
         def compared(now: Generations) -> Generations:
-            after = now.compared(building.generation, total)
+            after = now.compared(building.generation, total, cut)
             if after.serving != now.serving:
                 self.check_known(after)
             return after
@@ -391,14 +516,17 @@ class Rebuilds(PeriodicThread):
         claims = self._servers.claims(stage, partition)
         return claims[0][1].comparison if claims else None
 
-    def _check_standbys(self, stage: str, partitions: Iterable[int]) -> None:
-        """Checks that each partition has as many standbys as the instances allow. Raises _WaitingError."""
+    def _missing_standbys(self, stage: str, partitions: Iterable[int]) -> Iterator[str]:
+        """Yields which partitions have fewer standbys than the instances allow."""
         hosting = [server for server in self._servers.running() if server.hosts(stage)]
         wanted = min(self._engine.settings.num_standby_replicas, max(0, len(hosting) - 1))
         states = frozenset({TaskState.TAILING.value})
         for partition in partitions:
             if len(self._servers.standbys(stage, partition, states)) < wanted:
-                raise _WaitingError(f"{stage}_{partition} does not have its standbys yet")
+                yield (
+                    f"{stage}_{partition} does not have its standbys yet: if its instance ended, queries for its keys "
+                    "would get 503 until it is restored"
+                )
 
     def _delete_dropped(self, generations: Generations) -> None:
         """Deletes the changelogs of dropped generations that no instance uses any more, and their subjects.
@@ -406,7 +534,9 @@ class Rebuilds(PeriodicThread):
         The brokers forget transactional ids by themselves.
         """
         topics, live, waiting = self._engine.topics, set(generations.writable), None
-        published = {task.stage for server in self._servers.servers() for task in server.tasks}
+        # The group has given the partitions of an instance that is silent for longer to others.
+        alive = self._servers.heard_within(self._engine.settings.session_timeout_ms / 1000)
+        published = {task.stage for server in alive for task in server.tasks}
         for number in range(1, generations.newest + 1):
             stage = self._versions.stage(generations.model, number)
             if number in live or stage.name in published:
@@ -436,14 +566,16 @@ class Rebuilds(PeriodicThread):
 
     def _check_ours(self, stage: Stage, changelog: Topic) -> None:
         """Checks that a changelog is not one of another application that has the same name. Raises _WaitingError."""
-        codec = next(iter(self._engine.models.values())).hosted.processor.position_codec
-        owners = owners_of(self._engine.settings, self._engine.topics, codec, changelog)
+        owners = owners_of(self._engine.settings, self._engine.topics, self._position_codec(), changelog)
         if owners - {stage.mark}:
             named = ", ".join(sorted(owner.replace("\0", "/") or "no stage" for owner in owners))
             raise _WaitingError(
                 f"the changelog '{changelog.name}' of a dropped generation is not deleted, because its positions name "
                 f"{named} as owner: if no other application uses the topic, delete it"
             )
+
+    def _position_codec(self) -> AvroCodec:
+        return next(iter(self._engine.models.values())).hosted.processor.position_codec
 
     @staticmethod
     def _owned(tasks: Tasks) -> dict[int, Task]:

@@ -227,6 +227,17 @@ def whole_number(least: int, most: int) -> PlainValidator:
     return PlainValidator(parse, json_schema_input_type=Annotated[int, Field(ge=least, le=most)])
 
 
+def true_or_false() -> PlainValidator:
+    """A validator for a boolean in a `JsonBody`."""
+
+    def parse(given: object) -> bool:
+        if isinstance(given, bool):
+            return given
+        raise PydanticCustomError("form", "must be true or false")
+
+    return PlainValidator(parse, json_schema_input_type=bool)
+
+
 class JsonBody(Validated):
     """A body of JSON."""
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from balance_service import api
 from balance_service.avro.rules import DECODER_RULES
 from balance_service.errors import InvalidInputError
 
@@ -69,7 +70,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """The code that folds a generation: see the topic's record."""
+    """The code that folds a generation: see the topic's record. Two are equal if their code is."""
 
     version: int
     fingerprint: str
@@ -77,6 +78,15 @@ class Declaration:
     state: str
     own_view: bool
     decoder_rules: int = DECODER_RULES
+    begins: tuple[int, ...] = field(default=(), compare=False)
+    """The first offset of each partition of the source when the generation began; 0 for those that are missing."""
+
+    def begins_at(self, partition: int) -> int:
+        return self.begins[partition] if partition < len(self.begins) else 0
+
+    def beginning_at(self, starts: Mapping[int, int]) -> Declaration:
+        """Returns the declaration of a generation that begins at these offsets, by partition."""
+        return replace(self, begins=tuple(start for _, start in sorted(starts.items())))
 
     def record(self, generation: int) -> dict[str, Any]:
         """Returns the Avro record `Declaration`."""
@@ -88,6 +98,7 @@ class Declaration:
             "state": self.state,
             "ownView": self.own_view,
             "decoderRules": self.decoder_rules,
+            "begins": [*self.begins],
         }
 
     @staticmethod
@@ -99,6 +110,7 @@ class Declaration:
             record["state"],
             record["ownView"],
             record["decoderRules"],
+            tuple(record["begins"]),
         )
 
 
@@ -135,6 +147,8 @@ class Generations:
     is_settled: bool = True
     """Whether the serving generation sends the outputs of all partitions, so that no other one is needed for that."""
     kept_until: datetime | None = None
+    keep_old_seconds: int = api.KEEP_OLD_SECONDS
+    """How long a generation is kept after each switch, by the rebuild of the newest one that served."""
     action: str = ""
     by: str = ""
     reason: str = ""
@@ -240,8 +254,11 @@ class Generations:
             declarations={**self.declarations, number: declaration},
         )
 
-    def compared(self, generation: int, comparison: Comparison) -> Generations:
+    def compared(self, generation: int, comparison: Comparison, why_not: str = "") -> Generations:
         """The generation that is built has caught up, and serves if its `switch` says so.
+
+        Args:
+            why_not: why it must not serve by itself, in any case; empty if it may.
 
         Raises:
             InvalidInputError: another one is built now, or none.
@@ -250,15 +267,17 @@ class Generations:
         if building is None or building.generation != generation:
             raise InvalidInputError(f"generation {generation} of '{self.model}' is not being built")
         after = replace(self, comparison=comparison)
-        if building.switch is Switch.ALWAYS or (building.switch is Switch.WHEN_EQUAL and comparison.is_equal):
+        serves = building.switch is Switch.ALWAYS or (building.switch is Switch.WHEN_EQUAL and comparison.is_equal)
+        if serves and not why_not:
             return after._serve_built(building, "", "")
-        return after._next("compare", "", "")
+        return after._next("compare", "", why_not if serves else "")
 
-    def switched(self, to: int | None, by: str, reason: str) -> Generations:
+    def switched(self, to: int | None, by: str, reason: str, *, anyway: bool = False) -> Generations:
         """Another generation serves: the one that is built and has caught up, or the one that is kept.
 
         Args:
             to: None for the only one possible.
+            anyway: whether the one that is built may serve although it has not caught up.
 
         Raises:
             InvalidInputError: it does not exist, or has not caught up.
@@ -270,11 +289,11 @@ class Generations:
         if to == self.serving:
             raise InvalidInputError(f"generation {to} of '{self.model}' serves already")
         if building is not None and to == building.generation:
-            if self.comparison is None:
+            if self.comparison is None and not anyway:
                 raise InvalidInputError(f"generation {to} of '{self.model}' has not caught up yet")
             return self._serve_built(building, by, reason)
         if to == kept:
-            return self._next("switch", by, reason, serving=kept, kept=self.serving, is_settled=False)
+            return self._switched(kept, self.keep_old_seconds, by, reason)
         raise InvalidInputError(f"'{self.model}' has no generation {to} now")
 
     def dropped(self, generation: int, by: str, reason: str) -> Generations:
@@ -297,15 +316,18 @@ class Generations:
         return self._next("settle", "", "", is_settled=True, former=())
 
     def _serve_built(self, building: Building, by: str, reason: str) -> Generations:
-        until = datetime.now(UTC) + timedelta(seconds=building.keep_old_seconds)
+        return self._switched(building.generation, building.keep_old_seconds, by, reason)
+
+    def _switched(self, to: int, keep_old_seconds: int, by: str, reason: str) -> Generations:
         return self._next(
             "switch",
             by,
             reason,
-            serving=building.generation,
+            serving=to,
             building=None,
             kept=self.serving,
-            kept_until=until,
+            kept_until=datetime.now(UTC) + timedelta(seconds=keep_old_seconds),
+            keep_old_seconds=keep_old_seconds,
             is_settled=False,
         )
 
@@ -343,6 +365,7 @@ class Generations:
             "servingSince": self.serving_since,
             "settled": self.is_settled,
             "keptUntil": self.kept_until,
+            "keepOldSeconds": self.keep_old_seconds,
             "action": self.action,
             "by": self.by,
             "reason": self.reason,
@@ -373,6 +396,7 @@ class Generations:
             record["servingSince"],
             record["settled"],
             record["keptUntil"],
+            record["keepOldSeconds"],
             record["action"],
             record["by"],
             record["reason"],

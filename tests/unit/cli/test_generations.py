@@ -134,6 +134,15 @@ def test_generations_are_printed_as_json_one_read_model_a_line() -> None:
     assert json.loads(done.stdout.splitlines()[0])["keptUntil"] == "2026-01-02T03:04:05.678Z"
 
 
+def test_a_switch_anyway_prints_what_is_lost() -> None:
+    lost = "r (anyway: generation 2 begins at offset 500 of balance-0)"
+    switched = told(generation(1, "kept"), generation(2, "serving"), reason=lost)
+
+    done, _ = run("switch", "balance", "--anyway", "--reason", "r", replies=[switched])
+
+    assert (done.exit_code, done.stdout.splitlines()[2:]) == (0, [f"  {lost}"])
+
+
 def test_without_a_name_the_generations_of_all_read_models_with_states_are_printed() -> None:
     status = {
         "applicationServer": "a:1",
@@ -184,6 +193,7 @@ BODIES: list[tuple[list[str], type[JsonBody], dict[str, Any]]] = [
     ),
     (["rebuild", "balance", "--detach", "--switch", "always"], RebuildBody, {"switch": "always"}),
     (["switch", "balance", "--reason", "r"], SwitchBody, {"model": "balance", "reason": "r"}),
+    (["switch", "balance", "--anyway", "--reason", "r"], SwitchBody, {"anyway": True}),
     (["switch", "balance", "--to", "1", "--reason", "r"], SwitchBody, {"model": "balance", "to": "1", "reason": "r"}),
     (
         ["drop", "balance", "--generation", "2", "--reason", "r"],
@@ -205,6 +215,18 @@ def test_a_command_sends_a_body_that_an_instance_takes(
     assert (received[0].method, received[0].target) == ("POST", f"/api/models.{command[0]}")
     assert received[0].json.items() >= fields.items()
     body.of_json(received[0].body)
+
+
+def test_a_rebuild_that_must_not_serve_by_itself_fails_and_says_why() -> None:
+    why = "generation 2 begins at offset 500 of balance-0, and 1 at 0"
+    more: dict[str, Any] = {"comparison": EQUAL, "switch": "always", "action": "compare", "reason": why, "problem": why}
+    held = told(generation(1, "serving"), generation(2, "ready"), **more)
+
+    done, _ = run("rebuild", "balance", "--switch", "always", replies=[BUILDING, held, held])
+
+    assert isinstance(done.exception, BalanceServiceError)
+    assert str(done.exception) == f"the new generation does not serve by itself: {why}"
+    assert f"  {why}" in done.stdout.splitlines()
 
 
 def test_a_detached_rebuild_prints_the_generations_and_does_not_wait() -> None:

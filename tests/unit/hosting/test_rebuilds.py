@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import time
 import weakref
 from contextlib import suppress
@@ -29,6 +30,7 @@ from balance_service.model.generations import Comparison, Generations, Switch
 from balance_service.model.keys import KeyType
 from balance_service.model.versions import Versions
 from balance_service.process.runtime import elapsed
+from balance_service.read_models.balance import Balance
 from balance_service.read_models.leaderboard import Leaderboard
 from balance_service.read_models.rewards import Rewards
 from balance_service.settings import load_settings
@@ -90,7 +92,8 @@ class Here:
     def __init__(self, generation: int, *tasks: Task) -> None:
         self.hosted = SimpleNamespace(
             stage=FIRST.of_generation(generation),
-            source=SimpleNamespace(partitions=2),
+            source=SimpleNamespace(name=FIRST.source, partitions=2),
+            watermarks=SimpleNamespace(lag=lambda _partition, _position: 0),
             processor=SimpleNamespace(position_codec=None),
         )
         self.name = self.hosted.stage.name
@@ -118,14 +121,16 @@ class Engine:
         self.now = now
         self.generations = SimpleNamespace(of=lambda _model: self.now, write=self.write, wait=lambda _seconds: None)
         self.versions = Versions([Rewards()], load_settings(), lambda _model: self.now)
-        self.settings = SimpleNamespace(num_standby_replicas=0)
+        self.settings = SimpleNamespace(num_standby_replicas=0, session_timeout_ms=10_000)
         self.models = {one.hosted.stage.name: one for one in here}
         # Another instance does what is done once.
         self.lease = SimpleNamespace(holds=False)
         for one in here:
             one.hosted.lease = self.lease
         self.changes: list[str] = []
-        self.topics: Any = None
+        self.topics: Any = InMemoryTopics()
+        for stage in ("rewards", "rewards.g2"):
+            self.topics.create(f"balance-service-{stage}-changelog", 2, {})
         self.registry: Any = None
 
     def read_otherwise(self, _stage: Any) -> list[int]:
@@ -353,11 +358,11 @@ def buildable(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, free_mib: int)
     """The rebuilds of an instance whose serving stores take 100 MiB, with topics in memory that lose nothing."""
     settings = load_settings()
     engine.settings = cast("Any", settings)
-    engine.topics = InMemoryTopics(**{FIRST.source.replace("-", "_"): 2})
-    for name in (settings.dead_letter_decisions_topic, settings.generations_topic):
-        engine.topics.create(name, 1, {})
+    for name in (FIRST.source, settings.dead_letter_decisions_topic, settings.generations_topic):
+        engine.topics.create(name, 2, {})
     task = SimpleNamespace(sizes=SimpleNamespace(store_bytes=50 << 20))
-    cast("Any", engine.models["rewards"]).snapshots = lambda: [task, task]
+    for here in engine.models.values():
+        cast("Any", here).snapshots = lambda: [task, task]
     monkeypatch.setattr("balance_service.engine.database.room_bytes", lambda _path: free_mib << 20)
     monkeypatch.setattr("balance_service.hosting.rebuilds.room_bytes", lambda _path: free_mib << 20)
     return Rebuilds(cast("Any", engine), ServerTable(elapsed), Switch.NEVER)
@@ -366,15 +371,15 @@ def buildable(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, free_mib: int)
 @pytest.mark.shows("full-disk", "lossy-topics")
 def test_a_generation_is_built_only_of_all_events_and_with_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(BUILT, Here(1, Standing(1, sends=True)))
-    buildable(engine, monkeypatch, free_mib=612).check_buildable("rewards")
+    buildable(engine, monkeypatch, free_mib=612).buildable("rewards")
 
     with pytest.raises(InvalidInputError, match=r"as the one that serves, 100 MiB, and 611 MiB are left.* make room"):
-        buildable(engine, monkeypatch, free_mib=611).check_buildable("rewards")
+        buildable(engine, monkeypatch, free_mib=611).buildable("rewards")
 
     lossy = buildable(engine, monkeypatch, free_mib=612)
     engine.topics.configs[FIRST.source]["cleanup.policy"] = "compact"
     with pytest.raises(InvalidInputError, match=r"would be built from what is left: the source topic .* is compacted"):
-        lossy.check_buildable("rewards")
+        lossy.buildable("rewards")
 
 
 def test_a_new_version_is_built_once_there_is_room_and_the_check_is_made_every_five_seconds(
@@ -388,7 +393,7 @@ def test_a_new_version_is_built_once_there_is_room_and_the_check_is_made_every_f
         with pytest.raises(InvalidInputError, match="make room"):
             rebuilds._upgrade(old)
         # The broker is not asked again.
-        monkeypatch.setattr(rebuilds, "check_buildable", lambda _model: None)
+        monkeypatch.setattr(rebuilds, "buildable", lambda _model: DECLARED)
 
     now.now += 5
     rebuilds._upgrade(old)
@@ -500,6 +505,25 @@ def test_a_dropped_changelog_is_deleted_once_no_instance_has_a_task_of_it_and_ag
     assert forgotten == deleted
 
 
+def test_a_killed_instance_keeps_a_dropped_changelog_until_the_group_has_given_its_partitions_away() -> None:
+    engine, clock, deleted = Engine(DROPPED, Here(1, Standing(1, sends=True))), Clock(), list[str]()
+    engine.topics = SimpleNamespace(find=lambda name: Topic(name, "id", 2), delete=deleted.append)
+    engine.registry = SimpleNamespace(forget=lambda _name: None)
+    table = ServerTable(clock)
+    rebuilds = responsible(engine, table)
+    for address, stages in (("a:1", ["rewards"]), ("killed:1", ["rewards.g2"])):
+        tasks = [PublishedTask(stage, 0, "ACTIVE", "RUNNING", 1, 5).record() for stage in stages]
+        table.hear(address, {"incarnation": "i", "models": [], "tasks": tasks}, live=True)
+
+    clock.now += 10
+    rebuilds._step(DROPPED)
+    assert deleted == []
+    clock.now += 1
+    rebuilds._step(DROPPED)
+
+    assert deleted == ["balance-service-rewards.g2-changelog"]
+
+
 def test_a_changelog_that_a_late_instance_created_again_is_deleted_although_its_task_was_never_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -539,6 +563,17 @@ def test_a_changelog_that_cannot_be_deleted_is_not_tried_again_at_once() -> None
             rebuilds._step(DROPPED)
 
     assert len(tried) == 1
+
+
+@pytest.fixture(autouse=True)
+def written(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
+    """The topic that the positions of a changelog name, by partition."""
+    written = dict.fromkeys(range(2), "balance-service-rewards.g2-changelog")
+    monkeypatch.setattr(
+        "balance_service.hosting.rebuilds.last_position",
+        lambda *of: Position(5, 1, "id", changelog_topic_id=written[of[-1]]) if of[-1] in written else None,
+    )
+    return written
 
 
 def hosting(now: Generations) -> Engine:
@@ -596,6 +631,216 @@ def test_a_switch_that_is_refused_fences_no_other_writer() -> None:
         responsible(engine, table)._step(automatic)
 
     assert written == []
+
+
+AUTOMATIC = Generations("rewards").begun(DECLARED).rebuilt(DECLARED, Switch.ALWAYS, 60, None, "", "")
+READY = BUILT.compared(2, Comparison(5))
+NOT_RUNNING = "; queries for its keys would get 503"
+
+
+def running(generation: int, position: int = 5, **more: Any) -> list[PublishedTask]:
+    """The tasks of a generation, of both partitions."""
+    stage = FIRST.of_generation(generation).name
+    return [PublishedTask(stage, partition, "ACTIVE", "RUNNING", 1, position, **more) for partition in range(2)]
+
+
+def refused_switch(now: Generations, tasks: Sequence[PublishedTask], to: int = 2) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        Rebuilds(cast("Any", hosting(now)), table_of(tasks), Switch.NEVER).check_switch(now, to, anyway=False)
+    why, _, remedy = str(caught.value).partition(". With ")
+    assert remedy == f"`anyway` (`--anyway`), generation {to} serves all the same"
+    return why
+
+
+def replaced(tasks: list[PublishedTask], **changes: Any) -> list[PublishedTask]:
+    """The tasks, with changes of the last one."""
+    return [*tasks[:-1], replace(tasks[-1], **changes)]
+
+
+UNFIT: list[tuple[list[PublishedTask], str]] = [
+    (running(2)[:1], "no instance runs rewards.g2_1, so that queries for its keys would get 503"),
+    (
+        replaced(running(2), state="HALTED", epoch=0, reason="its own code failed"),
+        f"rewards.g2_1 is HALTED at a:1: its own code failed{NOT_RUNNING}",
+    ),
+    (replaced(running(2), state="RESTORING", epoch=0), f"rewards.g2_1 is RESTORING at a:1{NOT_RUNNING}"),
+    (replaced(running(2), state="WAITING"), f"rewards.g2_1 is WAITING at a:1{NOT_RUNNING}"),
+    (replaced(running(2), role="STANDBY"), "no instance runs rewards.g2_1, so that queries for its keys would get 503"),
+    (
+        [*running(1, 60_000), *running(2, 57)],
+        "rewards.g2_0 is 59943 records behind generation 1, and its answers would be; "
+        "rewards.g2_1 is 59943 records behind generation 1, and its answers would be",
+    ),
+]
+
+
+@pytest.mark.shows("looks-first")
+@pytest.mark.parametrize(("tasks", "why"), UNFIT)
+def test_a_switch_to_a_generation_that_is_not_fit_to_serve_is_refused_and_says_what_would_be_lost(
+    tasks: list[PublishedTask], why: str
+) -> None:
+    assert refused_switch(READY, tasks) == why
+    rebuilds = Rebuilds(cast("Any", hosting(READY)), table_of(tasks), Switch.NEVER)
+
+    assert rebuilds.check_switch(READY, 2, anyway=True) == why
+
+
+def test_a_switch_back_to_a_generation_that_does_not_run_is_refused_too() -> None:
+    halted = replaced(running(1), state="HALTED", reason="its own code failed")
+
+    why = refused_switch(SWITCHED, [*halted, *running(2)], to=1)
+
+    assert why.startswith("rewards_1 is HALTED at a:1: its own code failed")
+
+
+@pytest.mark.parametrize("state", ["HALTED", "RESTORING", "no task"])
+def test_the_serving_generation_may_be_halted_or_gone(state: str) -> None:
+    former = [] if state == "no task" else [replace(task, state=state, epoch=0, position=-1) for task in running(1)]
+    rebuilds = Rebuilds(cast("Any", hosting(READY)), table_of([*former, *running(2)]), Switch.NEVER)
+
+    assert rebuilds.check_switch(READY, 2, anyway=False) == ""
+
+
+def test_a_generation_may_be_behind_by_as_much_as_the_comparison_allows() -> None:
+    rebuilds = Rebuilds(cast("Any", hosting(READY)), table_of([*running(1, 10_005), *running(2)]), Switch.NEVER)
+
+    assert rebuilds.check_switch(READY, 2, anyway=False) == ""
+
+
+@pytest.mark.parametrize("last", ["another topic", None])
+def test_a_switch_to_a_generation_whose_changelog_is_not_the_one_that_it_wrote_is_refused(
+    written: dict[int, str], last: str | None
+) -> None:
+    if last is None:
+        del written[1]
+    else:
+        written[1] = last
+
+    why = refused_switch(READY, running(2))
+
+    assert why.startswith("the changelog 'balance-service-rewards.g2-changelog' was deleted or recreated")
+
+
+def test_what_no_instance_can_fold_serves_not_even_anyway() -> None:
+    table = table_of(running(2))
+    without = {**PublishedModel("rewards", Partitioning(2, "murmur2")).record(), "versions": []}
+    table.hear("b:1", {"incarnation": "i", "models": [without], "tasks": []}, live=True)
+
+    with pytest.raises(InvalidInputError, match="b:1 without version 1"):
+        Rebuilds(cast("Any", hosting(READY)), table, Switch.NEVER).check_switch(READY, 2, anyway=True)
+
+
+@pytest.mark.shows("looks-first")
+@pytest.mark.parametrize("tasks", [tasks for tasks, _ in UNFIT])
+def test_a_generation_that_is_not_fit_to_serve_does_not_do_so_by_itself(tasks: list[PublishedTask]) -> None:
+    engine = hosting(AUTOMATIC)
+    compared = [replace(task, comparison=Comparison(5)) for task in tasks]
+
+    with suppress(RetriableError):
+        responsible(engine, table_of(compared))._step(AUTOMATIC)
+
+    assert (engine.now.serving, engine.now.comparison) == (1, None)
+
+
+def of_balance(now: Generations, *, start: int) -> Rebuilds:
+    """The rebuilds of an instance, whose source with two partitions begins at an offset now."""
+    engine = Engine(now)
+    engine.versions = Versions([Balance()], load_settings(), lambda _model: now)
+    for number in now.live:
+        here, stage = Here(number, Standing(number, sends=False)), engine.versions.stage("balance", number)
+        here.hosted.stage, here.hosted.source.name, here.hosted.lease = stage, "balance", engine.lease
+        engine.models[stage.name] = here
+        engine.topics.create(stage.changelog, 2, {})
+    engine.topics.create("balance", 2, {})
+    engine.topics.starts["balance"] = start
+    engine.lease.holds = True
+    tasks = [
+        replace(task, stage=f"balance{generation}", comparison=Comparison(5))
+        for number, generation in ((1, ""), (2, ".g2"))
+        for task in running(number)
+    ]
+    return Rebuilds(cast("Any", engine), table_of(tasks), Switch.NEVER)
+
+
+def begun_at(first: int, second: int, switch: Switch = Switch.ALWAYS) -> Generations:
+    """Two generations, which began when the source did at these offsets. The second one is built."""
+    older, newer = (replace(DECLARED, begins=(offset, offset)) for offset in (first, second))
+    return Generations("balance").begun(older).rebuilt(newer, switch, 60, None, "", "")
+
+
+@pytest.mark.shows("looks-first", "lossy-topics")
+@pytest.mark.parametrize("switch", [Switch.ALWAYS, Switch.WHEN_EQUAL])
+@pytest.mark.parametrize(("first", "second", "now"), [(0, 500, 500), (0, 0, 500), (300, 500, 500), (300, 300, 500)])
+def test_a_generation_that_lacks_first_events_does_not_serve_by_itself_and_says_why(
+    written: dict[int, str], switch: Switch, first: int, second: int, now: int
+) -> None:
+    written |= dict.fromkeys(range(2), "balance-service-balance.g2-changelog")
+    rebuilds = of_balance(begun_at(first, second, switch), start=now)
+    engine = cast("Engine", rebuilds._engine)
+
+    rebuilds._step(engine.now)
+
+    assert (engine.now.serving, engine.now.comparison) == (1, Comparison(10))
+    why = (
+        f"generation 2 begins at offset 500 of balance-0, and 1 at {first}: what only the events before say is in 1 "
+        "alone, and is deleted with it"
+    )
+    status = rebuilds.status("balance")
+    assert status is not None
+    assert status["problem"] == why
+    with pytest.raises(InvalidInputError, match=re.escape(why)):
+        rebuilds.check_switch(engine.now, 2, anyway=False)
+    assert rebuilds.check_switch(engine.now, 2, anyway=True) == why
+
+
+@pytest.mark.parametrize(("first", "second", "now"), [(0, 0, 0), (500, 500, 500), (500, 500, 300)])
+def test_a_generation_whose_history_begins_where_that_of_the_serving_one_does_serves(
+    written: dict[int, str], first: int, second: int, now: int
+) -> None:
+    written |= dict.fromkeys(range(2), "balance-service-balance.g2-changelog")
+    rebuilds = of_balance(begun_at(first, second), start=now)
+    engine = cast("Engine", rebuilds._engine)
+
+    rebuilds._step(engine.now)
+
+    assert engine.now.serving == 2
+
+
+def test_the_way_back_to_the_generation_with_all_events_is_open_and_the_way_forth_is_not(
+    written: dict[int, str],
+) -> None:
+    forth = begun_at(0, 500, Switch.NEVER).compared(2, Comparison(5)).switched(2, "", "")
+    written |= dict.fromkeys(range(2), "balance-service-balance-changelog")
+    assert of_balance(forth, start=500).check_switch(forth, 1, anyway=False) == ""
+
+    back = forth.switched(1, "", "")
+    with pytest.raises(InvalidInputError, match="generation 2 begins at offset 500 of balance-0"):
+        of_balance(back, start=500).check_switch(back, 2, anyway=False)
+
+
+@pytest.mark.shows("lossy-topics")
+def test_a_generation_is_not_begun_if_first_events_are_gone_unless_that_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = Generations("balance").begun(DECLARED)
+    engine = cast("Engine", of_balance(first, start=500)._engine)
+    rebuilds = buildable(engine, monkeypatch, free_mib=10_000)
+
+    with pytest.raises(InvalidInputError, match=r"the first 500 offsets of balance-0 are gone.*FINITE_RETENTION"):
+        rebuilds.buildable("balance")
+    engine.settings = engine.settings.model_copy(update={"allow_finite_retention": True})
+
+    assert rebuilds.buildable("balance").begins == (500, 500)
+
+
+def test_a_generation_is_not_begun_if_records_between_two_stages_were_purged(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(BUILT, Here(1, Standing(1, sends=True)))
+    rebuilds = buildable(engine, monkeypatch, free_mib=10_000)
+    engine.settings = engine.settings.model_copy(update={"allow_finite_retention": True})
+    engine.topics.starts[FIRST.source] = 500
+
+    with pytest.raises(InvalidInputError, match=r"the first 500 offsets of .* were deleted after.*APPLICATION_ID"):
+        rebuilds.buildable("rewards")
 
 
 def test_differences_name_their_keys_as_queries_do() -> None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from balance_service.http.requests import JsonBody
+    from balance_service.model.generations import Declaration
 
 BODIES: dict[str, type[JsonBody]] = {"rebuild": RebuildBody, "switch": SwitchBody, "drop": DropBody}
 LEAST: dict[str, dict[str, Any]] = {
@@ -57,10 +58,18 @@ class Log:
         self.now = Generations("balance").begun(DECLARED)
         self.fails_with: RetriableError | None = None
         self.is_lossy = False
+        self.lost = ""
 
-    def check_buildable(self, _model: str) -> None:
+    def buildable(self, _model: str) -> Declaration:
         if self.is_lossy:
             raise InvalidInputError("the source topic 'balance' is compacted")
+        return DECLARED
+
+    def check_switch(self, now: Generations, to: int, *, anyway: bool) -> str:
+        assert to in now.live
+        if self.lost and not anyway:
+            raise InvalidInputError(self.lost)
+        return self.lost
 
     def of(self, _model: str) -> Generations:
         return self.now
@@ -102,7 +111,7 @@ def asked(log: Log | None, *requests: tuple[str, str, Any]) -> list[Answer]:
         if log is not None:
             here = rebuilds(log)
             handlers.generations = GenerationRequests(
-                here.status, lambda _model: DECLARED, log.check_buildable, here.check_known, log.write, here.differences
+                here.status, log.buildable, log.check_switch, log.write, here.differences
             )
         async with TestServer(make_app(handlers, ROUTES)) as server, ClientSession() as client:
             for method, path, body in requests:
@@ -303,6 +312,41 @@ def test_a_rebuild_from_a_lossy_topic_is_answered_409_with_the_reason() -> None:
 
     assert (refused.status, refused.detail) == (409, "the source topic 'balance' is compacted")
     assert log.now.building is None
+
+
+def test_a_switch_that_loses_something_is_answered_409_and_anyway_keeps_what_is_lost_with_the_reason() -> None:
+    log = Log()
+    log.now = log.now.rebuilt(DECLARED, Switch.NEVER, 60, None, "", "").compared(2, Comparison(3))
+    log.lost = "generation 2 begins at offset 500"
+
+    refused, off = (
+        asked(log, ("POST", ".switch", {**LEAST["switch"], **anyway}))[0] for anyway in ({}, {"anyway": False})
+    )
+    assert [(one.status, one.detail) for one in (refused, off)] == [(409, log.lost)] * 2
+    assert log.now.serving == 1
+    (done,) = asked(log, ("POST", ".switch", {**LEAST["switch"], "anyway": True}))
+
+    assert (done.status, log.now.serving, log.now.reason) == (202, 2, f"r (anyway: {log.lost})")
+
+
+def test_a_generation_that_was_not_compared_serves_only_anyway() -> None:
+    log = Log()
+    log.now = log.now.rebuilt(DECLARED, Switch.NEVER, 60, None, "", "")
+
+    early, done = asked(
+        log, ("POST", ".switch", LEAST["switch"]), ("POST", ".switch", {**LEAST["switch"], "anyway": True})
+    )
+
+    assert (early.status, early.detail) == (409, "generation 2 of 'balance' has not caught up yet")
+    assert (done.status, log.now.serving) == (202, 2)
+
+
+@pytest.mark.parametrize("value", ["true", "", 1, 0, None, [], {}])
+def test_anyway_is_true_or_false(value: Any) -> None:
+    body = json.dumps({**LEAST["switch"], "anyway": value}).encode()
+
+    with pytest.raises(InvalidInputError, match="anyway must be true or false"):
+        SwitchBody.of_json(body)
 
 
 def test_a_read_model_that_keeps_no_states_here_is_answered_404() -> None:

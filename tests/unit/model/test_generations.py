@@ -104,6 +104,14 @@ def test_a_declaration_lives_as_long_as_its_generation() -> None:
     assert upgraded.settled().dropped(1, "", "").declarations == {2: NEXT}
 
 
+def test_a_record_says_where_the_history_of_each_generation_begins() -> None:
+    after = first().rebuilt(replace(DECLARED, begins=(0, 500)), None, 60, None, "", "")
+
+    read = Generations.of("balance", CODEC.decode(CODEC.encode(after.record())))
+
+    assert {number: declared.begins for number, declared in read.declarations.items()} == {1: (), 2: (0, 500)}
+
+
 def test_an_offline_rebuild_is_a_new_generation_that_serves_at_once() -> None:
     after = first().replaced(NEXT)
 
@@ -180,6 +188,15 @@ def test_a_generation_that_has_caught_up_serves_by_itself_as_its_rebuild_said(
     assert told(after) == (3, "switch" if serves else "compare", "", "")
 
 
+@pytest.mark.parametrize("switch", Switch)
+def test_a_generation_that_must_not_serve_by_itself_is_compared_and_says_why(switch: Switch) -> None:
+    after = built(switch).compared(2, EQUAL, "its first events are gone")
+
+    assert (after.serving, after.comparison, after.status_of(2)) == (1, EQUAL, "ready")
+    assert told(after) == (3, "compare", "", "" if switch is Switch.NEVER else "its first events are gone")
+    assert after.switched(2, "alice", "it is right").serving == 2
+
+
 def test_a_comparison_is_refused_if_nothing_is_built() -> None:
     dropped = built().dropped(2, "alice", "")
 
@@ -205,6 +222,7 @@ def test_an_operator_switches_to_a_generation_that_has_caught_up_whatever_its_st
 @pytest.mark.parametrize("to", [2, None])
 def test_a_generation_that_has_not_caught_up_cannot_serve(to: int | None) -> None:
     assert refusal(lambda: built().switched(to, "", "")) == "generation 2 of 'balance' has not caught up yet"
+    assert built().switched(to, "alice", "the serving one is broken", anyway=True).serving == 2
 
 
 @pytest.mark.parametrize("to", [1, None])
@@ -213,12 +231,21 @@ def test_an_operator_switches_back_as_long_as_the_former_generation_is_kept(to: 
     back = forth.switched(to, "bob", "it was wrong")
     again = back.switched(None, "bob", "it was right")
 
-    assert (back.serving, back.kept, back.kept_until) == (1, 2, forth.kept_until)
-    assert (again.serving, again.kept, again.kept_until) == (2, 1, forth.kept_until)
+    assert (back.serving, back.kept) == (1, 2)
+    assert (again.serving, again.kept) == (2, 1)
     assert (told(back), told(again)) == (
         (5, "switch", "bob", "it was wrong"),
         (6, "switch", "bob", "it was right"),
     )
+
+
+def test_the_time_of_the_kept_generation_begins_anew_with_each_switch() -> None:
+    late = datetime.now(UTC) - timedelta(seconds=59)
+    forth = replace(switched(), kept_until=late)
+
+    for after in (forth.switched(1, "", ""), replace(forth.switched(1, "", ""), kept_until=late).switched(2, "", "")):
+        assert after.kept_until is not None
+        assert timedelta(seconds=50) < after.kept_until - datetime.now(UTC) <= timedelta(seconds=60)
 
 
 @pytest.mark.parametrize(
