@@ -416,9 +416,7 @@ class Rebuilds(PeriodicThread):
             return
         for partition, task in self._owned(serving).items():
             if task.sends_since < generations.serving_since:
-                # An owner that slept through the loss of its partition would fence its successor.
-                if serving.hosted.lease.holds:
-                    yield partial(self._switch, serving, task)
+                yield partial(self._switch, serving, task)
                 continue
             for number in generations.live:
                 tasks = None if number == generations.serving else self._tasks(generations.model, number)

@@ -115,7 +115,9 @@ def test_a_record_says_where_the_history_of_each_generation_begins() -> None:
 def test_an_offline_rebuild_is_a_new_generation_that_serves_at_once() -> None:
     after = first().replaced(NEXT)
 
-    assert (after.declarations, after.newest_version, after.live) == ({2: NEXT}, 2, [2])
+    # Dead letters of one declaration wait on.
+    assert (after.declarations, after.newest_version, after.live) == ({1: DECLARED, 2: NEXT}, 2, [2])
+    assert after.settled().declarations == {2: NEXT}
     assert (after.serving, after.serving_since, after.is_settled) == (2, after.number, False)
     assert after.upgraded(NEXT, Switch.ALWAYS, 60) is after
     assert (after.action, after.refusal(first())) == ("rebuild offline", "")
@@ -131,7 +133,7 @@ def test_an_offline_rebuild_replaces_all_generations_whose_changelogs_are_kept_u
         assert after.newest == after.serving == before.newest + 1
         assert (after.live, after.former, after.writable) == ([after.serving], former, [*former, after.serving])
         assert (after.building, after.comparison, after.kept, after.kept_until) == (None, None, None, None)
-        assert after.declarations == {after.serving: DECLARED}
+        assert after.settled().declarations == {after.serving: DECLARED}
         assert after.refusal(before) == ""
         settled = after.settled()
         assert (settled.former, settled.writable, settled.is_settled) == ((), [after.serving], True)
