@@ -29,7 +29,7 @@ _REASON = click.option("--reason", required=True, metavar="R", help="Kept with t
 
 @click.command()
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
-@click.option("--offline", is_flag=True, help="Delete the states first; no instance may run.")
+@click.option("--offline", is_flag=True, help="Fold a new generation that serves at once; no instance may run.")
 @click.option(
     "--switch",
     type=click.Choice(["when-equal", "always", "never"]),

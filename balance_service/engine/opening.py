@@ -110,7 +110,7 @@ def open_store(task_id: TaskId, hosted: HostedStage, changelog: Topic) -> StateS
 def _check_can_be_folded_again(hosted: HostedStage, partition: int, changelog: Topic) -> None:
     """Checks that no state is lost if the store, which is a copy of a former changelog, is removed.
 
-    If the present changelog has records, for example those that a rebuild starts with, they replace the store.
+    If the present changelog has records, those of another owner, they replace the store.
     """
     start = hosted.topics.offsets(hosted.source.name, [partition], earliest=True)[partition]
     if start == 0 or hosted.stage.retries:
@@ -123,7 +123,8 @@ def _check_can_be_folded_again(hosted: HostedStage, partition: int, changelog: T
     raise TaskHaltedError(
         f"the changelog '{changelog.name}' was deleted or recreated, and the first {start} offsets of "
         f"{hosted.source.name}-{partition} are gone, so the local store cannot be folded again; the store is kept; "
-        "`balance-service rebuild --offline` folds the events that the topic still has"
+        "`balance-service rebuild --offline` with BALANCE_ALLOW_FINITE_RETENTION=true folds the events that the topic "
+        "still has"
     )
 
 
