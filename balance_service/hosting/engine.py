@@ -145,15 +145,19 @@ class Engine:
         decisions_topic = settings.dead_letter_decisions_topic
         self.decision_records = ControlRecords.of(settings, decisions_topic)
         self.versions = versions = Versions(models, settings, self.generations.of)
-        self._prepared = prepared = until_up(partial(self._prepare, stages))
+        self._prepared = until_up(partial(self._prepare, stages))
+        known = {generation.name for stage in stages for generation in self.live(stage)}
         until_up(partial(begin_to_sign, settings, self.topics, decisions_topic))
         until_up(self._begin)
         versions.check_serving()
         # Another instance may have begun them, with other versions.
         stages = [generation for stage in stages for generation in self.live(stage)]
         for stage in stages:
+            if stage.name not in known:
+                until_up(partial(self._prepare_also, stage))
             if versions.has_changed(stage.owner, stage.generation):
                 log.warning("a read model is declared in another way, and its version is not", stage=stage.name)
+        prepared = self._prepared
         sources = {stage.source: prepared[stage.source] for stage in stages}
         tasks, brokers = _most_tasks(stages, prepared), until_up(self.topics.brokers)
         # A second generation of each read model, as far as there is room.
@@ -395,13 +399,8 @@ class Engine:
         self.generations.begin(begun)
 
     def _host_if_live(self, stage: Stage) -> Callable[[], None] | None:
-        """As `_host`; but leaves a generation alone that was dropped since the start, and lost its changelog.
-
-        One that was begun since may send to topics that are not prepared yet.
-        """
+        """As `_host`; but leaves a generation alone that was dropped since the start, and lost its changelog."""
         try:
-            if not self._prepared.keys() >= {*stage.targets}:
-                self._prepare_also(stage)
             return self._host(stage)
         except RetriableError:
             self.generations.refresh()
