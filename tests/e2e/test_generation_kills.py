@@ -55,8 +55,8 @@ def test_a_rebuild_survives_a_kill_at_each_step(story: Story) -> None:
 def test_a_switch_and_the_way_back_survive_a_kill_at_each_step(story: Story) -> None:
     second = story.make_ready()
     first = story.the("serving")
-    # A partition is switched once, and an instance that dies meanwhile switches its others as it opens them. The last
-    # step is in the record that all partitions have switched.
+    # A running instance switches each of its partitions, and one that starts does so as it opens them. The last step is in
+    # the record that all partitions have switched.
     for to, *steps, last in (
         (second, "successor-held", "others-fenced", "generations-changed"),
         (first, "produced", "committed", "generations-written"),
@@ -64,7 +64,8 @@ def test_a_switch_and_the_way_back_survive_a_kill_at_each_step(story: Story) -> 
     ):
         story.die_at("generations-changed", verb="switch", to=to)
         assert story.statuses()[to] != "serving"
-        story.die_at("generations-written", *steps, verb="switch", to=to)
+        story.wait_ready()
+        story.die_at(*steps, verb="switch", to=to)
         story.die_at(last)
         story.wait_switched(to)
     story.check()
