@@ -32,6 +32,23 @@ _STORIES = tuple(
 # They take minutes: a record that ends the JVM restarts it five times, and recorded instances start twice.
 _LATER = tuple(f"test_{name}.py" for name in ("spark_faults", "recorded_data", "memory"))
 
+# Of the slowest files, so that all lanes end at about the same time. Any other file takes about one.
+_MINUTES = {
+    "e2e/test_generation_kills.py": 20,
+    "e2e/test_generations.py": 8,
+    "e2e/test_generation_faults.py": 8,
+    "e2e/test_ten_models.py": 7,
+    "e2e/test_demo_and_samples.py": 7,
+    "e2e/test_dead_letter_operations.py": 6,
+    "integration/test_recorded_data.py": 5,
+    "e2e/test_documents.py": 4,
+    "e2e/test_network_and_clock.py": 4,
+    "e2e/test_files.py": 4,
+    "e2e/test_versions.py": 4,
+    "integration/test_spark_faults.py": 4,
+    "e2e/test_generation_letters.py": 3,
+}
+
 # RocksDB and Kafka sync their writes, and most tests would wait for the disk. No test needs data after a power failure.
 # The chaos suite uses a real disk.
 _MEMORY, _ROOM_BYTES = Path("/dev/shm"), 8 << 30
@@ -41,9 +58,18 @@ _FAILURE = re.compile(r"FAILED |ERROR |[ |]*E  ")
 
 
 def _dealt(name: str, paths: Iterable[Path], lanes: int) -> dict[str, Sequence[str]]:
-    """Distributes test files over lanes in turn."""
-    files = sorted(str(path.relative_to(_PROJECT)) for path in paths)
-    return {f"{name} {number + 1}/{lanes}": files[number::lanes] for number in range(lanes)}
+    """Distributes test files over lanes, the slowest first, each to the lane that would end first."""
+
+    def minutes(path: Path) -> int:
+        return _MINUTES.get(str(path.relative_to(_TESTS)), 1)
+
+    dealt: list[list[Path]] = [[] for _ in range(lanes)]
+    for path in sorted(paths, key=lambda path: (-minutes(path), path)):
+        min(dealt, key=lambda lane: sum(map(minutes, lane))).append(path)
+    return {
+        f"{name} {number}/{lanes}": [str(path.relative_to(_PROJECT)) for path in lane]
+        for number, lane in enumerate(dealt, 1)
+    }
 
 
 def _turns(which: str) -> Sequence[Mapping[str, Sequence[str]]]:
