@@ -38,7 +38,7 @@ from balance_service.observability.metrics import Metrics
 from balance_service.process.runtime import now_ms, thread_failures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from balance_service.engine.commit import Committed
     from balance_service.engine.tasks import Tasks
@@ -87,11 +87,12 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
         serving = stages[-1].of_generation(now.serving)
         source = prepare_topics(topics, settings, [*stages[:-1], serving])[serving.source]
         _refuse_repartitioned(topics, serving, source)
-        _refuse_incomplete(settings, topics, serving, source)
+        starts = topics.offsets(source.name, range(source.partitions), earliest=True)
+        _refuse_incomplete(settings, serving, source, starts)
         with ExclusiveGroup(settings, topics, source) as group:
             _refuse_other_owner(settings, topics, registry, former)
             _refuse_unknown_decisions(settings, topics, registry, serving, source)
-            declaration = declaration_of(read_model)
+            declaration = declaration_of(read_model).beginning_at(starts)
             group.check()
             now = generations.write(name, lambda now: now.replaced(declaration))
             former = [stages[-1].of_generation(number) for number in now.former]
@@ -131,8 +132,7 @@ def _refuse_repartitioned(topics: Topics, stage: Stage, source: Topic) -> None:
         raise ConfigurationError(was_repartitioned(source.name, changelog.partitions, source.partitions))
 
 
-def _refuse_incomplete(settings: Settings, topics: Topics, stage: Stage, source: Topic) -> None:
-    starts = topics.offsets(source.name, range(source.partitions), earliest=True)
+def _refuse_incomplete(settings: Settings, stage: Stage, source: Topic, starts: Mapping[int, int]) -> None:
     for partition, start in starts.items():
         if start > 0 and stage.reads_rekeyed:
             raise ConfigurationError(was_purged(source.name, partition, start))
