@@ -55,7 +55,7 @@ def test_a_rebuild_survives_a_kill_at_each_step(story: Story) -> None:
 def test_a_switch_and_the_way_back_survive_a_kill_at_each_step(story: Story) -> None:
     second = story.make_ready()
     first = story.the("serving")
-    # A running instance switches each of its partitions, and one that starts does so as it opens them. The last step is in
+    # A running instance switches each of its partitions; one that starts does so as it opens them. The last step is in
     # the record that all partitions have switched.
     for to, *steps, last in (
         (second, "successor-held", "others-fenced", "generations-changed"),
