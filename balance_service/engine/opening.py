@@ -208,7 +208,8 @@ def starting_changes(
         if since is not None and not inherits:
             # What was redriven here was retried then. Once more would need another decision.
             decided = {at: letter for at, letter in decided.items() if letter.status is Status.DISCARDED}
-        yield _required(store), letters.on_decision_elsewhere(store, decided)
+        if (changes := letters.on_decision_elsewhere(store, decided)).records:
+            yield _required(store), changes
     if since is not None and inherits:
         sent_up_to, changes = inherit(hosted, partition, store, position.offset, {}, should_stop)
         yield replace(_required(store), emitted_up_to=sent_up_to, inherited=since), changes

@@ -33,7 +33,7 @@ _PAUSE_SECONDS = (0.3, 2.0)
 _KEEP_SECONDS = 86_400
 _WAYS = ("when_equal", "always", "never")
 # In events per second. At full speed, a rebuild takes the processors from the instances that start.
-_RATES = (None, 2_000)
+_MAX_RATE = 2_000
 _LOOK_SECONDS = 0.5
 _ASK_SECONDS = 10.0
 _SHOWN = 3
@@ -129,8 +129,8 @@ class Rebuilder(Operator):
     def _take_step(self, known: Mapping[str, Any]) -> None:
         other, luck = _other(known), self._chooser.random()
         if other is None:
-            way, rate = self._chooser.choice(_WAYS), self._chooser.choice(_RATES)
-            self.post("rebuild", switch=way, keepOld=_KEEP_SECONDS, maxRate=rate)
+            way = self._chooser.choice(_WAYS)
+            self.post("rebuild", switch=way, keepOld=_KEEP_SECONDS, maxRate=_MAX_RATE)
             return
         if other.status == "ready":
             self._compare(known)
