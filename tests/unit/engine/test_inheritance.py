@@ -323,42 +323,6 @@ def test_a_dead_letter_whose_outputs_were_sent_before_it_failed_is_not_sent_agai
     assert pair.new.sent == []
 
 
-<<<<<<< HEAD:tests/unit/engine/test_inheritance.py
-=======
-@pytest.mark.parametrize(("emitted_up_to", "carried_out"), [(0, [5]), (SILENT, [5, 7])])
-def test_an_opening_task_that_sends_does_not_carry_out_a_redrive_again(
-    emitted_up_to: int, carried_out: list[int]
-) -> None:
-    known = {5: Status.DISCARDED, 7: Status.APPLIED}
-    decided = {at: cast("Letter", SimpleNamespace(status=status)) for at, status in known.items()}
-    letters = SimpleNamespace(
-        on_decision_elsewhere=lambda _store, decided: SimpleNamespace(records=[*decided]),
-        on_open=lambda _store: "opened",
-        now_ms=lambda: 0,
-    )
-    hosted: Any = SimpleNamespace(
-        processor=SimpleNamespace(letters=letters), siblings=SimpleNamespace(decided=lambda *_: decided)
-    )
-    store: Any = SimpleNamespace(position=Position(9, 1, "id", emitted_up_to=emitted_up_to))
-
-    # A model may have begun, or ceased, to keep order too.
-    opened, decided_elsewhere = cast("Any", starting_letters(store, hosted, 0))
-    assert (opened, decided_elsewhere.records) == ("opened", carried_out)
-
-
-def test_a_task_that_opens_writes_no_position_for_decisions_that_change_nothing() -> None:
-    letters = SimpleNamespace(
-        on_decision_elsewhere=lambda *_: SimpleNamespace(records=[]), on_open=lambda _store: "opened", now_ms=lambda: 0
-    )
-    hosted: Any = SimpleNamespace(
-        processor=SimpleNamespace(letters=letters), siblings=SimpleNamespace(decided=lambda *_: {})
-    )
-    store: Any = SimpleNamespace(position=Position(9, 1, "id"))
-
-    assert [*cast("Any", starting_letters(store, hosted, 0))] == ["opened"]
-
-
->>>>>>> main:tests/unit/engine/test_take_over.py
 def test_a_silent_task_does_not_go_beyond_the_one_that_sends(pair: Pair) -> None:
     pair.old.given(paid("1.00"))
     pair.new.the_task.follow_sender()
