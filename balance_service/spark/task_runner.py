@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import structlog
 from opentelemetry.trace import SpanKind
 
+from balance_service.engine.changelog_writer import SecondWriterError
 from balance_service.engine.records import TaskBatch
 from balance_service.engine.task import TaskState
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
@@ -386,7 +387,9 @@ class TaskRunner:
         reach("batch-read")
         try:
             done = commit_traced(self._tracer, task, batch, gathered.traces) if gathered.traces else task.process(batch)
-        except BalanceServiceError:
+        except BalanceServiceError as error:
+            if isinstance(error, SecondWriterError):
+                self._metrics.second_writers.inc()
             # A transaction that timed out looks as if another producer had fenced it.
             gathering.failed()
             raise

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from balance_service.engine.changelog_writer import SecondWriterError
 from balance_service.engine.commit import Committed
 from balance_service.engine.progress import Progress
 from balance_service.engine.records import TaskId
@@ -21,6 +22,7 @@ from balance_service.engine.task import TaskState
 from balance_service.errors import FatalError, RetriableError, TaskMigratedError
 from balance_service.kafka.topics import Topic
 from balance_service.model.generations import Comparison, Generations, Switch
+from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
 from balance_service.spark.combine import PartitionUpdates
 from balance_service.spark.gathering import Gathered, Gathering
@@ -78,6 +80,20 @@ def test_after_a_failed_commit_only_a_part_is_gathered(error: Exception) -> None
 
     # A second pull would fail.
     assert gathering.gather(lambda _seconds: next(pulled), 0.0, 1_000_000, part, threading.Event())
+
+
+def test_a_commit_that_a_second_writer_prevents_is_counted() -> None:
+    def process(_batch: object) -> None:
+        raise SecondWriterError("another producer has written")
+
+    task: Any = SimpleNamespace(task_id=TaskId("balance", 0), process=process)
+    counted = runner()
+    counted._metrics = metrics = Metrics()
+    gathering = Gathering(1_000_000, Balance().combine)
+    with pytest.raises(SecondWriterError):
+        counted._commit(Gathered(PartitionUpdates(), 5), 0, frozenset(), task, gathering)
+
+    assert b"balance_second_writers_total 1.0" in metrics.text()
 
 
 def test_a_bounded_rate_counts_records_and_not_the_offsets_that_are_missing_between_them() -> None:
