@@ -128,7 +128,7 @@ class Metrics:
         )
         self.second_writers = Counter(
             "balance_second_writers",
-            "Commits that were given up because another producer had written to the changelog; the task opened again.",
+            "Commits given up because another producer had written to the changelog; the task opened again.",
             registry=self.registry,
         )
         self.refused = Counter(

@@ -131,7 +131,7 @@ def test_a_commit_that_does_not_follow_on_what_its_task_has_written_is_refused(l
     # A producer with another transactional id, which no fencing stops.
     log.records += [(b"k", b"theirs"), (None, None)]
 
-    told = rf"another producer has written to changelog-0: a commit began at {committed + 2} instead of {committed}"
+    told = rf"another producer has written to changelog-0: a commit began at {committed + 2}, not at {committed}"
     with pytest.raises(SecondWriterError, match=told):
         writer.commit([(b"k", b"v")], (), b"position", 0)
 
@@ -145,5 +145,5 @@ def test_the_first_commit_is_refused_if_another_producer_has_written_since_the_f
     writer.expect(len(log.records))
     log.records += [(b"k", b"theirs"), (None, None)]
 
-    with pytest.raises(SecondWriterError, match="a commit began at 2 instead of 0"):
+    with pytest.raises(SecondWriterError, match="a commit began at 2, not at 0"):
         writer.commit([(b"k", b"v")], (), b"position", 0)
