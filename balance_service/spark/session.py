@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
@@ -34,6 +37,8 @@ log = structlog.get_logger(__name__)
 _GATEWAY = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
 # The longest calls, such as the start of the session, take some seconds.
 _ANSWER_SECONDS = 60.0
+# From the end of the JVM's sockets to that of its process, which gives its heap back.
+_END_SECONDS = 15.0
 _BODY_BYTES = 1_000
 
 
@@ -145,11 +150,23 @@ class JvmEndedError(FatalError):
 
 
 def require_jvm(spark: SparkSession, error: Exception) -> None:
-    """Raises FatalError if an operation failed because Spark has ended: a retry would not help."""
+    """Checks whether an operation failed because Spark has ended: a retry would not help.
+
+    Raises:
+        JvmEndedError: the JVM has ended.
+        FatalError: the JVM does not answer, or Spark has stopped in it.
+    """
+    session: Any = spark._jsparkSession
+    try:
+        is_stopped = not jvm_has_ended(spark) and session.sparkContext().isStopped()
+    except (Py4JError, OSError) as silence:
+        # A JVM that ends closes its sockets first.
+        if not _jvm_ends(spark):
+            raise FatalError(f"Spark's JVM does not answer: {silence}") from error
+        is_stopped = False
     if jvm_has_ended(spark):
         raise JvmEndedError("Spark's JVM has ended") from error
-    session: Any = spark._jsparkSession
-    if session.sparkContext().isStopped():
+    if is_stopped:
         raise FatalError("Spark has stopped by itself") from error
 
 
@@ -157,6 +174,13 @@ def jvm_has_ended(spark: SparkSession) -> bool:
     """Whether the JVM's process has ended. Does not call the JVM."""
     context: Any = spark.sparkContext
     return context._gateway is None or context._gateway.proc.poll() is not None
+
+
+def _jvm_ends(spark: SparkSession) -> bool:
+    context: Any = spark.sparkContext
+    with suppress(subprocess.TimeoutExpired):
+        context._gateway.proc.wait(_END_SECONDS)
+    return jvm_has_ended(spark)
 
 
 def _connect(jvm: SparkJvm) -> None:

@@ -181,11 +181,13 @@ def is_running(engine: Engine, *partitions: int) -> bool:
     return all(task is not None and task.state is TaskState.RUNNING for task in tasks)
 
 
-def catch_up(engine: Engine, seconds: float = PATIENCE_SECONDS) -> None:
-    """Waits until every partition of the source is applied to its end."""
+def catch_up(engine: Engine, seconds: float = PATIENCE_SECONDS, is_over: Callable[[], bool] = lambda: False) -> None:
+    """Waits until every partition of the source is applied to its end, or the wait is over for another reason."""
     partitions = range(hosted(engine).source.partitions)
 
     def caught_up() -> bool:
+        if is_over():
+            return True
         try:
             ends = engine.topics.offsets(hosted(engine).source.name, partitions)
         except RetriableError:

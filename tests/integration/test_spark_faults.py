@@ -165,7 +165,7 @@ def test_records_at_which_spark_fails_become_dead_letters_and_hold_up_nothing(
 
 
 _INSTANCE = """
-import json, os, sys
+import json, os, sys, threading
 from pathlib import Path
 from pyspark.sql import functions as F
 from balance_service.process.runtime import thread_failures
@@ -183,11 +183,15 @@ def marked(self, records):
     return updates(self, records.withColumn("value", F.when(is_marked, large).otherwise(F.col("value"))))
 
 Decoder.updates = marked
-with thread_failures(lambda: os._exit(1)), running_engine(settings) as engine:
-    catch_up(engine, 120)
-    (letters,) = [task.snapshot().letters for task in tasks_of(engine).all() if task.task_id.partition == 0]
-    print("LETTERS", json.dumps(dict(letters)), flush=True)
-    os._exit(0)
+has_failed = threading.Event()
+
+# As an instance ends: its tasks are stopped first, so that each notes what it has seen fail.
+with thread_failures(has_failed.set), running_engine(settings) as engine:
+    catch_up(engine, 120, has_failed.is_set)
+    if not has_failed.is_set():
+        (letters,) = [task.snapshot().letters for task in tasks_of(engine).all() if task.task_id.partition == 0]
+        print("LETTERS", json.dumps(dict(letters)), flush=True)
+os._exit(1 if has_failed.is_set() else 0)
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import subprocess
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from py4j.protocol import Py4JNetworkError
 from structlog.testing import capture_logs
 
 from balance_service.engine.changelog_writer import SecondWriterError
@@ -27,7 +29,7 @@ from balance_service.read_models.balance import Balance
 from balance_service.spark.combine import PartitionUpdates
 from balance_service.spark.gathering import Gathered, Gathering
 from balance_service.spark.row_query import QueryEndedError, RowQuery
-from balance_service.spark.session import SparkSampler, require_jvm
+from balance_service.spark.session import JvmEndedError, SparkSampler, require_jvm
 from balance_service.spark.shared_queries import Slots
 from balance_service.spark.task_runner import TaskRunner
 from tests.support.fakes import DECLARED, Clock
@@ -199,6 +201,28 @@ def test_a_stopped_spark_ends_the_instance_even_if_its_jvm_lives() -> None:
     for gone in (lone_session(is_stopped=True), lone_session(exit_code=1)):
         with pytest.raises(FatalError):
             require_jvm(gone, ended)
+
+
+@pytest.mark.parametrize("answer", [Py4JNetworkError("reset"), ConnectionRefusedError(111, "refused")])
+@pytest.mark.parametrize(("exit_code", "error"), [(3, "has ended"), (None, "does not answer")])
+def test_a_jvm_that_ends_closes_its_sockets_first(exit_code: int | None, error: str, answer: Exception) -> None:
+    def is_stopped() -> bool:
+        raise answer
+
+    def wait(seconds: float) -> None:
+        if exit_code is None:
+            raise subprocess.TimeoutExpired("java", seconds)
+        process.poll = lambda: exit_code
+
+    session = lone_session()
+    session._jsparkSession = SimpleNamespace(sparkContext=lambda: SimpleNamespace(isStopped=is_stopped))
+    process = session.sparkContext._gateway.proc
+    process.wait = wait
+
+    with pytest.raises(FatalError, match=error) as ended:
+        require_jvm(session, QueryEndedError("the query failed"))
+    # Only its end counts against the records that it decoded.
+    assert isinstance(ended.value, JvmEndedError) is (exit_code is not None)
 
 
 def test_the_sampler_detects_the_end_of_the_jvm() -> None:
