@@ -314,6 +314,7 @@ class Application:
         self._handlers.dead_letters = queries.of_dead_letters()
         self._handlers.generations = GenerationRequests(
             instance.rebuilds.status,
+            instance.engine.generations.newest,
             instance.rebuilds.buildable,
             instance.rebuilds.check_switch,
             instance.engine.generations.write,

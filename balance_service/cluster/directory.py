@@ -66,7 +66,8 @@ class PublishedTask:
 
     `restored`, `to_restore` and `seconds_left` are of its last restore; `dead_letters` counts the open ones by
     `cause/status`; `comparison` is that of a generation that is built with the serving one, once it has caught up;
-    `sends_as_of` is the number of the newest state of the generations in which the task is sure to send the outputs.
+    `sends_as_of` is the number of the state of the generations since which the task sends the outputs; -1 if it does
+    not.
     """
 
     stage: str

@@ -131,7 +131,8 @@ class GenerationLog(PeriodicThread):
     def newest(self, model: str) -> Generations:
         """Returns a read model's generations according to the topic's present end.
 
-        A model that has had one generation alone, as far as this instance knows, does not depend on the topic.
+        A model that has had one generation alone, as far as this instance and the names of the topics tell, does not
+        depend on the topic.
 
         Raises:
             RetriableError: the topic cannot be read.
@@ -139,7 +140,8 @@ class GenerationLog(PeriodicThread):
         try:
             self.refresh()
         except RetriableError:
-            if self.of(model).newest > 1:
+            # It may have been suspended while another one was built.
+            if self.of(model).newest > 1 or self._topics.starting_with(f"{self._settings.application_id}-{model}.g"):
                 raise
         return self.of(model)
 

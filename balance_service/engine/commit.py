@@ -149,14 +149,13 @@ def write_position(
     store: StateStore,
     writer: ChangelogWriter,
     letters: LetterChanges | None = None,
-    outputs: Iterable[Output] = (),
 ) -> None:
     """Commits the position, and the dead letters, that a task starts with. Raises as `commit`."""
     if letters is None or not letters.records:
-        _write(position, codec, store, writer, tuple, outputs=outputs)
+        _write(position, codec, store, writer, tuple)
     else:
         moved = replace(position, letters=letters.counted)
-        _write(moved, codec, store, writer, lambda: iter(letters.records), outputs=outputs)
+        _write(moved, codec, store, writer, lambda: iter(letters.records))
 
 
 def _require_whole(store: StateStore) -> None:

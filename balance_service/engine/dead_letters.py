@@ -330,9 +330,12 @@ class Letters:
                 continue
             is_hopeless = letter.is_in_topic and is_final(letter.cause)
             other = theirs.get(offset)
-            waits = is_same_code and other is not None and other.status.needs_decision
-            is_retried = letter.status.is_open and not is_hopeless and not waits
-            self._change(changes, offset, before.get(offset), letter.due_at_once(now) if is_retried else letter)
+            if is_same_code and other is not None and other.status.needs_decision:
+                # Ours may be due: it does not say what came of the attempts there.
+                self._change(changes, offset, known, other)
+                continue
+            is_retried = letter.status.is_open and not is_hopeless
+            self._change(changes, offset, known, letter.due_at_once(now) if is_retried else letter)
         self._schedule_unblocked(store, changes)
         store.look_for(_DUE, changes.records)
         return changes

@@ -26,11 +26,12 @@ from balance_service.engine.records import MISPLACED, NEVER, POSITION_KEY, Posit
 from balance_service.errors import TaskHaltedError, TaskMigratedError
 from balance_service.kafka.clients import reader_config, transactional_config
 from balance_service.kafka.log_reader import LogReader, reader_to_end
+from balance_service.kafka.messages import place_of
 from balance_service.kafka.topic_specs import dead_letter_bytes
 from balance_service.process.failpoints import reach
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.dead_letter import Letter
@@ -90,13 +91,20 @@ def inherit(
     sender = next((one for one in others if one.position is last), None)
     theirs = {**decided, **(sender.letters if sender else {})}
     in_topic = set[int]()
-    has_all = len(others) == len(siblings.others(hosted.stage)) and (
-        ours is not None or siblings.replaces(hosted.stage)
+    is_whole = (
+        last is not None
+        and last.offset >= last.emitted_up_to
+        and (ours is not None or siblings.is_new(hosted.stage))
+        and len(others) == len(siblings.others(hosted.stage))
+        # One that has served, and seems to have sent nothing, may have opened anew since.
+        and all(one.position.inherited > NEVER for one in others)
     )
-    if last is None or not has_all:
-        # The one that sent last may have lost its changelog: the topics of the outputs show what was sent.
+    if not is_whole:
+        # A changelog was lost, perhaps that of the one that sent last: the topics of the outputs show what was sent.
         is_open = {**letters.open_in(store), **theirs}.keys()
         for offset in sent_of(hosted.settings, hosted.topics, hosted.stage, hosted.source, partition):
+            if should_stop():
+                raise TaskMigratedError("the task was closed while it read the topics of its outputs")
             sent_up_to = max(sent_up_to, offset + 1)
             if offset in is_open:
                 in_topic.add(offset)
@@ -122,6 +130,10 @@ def predecessors(hosted: HostedStage, partition: int, should_stop: Callable[[], 
     settings, topics, codec = hosted.settings, hosted.topics, hosted.processor.position_codec
     others = hosted.siblings.others(hosted.stage)
     for stage in others:
+        # The task of a view has checked that.
+        if hosted.siblings.last_view(stage, partition) is None and topics.find(stage.changelog) is not None:
+            check_owner(stage, last_positions(settings, topics, codec, stage.changelog, [partition]).get(partition))
+    for stage in others:
         task_id = TaskId(stage.name, partition)
         with closing(open_writer(task_id, settings, stage, topics, hosted.source)) as writer:
             writer.fence(should_stop)
@@ -130,8 +142,7 @@ def predecessors(hosted: HostedStage, partition: int, should_stop: Callable[[], 
         changelog = topics.find_patiently(stage.changelog)
         if changelog is None or partition >= changelog.partitions:
             continue
-        position = last_position(settings, topics, codec, stage.changelog, partition)
-        check_owner(stage, position)
+        position = last_positions(settings, topics, codec, stage.changelog, [partition]).get(partition)
         # Nothing was sent for the records of a recreated source.
         if position is not None and position.source_topic_id == hosted.source.topic_id:
             view = hosted.siblings.last_view(stage, partition)
@@ -167,26 +178,26 @@ def _letters_of(
     return letters
 
 
-def last_position(
-    settings: Settings, topics: Topics, codec: AvroCodec, changelog: str, partition: int
-) -> Position | None:
-    """Returns the position at the end of a changelog partition, which each commit writes last; None if there is none.
+def last_positions(
+    settings: Settings, topics: Topics, codec: AvroCodec, changelog: str, partitions: Collection[int]
+) -> dict[int, Position]:
+    """Returns the positions at the ends of partitions of a changelog, if they have one: each commit writes it last.
 
     Raises:
         RetriableError: the broker does not respond.
     """
-    first = topics.offsets(changelog, [partition], earliest=True)[partition]
-    end = topics.offsets(changelog, [partition], committed=True)[partition]
-    span, found = _LAST_RECORDS, None
+    firsts = topics.offsets(changelog, partitions, earliest=True)
+    ends = topics.offsets(changelog, partitions, committed=True)
+    found: dict[int, Position] = {}
+    span, left = _LAST_RECORDS, {p for p in partitions if firsts[p] < ends[p]}
     # Markers of transactions, and records of aborted ones, have offsets too.
-    while found is None and first < end:
-        start = max(first, end - span)
-        with LogReader(reader_config(settings), changelog, {partition: start}, {partition: end}) as reader:
+    while left:
+        starts = {p: max(firsts[p], ends[p] - span) for p in left}
+        with LogReader(reader_config(settings), changelog, starts, {p: ends[p] for p in left}) as reader:
             for message in reader:
                 if message.key() == POSITION_KEY and (value := message.value()) is not None:
-                    found = Position.of(codec.decode(value))
-        if start == first:
-            break
+                    found[place_of(message)[0]] = Position.of(codec.decode(value))
+        left = {p for p in left if p not in found and starts[p] > firsts[p]}
         span *= 32
     return found
 
@@ -207,9 +218,9 @@ def check_owner(stage: Stage, position: Position | None) -> None:
 
 
 def owners_of(settings: Settings, topics: Topics, codec: AvroCodec, changelog: Topic) -> set[str]:
-    """Returns the marks of the stages that the partitions of a changelog belong to. Raises as `last_position`."""
-    found = (last_position(settings, topics, codec, changelog.name, number) for number in range(changelog.partitions))
-    return {position.owner for position in found if position is not None}
+    """Returns the marks of the stages that the partitions of a changelog belong to. Raises as `last_positions`."""
+    found = last_positions(settings, topics, codec, changelog.name, range(changelog.partitions))
+    return {position.owner for position in found.values()}
 
 
 def open_writer(task_id: TaskId, settings: Settings, stage: Stage, topics: Topics, source: Topic) -> ChangelogWriter:

@@ -56,8 +56,8 @@ def check_still_there(source: str, partition: int, position: int, start: int, en
     if position < start:
         raise TaskHaltedError(
             f"events {position} to {start - 1} of {source}-{partition} are gone and were never applied; copy all "
-            "events to a new topic and start again with it, or run `balance-service rebuild --offline`, which folds "
-            "only the events that are left"
+            "events to a new topic and start again with it, or run `balance-service rebuild --offline` with "
+            "BALANCE_ALLOW_FINITE_RETENTION=true, which folds only the events that are left"
         )
     if position > end:
         raise TaskHaltedError(

@@ -56,6 +56,7 @@ class Siblings:
         self._now = now
         self._newest = newest or now
         self._generations: dict[int, Generation] = {}
+        self._new: int | None = None
 
     def add(self, generation: int, tasks: Generation) -> None:
         self._generations = {**self._generations, generation: tasks}
@@ -79,10 +80,13 @@ class Siblings:
         """Returns the other generations that have a changelog, hosted here or not."""
         return [stage.of_generation(number) for number in self._now().writable if number != stage.generation]
 
-    def replaces(self, stage: Stage) -> bool:
-        """Whether a generation is new, and serves in place of others because of an offline rebuild."""
-        now = self._now()
-        return bool(now.former) and now.serving == stage.generation
+    def begin(self, stage: Stage) -> None:
+        """Notes that this process has begun a generation, so that no task has sent anything for it before."""
+        self._new = stage.generation
+
+    def is_new(self, stage: Stage) -> bool:
+        """Whether this process has begun a generation: see `begin`."""
+        return self._new == stage.generation
 
     def follow(self, stage: Stage, partition: int, decided: Mapping[int, Letter]) -> None:
         """Has the other generations follow a decision about dead letters, or retry those that were applied.

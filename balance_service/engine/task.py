@@ -18,7 +18,7 @@ import structlog
 from balance_service.engine.commit import Committed, commit, decide, write_position
 from balance_service.engine.dead_letters import DueLetters
 from balance_service.engine.decisions import Decision
-from balance_service.engine.inheritance import check_owner, inherit, last_position, open_writer
+from balance_service.engine.inheritance import check_owner, inherit, last_positions, open_writer
 from balance_service.engine.opening import check_same_log, check_still_there, starting_changes, starting_position
 from balance_service.engine.records import NEVER, Role, StoreSizes, TaskBatch, TaskSnapshot
 from balance_service.engine.replica import Replica
@@ -276,8 +276,10 @@ class Task:
             try:
                 self._hosted.siblings.serves_since(self._hosted.stage, anew=True)
             except RetriableError as error:
-                # It goes on answering. Opened as the owner, it would wait for the same.
+                # It goes on as a standby. Opened as the owner, it would wait for the same.
                 self._reason = str(error)
+                self._apply(self.replica.tail())
+                self._answer_if_complete()
                 return
             self.replica.check_same_logs()
             self._own()
@@ -626,8 +628,9 @@ class Task:
         hosted, position = self._hosted, store.position
         if position is None or position.owner != hosted.stage.mark:
             codec, partition = hosted.processor.position_codec, self.task_id.partition
-            position = last_position(hosted.settings, hosted.topics, codec, hosted.stage.changelog, partition)
-            check_owner(hosted.stage, position)
+            changelog = hosted.stage.changelog
+            found = last_positions(hosted.settings, hosted.topics, codec, changelog, [partition])
+            check_owner(hosted.stage, found.get(partition))
 
     def _catch_up(self, *, is_fenced: bool) -> None:
         answers = self._state is TaskState.TAILING

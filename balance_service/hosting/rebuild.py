@@ -22,7 +22,7 @@ from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.cluster.generations import GenerationLog
 from balance_service.cluster.membership import guard_config, refusal
 from balance_service.engine.decisions import DecisionLog
-from balance_service.engine.inheritance import check_owner, last_position
+from balance_service.engine.inheritance import check_owner, last_positions
 from balance_service.engine.opening import was_cut, was_purged, was_repartitioned
 from balance_service.engine.state_directory import StateDirectory
 from balance_service.engine.task import TaskState
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from balance_service.engine.commit import Committed
     from balance_service.engine.tasks import Tasks
     from balance_service.kafka.topics import Topic
+    from balance_service.model.generations import Generations
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.settings import Settings
@@ -93,8 +94,13 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
             _refuse_other_owner(settings, topics, registry, former)
             _refuse_unknown_decisions(settings, topics, registry, serving, source)
             declaration = declaration_of(read_model).beginning_at(starts)
-            group.check()
-            now = generations.write(name, lambda now: now.replaced(declaration))
+
+            def replaced(now: Generations) -> Generations:
+                # It may have taken long to get here.
+                group.check()
+                return now.replaced(declaration)
+
+            now = generations.write(name, replaced)
             former = [stages[-1].of_generation(number) for number in now.former]
             log.warning(
                 f"generation {now.serving} of '{name}' serves from now on, and is folded; the changelogs of "
@@ -109,18 +115,25 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
         engine = Engine(settings, directory, stages[-1:], [read_model], metrics, patience)
         try:
             tasks = engine.stages[stages[-1].of_generation(now.serving).name]
+            tasks.hosted.siblings.begin(tasks.hosted.stage)
             seconds = replay(engine, tasks, patience, progress, failures)
-            _settle(engine, name, former)
+            _settle(engine, now, former)
         finally:
             engine.stop()
     # Read after the stop: a commit is counted a moment after its position becomes visible.
     return Rebuilt(metrics.totals(), seconds)
 
 
-def _settle(engine: Engine, model: str, former: Iterable[Stage]) -> None:
-    """Deletes the changelogs that the serving generation needs no more. If it is stopped before, an instance does."""
-    engine.generations.write(model, lambda now: now.settled())
-    for stage in former:
+def _settle(engine: Engine, begun: Generations, former: Iterable[Stage]) -> None:
+    """Deletes the changelogs that the serving generation needs no more, unless an instance goes on with that.
+
+    Args:
+        begun: the generations, when the serving one began to.
+    """
+    after = engine.generations.write(
+        begun.model, lambda now: now.settled() if now.serving_since == begun.serving_since else now
+    )
+    for stage in former if after.serving_since == begun.serving_since else ():
         # In this order: once the topic is gone, none looks for its subjects.
         engine.registry.forget(stage.changelog)
         engine.topics.delete(stage.changelog)
@@ -147,8 +160,9 @@ def _refuse_other_owner(settings: Settings, topics: Topics, registry: SchemaRegi
         if (changelog := topics.find(stage.changelog)) is None:
             continue
         try:
-            for partition in range(changelog.partitions):
-                check_owner(stage, last_position(settings, topics, codec, changelog.name, partition))
+            found = last_positions(settings, topics, codec, changelog.name, range(changelog.partitions))
+            for position in found.values():
+                check_owner(stage, position)
         except TaskHaltedError as error:
             raise ConfigurationError(str(error)) from error
 

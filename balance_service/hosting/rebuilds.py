@@ -17,7 +17,7 @@ import structlog
 from balance_service import api
 from balance_service.engine.comparison import MOST_DIFFERENCES, compare
 from balance_service.engine.database import has_room_for, room_bytes
-from balance_service.engine.inheritance import last_position, owners_of
+from balance_service.engine.inheritance import last_positions, owners_of
 from balance_service.engine.opening import was_purged
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
@@ -28,12 +28,12 @@ from balance_service.process.failpoints import reach
 from balance_service.process.runtime import PeriodicThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.cluster.directory import PublishedTask, ServerTable
     from balance_service.engine.hosted_stage import HostedStage
-    from balance_service.engine.records import Compared
+    from balance_service.engine.records import Compared, Position
     from balance_service.engine.task import Task
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
@@ -195,8 +195,13 @@ class Rebuilds(PeriodicThread):
     def _upgrade(self, generations: Generations) -> None:
         """Begins to build a generation of the version here, if it is higher than any before."""
         version = self._versions.declaration(generations.model).version
-        if version <= generations.newest_version or generations.building is not None:
+        if version <= generations.newest_version:
             return
+        if (building := generations.building) is not None:
+            raise RetriableError(
+                f"version {version} of '{generations.model}' is built once generation {building.generation}, which is "
+                "being built, is dropped, or serves and the former one is dropped"
+            )
         if generations.kept is not None:
             raise RetriableError(
                 f"version {version} of '{generations.model}' is built once generation {generations.kept}, "
@@ -262,8 +267,10 @@ class Rebuilds(PeriodicThread):
         Raises:
             InvalidInputError: an instance cannot fold it; or, unless `anyway`, it is not fit to serve. The message
                 names what would be lost.
-            RetriableError: the broker does not respond.
+            RetriableError: the broker does not respond, or no instance is known here yet.
         """
+        if not self._servers.running():
+            raise RetriableError("this instance has not heard of any other yet, nor of itself: try again")
         if problem := self._lacks_class(now, to):
             raise InvalidInputError(problem)
         lost = [*filter(None, [self._uncompared(now, to), self._cut(now, to)]), *self._unfit(now, to)]
@@ -278,7 +285,9 @@ class Rebuilds(PeriodicThread):
     @staticmethod
     def _uncompared(now: Generations, number: int) -> str:
         is_built = now.building is not None and now.building.generation == number
-        return f"generation {number} was not compared with {now.serving}" if is_built and not now.comparison else ""
+        if not is_built or now.comparison is not None:
+            return ""
+        return f"generation {number} has not been compared with {now.serving} yet"
 
     def _cut(self, now: Generations, number: int) -> str:
         """Returns which events a generation lacks that the serving one was built of; empty if it has all.
@@ -290,12 +299,11 @@ class Rebuilds(PeriodicThread):
         if hosted.stage.reads_rekeyed:
             # No task folds what is left of such a topic: it halts.
             return ""
-        is_built = now.building is not None and now.building.generation == number
-        # Its tasks may have opened after more was deleted than had been when it was begun.
-        left = self._engine.topics.offsets(source, partitions, earliest=True) if is_built else {}
         ours, theirs = now.declarations[number], now.declarations[now.serving]
+        if now.building is not None and now.building.generation == number and now.comparison is None:
+            ours = ours.cut_to(self._engine.topics.offsets(source, partitions, earliest=True))
         for partition in partitions:
-            begins, all_begin = max(ours.begins_at(partition), left.get(partition, 0)), theirs.begins_at(partition)
+            begins, all_begin = ours.begins_at(partition), theirs.begins_at(partition)
             if begins > all_begin:
                 return (
                     f"generation {number} begins at offset {begins} of {source}-{partition}, and {now.serving} at "
@@ -310,6 +318,8 @@ class Rebuilds(PeriodicThread):
         """
         stage, serving = (self._versions.stage(now.model, one) for one in (number, now.serving))
         partitions = self._partitions(now)
+        # A task of the serving one may be restoring, or halted.
+        stood_at = self._last_positions(serving, partitions)
         for partition in partitions:
             task_name, owner = f"{stage.name}_{partition}", self._owner(stage.name, partition)
             if owner is None:
@@ -318,14 +328,16 @@ class Rebuilds(PeriodicThread):
             address, task = owner
             if task.state != TaskState.RUNNING.value:
                 why = f": {task.reason}" if task.reason else ""
-                yield f"{task_name} is {task.state} at {address}{why}; queries for its keys would get 503"
+                is_answering = task.state == TaskState.WAITING.value
+                what = "its answers would stand still" if is_answering else "queries for its keys would get 503"
+                yield f"{task_name} is {task.state} at {address}{why}; {what}"
                 continue
-            before = self._owner(serving.name, partition)
-            lag = 0 if before is None else before[1].position - task.position
+            before = stood_at.get(partition)
+            lag = 0 if before is None else before.offset - task.position
             if lag > _CAUGHT_UP_RECORDS:
                 yield f"{task_name} is {lag} records behind generation {now.serving}, and its answers would be"
         yield from self._missing_standbys(stage.name, partitions)
-        yield from self._foreign_changelog(stage, partitions)
+        yield from self._foreign_changelog(now, stage, partitions)
 
     def _owner(self, stage: str, partition: int) -> tuple[str, PublishedTask] | None:
         """Returns the task of a partition's owner, and its address; one that has not opened yet counts."""
@@ -337,20 +349,26 @@ class Rebuilds(PeriodicThread):
         ]
         return max(found, key=lambda owner: owner[1].epoch, default=None)
 
-    def _foreign_changelog(self, stage: Stage, partitions: Iterable[int]) -> Iterator[str]:
+    def _foreign_changelog(self, now: Generations, stage: Stage, partitions: Collection[int]) -> Iterator[str]:
         """Yields that a changelog is not the one that its tasks wrote. An idle task does not notice that."""
-        topics, settings, codec = self._engine.topics, self._engine.settings, self._position_codec()
-        changelog = topics.find(stage.changelog)
+        changelog, found = self._engine.topics.find_patiently(stage.changelog), self._last_positions(stage, partitions)
         for partition in partitions:
-            position = None
-            if changelog is not None:
-                position = last_position(settings, topics, codec, changelog.name, partition)
+            position = found.get(partition)
             if changelog is None or position is None or position.changelog_topic_id not in ("", changelog.topic_id):
+                # One that is kept is the only way back.
+                remedy = "" if stage.generation == now.kept else ": drop the generation, and build another one"
                 yield (
                     f"the changelog '{stage.changelog}' was deleted or recreated, so that {stage.name}_{partition} "
-                    "would be folded again: drop the generation, and build another one"
+                    f"would be folded again{remedy}"
                 )
                 return
+
+    def _last_positions(self, stage: Stage, partitions: Collection[int]) -> Mapping[int, Position]:
+        """Returns where a generation stands according to its changelog, hosted here or not. Raises RetriableError."""
+        topics = self._engine.topics
+        if topics.find_patiently(stage.changelog) is None:
+            return {}
+        return last_positions(self._engine.settings, topics, self._position_codec(), stage.changelog, partitions)
 
     def _stopped(self, now: Generations, generation: int | None, *states: TaskState) -> str:
         """Returns why the task of a partition of a generation is in one of some states; empty if none is."""
@@ -481,9 +499,12 @@ class Rebuilds(PeriodicThread):
             raise _WaitingError(unfit)
         cut = self._cut(generations, building.generation)
         total = sum((one for one in found if one is not None), Comparison())
+        # Its tasks may have opened after more was deleted than had been when it was begun.
+        source = self._any_hosted(generations.model).source
+        starts = self._engine.topics.offsets(source.name, range(source.partitions), earliest=True)
 
         def compared(now: Generations) -> Generations:
-            after = now.compared(building.generation, total, cut)
+            after = now.compared(building.generation, total, starts, why_not=cut)
             if after.serving != now.serving:
                 self.check_known(after)
             return after
@@ -502,12 +523,14 @@ class Rebuilds(PeriodicThread):
         return next(tasks.hosted for tasks in self._engine.models.values() if tasks.hosted.stage.owner == model)
 
     def _check_sending(self, generations: Generations) -> None:
-        """Checks that the serving generation sends the outputs of all partitions. Raises _WaitingError."""
+        """Checks that the serving generation sends the outputs of all partitions. Raises _WaitingError.
+
+        Its changelog says so: a task that has inherited may wait, or be halted, since.
+        """
         stage = self._versions.stage(generations.model, generations.serving)
         for partition in self._partitions(generations):
             claims = self._servers.claims(stage.name, partition)
-            is_running = claims and claims[0][1].state == TaskState.RUNNING.value
-            if not is_running or claims[0][1].sends_as_of < generations.serving_since:
+            if not claims or claims[0][1].sends_as_of < generations.serving_since:
                 raise _WaitingError(f"{stage.name}_{partition}, which serves, does not send {stage.sent} yet")
 
     def _comparison(self, stage: str, partition: int) -> Comparison | None:

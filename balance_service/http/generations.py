@@ -104,13 +104,14 @@ class CheckSwitch(Protocol):
 class GenerationRequests:
     """Handles the requests.
 
-    `status` returns the generations of a read model as JSON, None if the model is not known here; `buildable` what its
-    newest version here is declared to be, or raises InvalidInputError if no generation can be built now; `check_switch`
-    is that of `Rebuilds`; `write` applies a transition, see `GenerationLog.write`; `differences` returns the first
-    differences found here.
+    `status` returns the generations of a read model as JSON, None if the model is not known here; `newest` and `write`
+    are those of `GenerationLog`; `buildable` returns what its newest version here is declared to be, or raises
+    InvalidInputError if no generation can be built now; `check_switch` is that of `Rebuilds`; `differences` returns the
+    first differences found here.
     """
 
     status: Callable[[str], Mapping[str, Any] | None]
+    newest: Callable[[str], Generations]
     buildable: Callable[[str], Declaration]
     check_switch: CheckSwitch
     write: Callable[[str, Callable[[Generations], Generations]], Generations]
@@ -140,7 +141,7 @@ class GenerationRequests:
         given, by = SwitchBody.of_json(await request.read()), _by(request)
 
         def change(now: Generations) -> Generations:
-            after = now.switched(given.to, by, given.reason, anyway=given.anyway)
+            after = now.switched(given.to, by, given.reason)
             lost = self.check_switch(now, after.serving, anyway=given.anyway)
             return replace(after, reason=f"{given.reason} (anyway: {lost})") if lost else after
 
@@ -152,8 +153,20 @@ class GenerationRequests:
 
     async def _changed(self, model: str, change: Callable[[Generations], Generations]) -> web.Response:
         self._status_of(model)
+        found: dict[int, Generations] = {}
+
+        def found_once(now: Generations) -> Generations:
+            if now.number not in found:
+                found[now.number] = change(now)
+            return found[now.number]
+
+        def write() -> None:
+            # Its checks may take seconds, for which the other writers would be fenced.
+            found_once(self.newest(model))
+            self.write(model, found_once)
+
         try:
-            await asyncio.to_thread(self.write, model, change)
+            await asyncio.to_thread(write)
         except InvalidInputError as error:
             raise Problem(409, str(error)) from error
         except BalanceServiceError as error:

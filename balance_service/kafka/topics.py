@@ -188,6 +188,12 @@ class Topics:
         with self._mapped_errors(f"describing group {group}", f"Describe on group '{group}'"):
             return _retried_while_moved(describe)
 
+    def starting_with(self, prefix: str) -> list[str]:
+        """Returns the names of topics that begin so. Raises RetriableError."""
+        with self._mapped_errors("listing the topics"):
+            topics = self._admin.list_topics(timeout=_REQUEST_TIMEOUT_SECONDS).topics
+        return [name for name in topics if name.startswith(prefix)]
+
     def brokers(self) -> int:
         """The number of brokers in the cluster."""
         with self._mapped_errors("counting the brokers"):

@@ -84,6 +84,10 @@ class Declaration:
     def begins_at(self, partition: int) -> int:
         return self.begins[partition] if partition < len(self.begins) else 0
 
+    def cut_to(self, starts: Mapping[int, int]) -> Declaration:
+        """Returns the declaration of a generation that has nothing below these offsets, by partition."""
+        return self.beginning_at({p: max(start, self.begins_at(p)) for p, start in starts.items()})
+
     def beginning_at(self, starts: Mapping[int, int]) -> Declaration:
         """Returns the declaration of a generation that begins at these offsets, by partition."""
         return replace(self, begins=tuple(start for _, start in sorted(starts.items())))
@@ -254,10 +258,13 @@ class Generations:
             declarations={**self.declarations, number: declaration},
         )
 
-    def compared(self, generation: int, comparison: Comparison, why_not: str = "") -> Generations:
+    def compared(
+        self, generation: int, comparison: Comparison, starts: Mapping[int, int] | None = None, *, why_not: str = ""
+    ) -> Generations:
         """The generation that is built has caught up, and serves if its `switch` says so.
 
         Args:
+            starts: the first offset of each partition of the source now; None: as when the generation was begun.
             why_not: why it must not serve by itself, in any case; empty if it may.
 
         Raises:
@@ -266,21 +273,22 @@ class Generations:
         building = self.building
         if building is None or building.generation != generation:
             raise InvalidInputError(f"generation {generation} of '{self.model}' is not being built")
-        after = replace(self, comparison=comparison)
+        declared = self.declarations[generation]
+        declared = declared if starts is None else declared.cut_to(starts)
+        after = replace(self, comparison=comparison, declarations={**self.declarations, generation: declared})
         serves = building.switch is Switch.ALWAYS or (building.switch is Switch.WHEN_EQUAL and comparison.is_equal)
         if serves and not why_not:
             return after._serve_built(building, "", "")
         return after._next("compare", "", why_not if serves else "")
 
-    def switched(self, to: int | None, by: str, reason: str, *, anyway: bool = False) -> Generations:
-        """Another generation serves: the one that is built and has caught up, or the one that is kept.
+    def switched(self, to: int | None, by: str, reason: str) -> Generations:
+        """Another generation serves: the one that is built, or the one that is kept. `Rebuilds` checks that it is fit.
 
         Args:
             to: None for the only one possible.
-            anyway: whether the one that is built may serve although it has not caught up.
 
         Raises:
-            InvalidInputError: it does not exist, or has not caught up.
+            InvalidInputError: it does not exist, or serves.
         """
         building, kept = self.building, self.kept
         to = to or (building.generation if building is not None else kept)
@@ -289,8 +297,6 @@ class Generations:
         if to == self.serving:
             raise InvalidInputError(f"generation {to} of '{self.model}' serves already")
         if building is not None and to == building.generation:
-            if self.comparison is None and not anyway:
-                raise InvalidInputError(f"generation {to} of '{self.model}' has not caught up yet")
             return self._serve_built(building, by, reason)
         if to == kept:
             return self._switched(kept, self.keep_old_seconds, by, reason)

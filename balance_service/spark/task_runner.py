@@ -186,6 +186,9 @@ class TaskRunner:
                     self._progress.failed(partition, task.position, str(error))
                     self._begun.add(partition)
                     interrupted.wait(_BACK_OFF_SECONDS)
+        except SecondWriterError:
+            self._metrics.second_writers.inc()
+            raise
         except TaskMigratedError:
             # The task was halted or told to close while a batch was being committed: nothing was committed.
             if task.state is TaskState.RUNNING:
@@ -387,9 +390,7 @@ class TaskRunner:
         reach("batch-read")
         try:
             done = commit_traced(self._tracer, task, batch, gathered.traces) if gathered.traces else task.process(batch)
-        except BalanceServiceError as error:
-            if isinstance(error, SecondWriterError):
-                self._metrics.second_writers.inc()
+        except BalanceServiceError:
             # A transaction that timed out looks as if another producer had fenced it.
             gathering.failed()
             raise

@@ -690,10 +690,18 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "who serves is unknown, and a generation sends",
         "cluster/generations.py",
-        "            if self.of(model).newest > 1:\n",
-        "            if False:\n",
+        "if self.of(model).newest > 1 or self._topics",
+        "if self._topics",
         "unit/cluster/test_generation_log",
         "test_who_serves_is_unknown_while_the_topic_cannot_be_read_of_a_model_that_has_had_two_generations",
+    ),
+    _pinpoint(
+        "a generation that opened anew passes for one that has sent nothing",
+        "engine/inheritance.py",
+        "        and all(one.position.inherited > NEVER for one in others)\n",
+        "",
+        "unit/engine/test_takeover_at_opening",
+        "test_a_generation_that_has_served_and_seems_to_have_sent_nothing_may_have_lost_its_changelog",
     ),
     _pinpoint(
         "the changelog has a second writer",
@@ -714,8 +722,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "neither generation sends after a switch",
         "engine/task.py",
-        "            self._sends = True\n",
-        "",
+        "self._sends = self._left_out_changed = True",
+        "self._left_out_changed = True",
         "unit/engine/test_inheritance",
         "test_the_new_task_sends_from_where_the_old_one_was_and_writes_into_its_own_changelog_alone",
     ),
@@ -746,8 +754,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a silent generation applies what the other one could not, and nobody sends its outputs",
         "engine/dead_letters.py",
-        "            if offset not in known:\n                self._change(changes, offset, None, letter)\n",
-        "            if offset in known:\n                self._change(changes, offset, None, letter)\n",
+        "if before is None or before.status is Status.APPLIED:",
+        "if before is not None and before.status is Status.APPLIED:",
         "unit/engine/test_inheritance",
         "test_a_record_that_the_old_task_could_not_apply_is_sent_once_by_the_task_that_applies_it",
     ),
@@ -762,8 +770,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a switch applies what the same code refused",
         "engine/dead_letters.py",
-        "waits = is_same_code and other is not None",
-        "waits = False and other is not None",
+        "if is_same_code and other is not None and",
+        "if False and other is not None and",
         "unit/engine/test_inheritance",
         "test_a_switch_retries_what_the_fold_refused_only_if_the_code_differs",
     ),
@@ -826,7 +834,7 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "outputs are sent again after a changelog is lost",
         "engine/inheritance.py",
-        "            end = max(end, offset + 1)\n",
+        "            sent_up_to = max(sent_up_to, offset + 1)\n",
         "",
         "unit/engine/test_inheritance",
         "test_the_serving_task_sends_after_the_one_that_sent_lost_its_changelog",
@@ -897,7 +905,7 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a switch takes no dead letters over",
         "engine/inheritance.py",
-        "theirs = {**decided, **sender.letters}",
+        "theirs = {**decided, **(sender.letters if sender else {})}",
         "theirs = {**decided}",
         "unit/engine/test_inheritance",
         "test_dead_letters_of_records_that_the_new_task_has_not_read_are_taken_over",
@@ -913,8 +921,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a transition applies to what an instance remembers",
         "cluster/generations.py",
-        "before = {model: read.get(model) or Generations(model) for model in changes}",
-        "before = {model: self.of(model) for model in changes}",
+        "before = {name: read.get(name) or Generations(name) for name in changes}",
+        "before = {name: self.of(name) for name in changes}",
         "integration/test_generations",
         "test_a_transition_applies_to_the_newest_state_whoever_wrote_it",
     ),

@@ -37,6 +37,7 @@ class Broker:
         self.registry = FakeRegistry()
         self.states: list[Generations] = []
         self.reads = 0
+        self.changelogs: list[str] = []
         self.fails_with: Exception | None = None
         self.goes_on = threading.Event()
         self.goes_on.set()
@@ -44,6 +45,9 @@ class Broker:
 
     def find(self, name: str) -> Topic | None:
         return Topic(name, "id", 1)
+
+    def starting_with(self, prefix: str) -> list[str]:
+        return [name for name in self.changelogs if name.startswith(prefix)]
 
     def log(self) -> GenerationLog:
         topics: Any = self
@@ -90,6 +94,18 @@ def test_a_model_that_has_had_one_generation_does_not_depend_on_the_topic(broker
 
     assert log.newest("rewards") == ONE
     # Nor does one without a record.
+    assert log.newest("balance").serving == 1
+
+
+@pytest.mark.shows("outputs-once")
+def test_a_changelog_of_another_generation_shows_that_the_instance_has_missed_something(broker: Broker) -> None:
+    broker.states = [ONE]
+    log = broker.log()
+    broker.fails_with = RetriableError("the partition has no leader")
+    broker.changelogs = ["balance-service-rewards-changelog", "balance-service-rewards.g3-changelog"]
+
+    with pytest.raises(RetriableError, match="no leader"):
+        log.newest("rewards")
     assert log.newest("balance").serving == 1
 
 

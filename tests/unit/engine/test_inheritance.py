@@ -215,6 +215,7 @@ def paired(old: Old, new: Old, now: Generations, patch: pytest.MonkeyPatch) -> P
     siblings = Siblings(lambda: pairs[0].now if pairs else now)
     pairs.append(Pair(Generation(1, siblings, old), Generation(2, siblings, new), now))
     patch.setattr(inheritance, "predecessors", pairs[0].predecessors)
+    patch.setattr(inheritance, "sent_of", lambda *_: iter(pairs[0].old.sent + pairs[0].new.sent))
     return pairs[0]
 
 
@@ -387,6 +388,21 @@ def test_a_switch_retries_what_the_fold_refused_only_if_the_code_differs(
     now = pair.new.driven.now_ms
     assert [at for at, letter in pair.new.letters.items() if letter.due_ms == now] == retried
     assert all(letter.status.is_open for letter in pair.new.letters.values())
+
+
+@pytest.mark.parametrize("versions", [(1, 1)])
+def test_a_switch_does_not_retry_what_the_fold_has_refused_since_the_new_generation_took_it_over(pair: Pair) -> None:
+    pair.given(replace(paid("1.00", "old"), unreadable=LATE))
+    assert pair.new.letters[0].status is Status.SCHEDULED
+    # The retry is refused there, and waits for a decision.
+    pair.old.driver.mend(LATE).advance(minutes=60)
+    assert pair.old.letters[0].status.needs_decision
+
+    pair.switch()
+    pair.new.driver.mend(LATE).advance(minutes=60)
+
+    assert pair.new.letters[0].status.needs_decision
+    assert pair.new.sent == []
 
 
 def test_a_dead_letter_of_the_new_generation_alone_is_written_to_the_topic_once_it_sends(pair: Pair) -> None:

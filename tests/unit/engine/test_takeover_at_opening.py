@@ -13,7 +13,7 @@ from balance_service.engine import inheritance, opening
 from balance_service.engine import task as task_module
 from balance_service.engine.commit import write_position
 from balance_service.engine.dead_letter import Letter, Status
-from balance_service.engine.inheritance import predecessors
+from balance_service.engine.inheritance import inherit, predecessors
 from balance_service.engine.opening import starting_changes
 from balance_service.engine.records import MISPLACED, NEVER, POSITION_KEY, Position, Role, TaskId
 from balance_service.engine.siblings import Siblings
@@ -68,7 +68,7 @@ class Broker:
         self.writers: list[FakeWriter] = []
         for module in (inheritance, task_module):
             monkeypatch.setattr(module, "open_writer", self._open_writer)
-            monkeypatch.setattr(module, "last_position", self._last_position)
+            monkeypatch.setattr(module, "last_positions", self._last_positions)
         monkeypatch.setattr(inheritance, "reader_to_end", self._letters)
         for using in (inheritance, opening):
             monkeypatch.setattr(using, "sent_of", lambda *_: iter(self.sent))
@@ -112,11 +112,11 @@ class Broker:
         self.writers.append(writer)
         return cast("FakeWriter", writer)
 
-    def _last_position(self, *args: Any) -> Position | None:
+    def _last_positions(self, *args: Any) -> dict[int, Position]:
         changelog = args[3]
         self.asked.append(f"read {changelog.removeprefix('-').removesuffix('-changelog')}")
         found = self.changelogs.get(changelog)
-        return None if found is None else found[0]
+        return {} if found is None else {0: found[0]}
 
     def _letters(self, _settings: object, _topics: object, changelog: Topic, _partitions: object) -> Any:
         codec = letters().codec
@@ -160,6 +160,8 @@ class Opening:
             decisions=SimpleNamespace(decided_letters=lambda *_: {0: self.decided}),
             siblings=Siblings(lambda: broker.now, broker.read_anew),
         )
+        if more.get("is_new"):
+            self.hosted.siblings.begin(self.hosted.stage)
 
     def opens(self, offset: int = 0) -> Position:
         """Writes what the task starts with; returns its position."""
@@ -169,6 +171,11 @@ class Opening:
             write_position(position, self.codec, self.store, self.writer, changes)
         assert self.store.position is not None
         return self.store.position
+
+    def has(self, *some: Letter) -> None:
+        """The store has dead letters."""
+        assert self.store.position is not None
+        write_position(self.store.position, self.codec, self.store, self.writer, self.letters.carry_over(some))
 
     @property
     def known(self) -> dict[int, Letter]:
@@ -233,7 +240,7 @@ def test_an_offline_rebuild_takes_over_what_was_sent_and_the_dead_letters(broker
     open_one, applied = letter(4, is_in_topic=True), letter(5, Status.APPLIED, is_sent=True)
     broker.has(1, 9, open_one, applied, letter(6, Status.DISCARDED), emitted_up_to=7, inherited=0)
     # A decision that the changelog has already, and one about a record that it has no dead letter of.
-    opened = opening_of(2)
+    opened = opening_of(2, is_new=True)
     opened.decided = {4: letter(4, Status.DISCARDED), 2: letter(2, Status.DISCARDED)}
 
     position = opened.opens()
@@ -261,6 +268,55 @@ def test_the_generation_that_sent_last_says_what_was_sent_of_dead_letters(broker
     position = silent.opens()
 
     assert (position.emitted_up_to, [*silent.known]) == (9, [4])
+
+
+@pytest.mark.shows("outputs-once")
+def test_a_generation_that_lost_its_changelog_in_an_offline_rebuild_reads_the_topics_of_its_outputs(
+    broker: Broker, opening_of: Any
+) -> None:
+    broker.now, broker.sent = REPLACED, [0, 10]
+    broker.has(1, 9, inherited=0)
+
+    assert opening_of(2).opens().emitted_up_to == 11
+
+
+@pytest.mark.shows("outputs-once")
+def test_a_generation_that_has_served_and_seems_to_have_sent_nothing_may_have_lost_its_changelog(
+    broker: Broker, opening_of: Any
+) -> None:
+    opened = opening_of(1)
+    opened.opens()
+    # Opened anew after the switch back, as a silent one.
+    broker.now, broker.sent = SWITCHED.switched(1, "", ""), [0, 10]
+    broker.has(2, 0)
+
+    assert opened.opens().emitted_up_to == 11
+
+
+@pytest.mark.shows("outputs-once")
+def test_a_generation_that_is_folded_again_and_sent_last_has_not_the_dead_letters_of_all_that_was_sent(
+    broker: Broker, opening_of: Any
+) -> None:
+    broker.now = BUILT
+    opened = opening_of(2)
+    opened.opens()
+    opened.has(letter(7, is_in_topic=True))
+    broker.now, broker.sent = SWITCHED, [7]
+    broker.has(1, 5, emitted_up_to=9, inherited=0)
+
+    position = opened.opens()
+
+    assert (position.emitted_up_to, opened.known[7].is_sent) == (9, True)
+
+
+def test_a_task_that_is_closed_while_it_reads_the_topics_of_its_outputs_does_not_open(
+    broker: Broker, opening_of: Any
+) -> None:
+    broker.sent = [0, 1]
+    opened = opening_of(1)
+
+    with pytest.raises(TaskMigratedError, match="closed while it read the topics"):
+        inherit(opened.hosted, 0, opened.store, 0, {}, lambda: True)
 
 
 def test_of_two_that_have_sent_the_one_that_took_over_last_says_what_was_sent(broker: Broker, opening_of: Any) -> None:
@@ -304,7 +360,7 @@ def test_nothing_is_taken_over_from_a_generation_whose_source_was_another_topic(
     position = opened.opens()
 
     assert (position.emitted_up_to, opened.known) == (0, {})
-    assert broker.asked == ["fence rewards", "read rewards"]
+    assert broker.asked == ["read rewards", "fence rewards", "read rewards"]
 
 
 def test_nothing_is_taken_over_from_a_changelog_of_another_application(broker: Broker, opening_of: Any) -> None:
@@ -313,6 +369,7 @@ def test_nothing_is_taken_over_from_a_changelog_of_another_application(broker: B
 
     with pytest.raises(TaskHaltedError, match="belongs to 'rewards' of application id 'another'"):
         opening_of(2).opens()
+    assert broker.asked == ["read rewards"]
 
 
 # A generation with a position
@@ -338,7 +395,7 @@ def test_a_task_that_opens_after_a_switch_takes_over_what_it_missed(broker: Brok
     position = opened.opens()
 
     assert (position.emitted_up_to, position.inherited) == (9, SWITCHED.serving_since)
-    assert (broker.asked, [*opened.known]) == (["fence rewards", "read rewards"], [4])
+    assert (broker.asked, [*opened.known]) == (["read rewards", "fence rewards", "read rewards"], [4])
 
 
 def test_a_task_that_opens_silent_after_a_switch_back_keeps_since_when_it_sent(broker: Broker, opening_of: Any) -> None:
@@ -382,6 +439,12 @@ class Restored:
         self._asked.append("catch up")
         return []
 
+    def tail(self) -> list[Any]:
+        self._asked.append("tail")
+        return []
+
+    is_complete = True
+
     def stop_reading(self) -> None: ...
 
     def close(self) -> None: ...
@@ -394,6 +457,19 @@ def promoted(opened: Opening) -> Task:
     task._state = task_module.TaskState.TAILING
     task.promote()
     return task
+
+
+def test_a_standby_goes_on_tailing_while_it_is_unknown_who_serves(broker: Broker, opening_of: Any) -> None:
+    def fails() -> Generations:
+        raise RetriableError("the partition has no leader")
+
+    opened = opening_of(2)
+    opened.hosted.siblings = Siblings(lambda: BUILT, fails)
+
+    task = promoted(opened)
+
+    assert (task.role, task.snapshot().reason) == (Role.STANDBY, "the partition has no leader")
+    assert broker.asked == ["tail"]
 
 
 @pytest.mark.shows("outputs-once")
@@ -413,6 +489,8 @@ def test_a_task_fences_its_own_predecessor_then_asks_who_serves_then_fences_the_
         "catch up",
         "expect 40",
         "read generations",
+        # Another application may have a changelog of that name.
+        "read rewards",
         "fence rewards",
         "read rewards",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -13,7 +13,9 @@ from balance_service.errors import ConfigurationError, FatalError
 from balance_service.hosting import rebuild
 from balance_service.hosting.engine import Patience
 from balance_service.hosting.rebuild import replay
+from balance_service.model.generations import Generations, Switch
 from balance_service.process.runtime import thread_failures
+from tests.support.fakes import DECLARED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,6 +80,22 @@ def test_a_replay_ends_when_every_event_is_folded() -> None:
 
 def test_a_replay_continues_after_the_group_lost_it_for_a_while() -> None:
     assert Fakes((OURS, 0), (OURS, 4), (NONE, 4), (NONE, 4), (OURS, 4), (OURS, END)).replay() >= 0
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["nobody else", "instances have built another one since"])
+def test_a_rebuild_that_stalled_settles_only_what_it_has_begun(*, goes_on: bool) -> None:
+    begun = Generations("m").begun(DECLARED).replaced(DECLARED)
+    now = begun.settled().rebuilt(DECLARED, Switch.NEVER, 60, None, "", "").switched(3, "", "") if goes_on else begun
+    deleted: list[str] = []
+    found: Any = SimpleNamespace(
+        generations=SimpleNamespace(write=lambda _model, change: change(now)),
+        registry=SimpleNamespace(forget=lambda _name: None),
+        topics=SimpleNamespace(delete=deleted.append),
+    )
+
+    rebuild._settle(found, begun, [cast("Any", SimpleNamespace(changelog="m-changelog"))])
+
+    assert deleted == ([] if goes_on else ["m-changelog"])
 
 
 def test_another_member_of_the_group_ends_a_replay() -> None:

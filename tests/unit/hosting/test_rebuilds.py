@@ -401,6 +401,16 @@ def test_a_new_version_is_built_once_there_is_room_and_the_check_is_made_every_f
     assert engine.now.building is not None
 
 
+def test_a_version_that_is_not_begun_because_another_one_is_built_says_so() -> None:
+    older = replace(DECLARED, version=0)
+    now = Generations("rewards").begun(older).rebuilt(older, Switch.NEVER, 60, None, "", "")
+
+    with pytest.raises(
+        RetriableError, match=r"version 1 of 'rewards' is built once generation 2, which is being built"
+    ):
+        responsible(hosting(now), table_of([]))._upgrade(now)
+
+
 def test_an_error_is_told_rather_than_what_waits_for_it() -> None:
     engine = Engine(SWITCHED, Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False)))
     cast("Standing", engine.models["rewards.g2"].the_task).fails_with = RetriableError("it is behind")
@@ -416,7 +426,9 @@ def test_an_error_is_told_rather_than_what_waits_for_it() -> None:
         ((4, NEVER), "RUNNING", False),
         ((4, 0), "RUNNING", False),
         ((4, 3), "RUNNING", False),
-        ((4, 4), "RESTORING", False),
+        # They have inherited.
+        ((4, 4), "WAITING", True),
+        ((4, 4), "HALTED", True),
     ],
 )
 def test_a_switch_is_settled_once_the_owners_of_all_partitions_send_and_know_of_it(
@@ -565,14 +577,23 @@ def test_a_changelog_that_cannot_be_deleted_is_not_tried_again_at_once() -> None
     assert len(tried) == 1
 
 
+class Written(dict[int, str]):
+    """The topic that the positions of the changelogs name, by partition."""
+
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys(range(2), "balance-service-rewards.g2-changelog"))
+        self.serving_at = 5
+        """The position at the ends of the first generation's changelog."""
+
+    def last_positions(self, *of: Any) -> dict[int, Position]:
+        offset = 5 if ".g" in of[3] else self.serving_at
+        return {p: Position(offset, 1, "id", changelog_topic_id=self[p]) for p in of[4] if p in self}
+
+
 @pytest.fixture(autouse=True)
-def written(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
-    """The topic that the positions of a changelog name, by partition."""
-    written = dict.fromkeys(range(2), "balance-service-rewards.g2-changelog")
-    monkeypatch.setattr(
-        "balance_service.hosting.rebuilds.last_position",
-        lambda *of: Position(5, 1, "id", changelog_topic_id=written[of[-1]]) if of[-1] in written else None,
-    )
+def written(monkeypatch: pytest.MonkeyPatch) -> Written:
+    written = Written()
+    monkeypatch.setattr("balance_service.hosting.rebuilds.last_positions", written.last_positions)
     return written
 
 
@@ -636,6 +657,7 @@ def test_a_switch_that_is_refused_fences_no_other_writer() -> None:
 AUTOMATIC = Generations("rewards").begun(DECLARED).rebuilt(DECLARED, Switch.ALWAYS, 60, None, "", "")
 READY = BUILT.compared(2, Comparison(5))
 NOT_RUNNING = "; queries for its keys would get 503"
+NOT_HERE = "no instance runs rewards.g2_1, so that queries for its keys would get 503"
 
 
 def running(generation: int, position: int = 5, **more: Any) -> list[PublishedTask]:
@@ -658,24 +680,22 @@ def replaced(tasks: list[PublishedTask], **changes: Any) -> list[PublishedTask]:
 
 
 UNFIT: list[tuple[list[PublishedTask], str]] = [
-    (running(2)[:1], "no instance runs rewards.g2_1, so that queries for its keys would get 503"),
     (
-        replaced(running(2), state="HALTED", epoch=0, reason="its own code failed"),
+        replaced(running(2), state="HALTED", reason="its own code failed"),
         f"rewards.g2_1 is HALTED at a:1: its own code failed{NOT_RUNNING}",
     ),
+    (replaced(running(2), state="RESTORING"), f"rewards.g2_1 is RESTORING at a:1{NOT_RUNNING}"),
+    (replaced(running(2), state="WAITING"), "rewards.g2_1 is WAITING at a:1; its answers would stand still"),
+]
+NOT_OPENED: list[tuple[list[PublishedTask], str]] = [
+    (running(2)[:1], NOT_HERE),
+    (replaced(running(2), role="STANDBY"), NOT_HERE),
     (replaced(running(2), state="RESTORING", epoch=0), f"rewards.g2_1 is RESTORING at a:1{NOT_RUNNING}"),
-    (replaced(running(2), state="WAITING"), f"rewards.g2_1 is WAITING at a:1{NOT_RUNNING}"),
-    (replaced(running(2), role="STANDBY"), "no instance runs rewards.g2_1, so that queries for its keys would get 503"),
-    (
-        [*running(1, 60_000), *running(2, 57)],
-        "rewards.g2_0 is 59943 records behind generation 1, and its answers would be; "
-        "rewards.g2_1 is 59943 records behind generation 1, and its answers would be",
-    ),
 ]
 
 
 @pytest.mark.shows("looks-first")
-@pytest.mark.parametrize(("tasks", "why"), UNFIT)
+@pytest.mark.parametrize(("tasks", "why"), [*UNFIT, *NOT_OPENED])
 def test_a_switch_to_a_generation_that_is_not_fit_to_serve_is_refused_and_says_what_would_be_lost(
     tasks: list[PublishedTask], why: str
 ) -> None:
@@ -694,22 +714,42 @@ def test_a_switch_back_to_a_generation_that_does_not_run_is_refused_too() -> Non
 
 
 @pytest.mark.parametrize("state", ["HALTED", "RESTORING", "no task"])
-def test_the_serving_generation_may_be_halted_or_gone(state: str) -> None:
+def test_the_serving_generation_may_be_halted_or_gone_and_its_changelog_says_where_it_stood(
+    written: Written, state: str
+) -> None:
     former = [] if state == "no task" else [replace(task, state=state, epoch=0, position=-1) for task in running(1)]
     rebuilds = Rebuilds(cast("Any", hosting(READY)), table_of([*former, *running(2)]), Switch.NEVER)
 
     assert rebuilds.check_switch(READY, 2, anyway=False) == ""
 
-
-def test_a_generation_may_be_behind_by_as_much_as_the_comparison_allows() -> None:
-    rebuilds = Rebuilds(cast("Any", hosting(READY)), table_of([*running(1, 10_005), *running(2)]), Switch.NEVER)
-
+    # By as much as the comparison allows.
+    written.serving_at = 10_005
     assert rebuilds.check_switch(READY, 2, anyway=False) == ""
+    written.serving_at = 60_000
+    assert refused_switch(READY, [*former, *running(2)]) == (
+        "rewards.g2_0 is 59995 records behind generation 1, and its answers would be; "
+        "rewards.g2_1 is 59995 records behind generation 1, and its answers would be"
+    )
+
+
+def test_a_switch_is_refused_until_the_instance_has_heard_of_the_others() -> None:
+    rebuilds = Rebuilds(cast("Any", hosting(READY)), ServerTable(elapsed), Switch.NEVER)
+
+    with pytest.raises(RetriableError, match="has not heard of any other yet"):
+        rebuilds.check_switch(READY, 2, anyway=True)
+
+
+def test_a_generation_that_was_not_compared_serves_only_anyway() -> None:
+    why = "generation 2 has not been compared with 1 yet"
+
+    assert refused_switch(BUILT, running(2)) == why
+    rebuilds = Rebuilds(cast("Any", hosting(BUILT)), table_of(running(2)), Switch.NEVER)
+    assert rebuilds.check_switch(BUILT, 2, anyway=True) == why
 
 
 @pytest.mark.parametrize("last", ["another topic", None])
 def test_a_switch_to_a_generation_whose_changelog_is_not_the_one_that_it_wrote_is_refused(
-    written: dict[int, str], last: str | None
+    written: Written, last: str | None
 ) -> None:
     if last is None:
         del written[1]
@@ -772,7 +812,7 @@ def begun_at(first: int, second: int, switch: Switch = Switch.ALWAYS) -> Generat
 @pytest.mark.parametrize("switch", [Switch.ALWAYS, Switch.WHEN_EQUAL])
 @pytest.mark.parametrize(("first", "second", "now"), [(0, 500, 500), (0, 0, 500), (300, 500, 500), (300, 300, 500)])
 def test_a_generation_that_lacks_first_events_does_not_serve_by_itself_and_says_why(
-    written: dict[int, str], switch: Switch, first: int, second: int, now: int
+    written: Written, switch: Switch, first: int, second: int, now: int
 ) -> None:
     written |= dict.fromkeys(range(2), "balance-service-balance.g2-changelog")
     rebuilds = of_balance(begun_at(first, second, switch), start=now)
@@ -795,7 +835,7 @@ def test_a_generation_that_lacks_first_events_does_not_serve_by_itself_and_says_
 
 @pytest.mark.parametrize(("first", "second", "now"), [(0, 0, 0), (500, 500, 500), (500, 500, 300)])
 def test_a_generation_whose_history_begins_where_that_of_the_serving_one_does_serves(
-    written: dict[int, str], first: int, second: int, now: int
+    written: Written, first: int, second: int, now: int
 ) -> None:
     written |= dict.fromkeys(range(2), "balance-service-balance.g2-changelog")
     rebuilds = of_balance(begun_at(first, second), start=now)
@@ -807,7 +847,7 @@ def test_a_generation_whose_history_begins_where_that_of_the_serving_one_does_se
 
 
 def test_the_way_back_to_the_generation_with_all_events_is_open_and_the_way_forth_is_not(
-    written: dict[int, str],
+    written: Written,
 ) -> None:
     forth = begun_at(0, 500, Switch.NEVER).compared(2, Comparison(5)).switched(2, "", "")
     written |= dict.fromkeys(range(2), "balance-service-balance-changelog")

@@ -59,6 +59,7 @@ class Log:
         self.fails_with: RetriableError | None = None
         self.is_lossy = False
         self.lost = ""
+        self.checks = self.writes = 0
 
     def buildable(self, _model: str) -> Declaration:
         if self.is_lossy:
@@ -67,6 +68,7 @@ class Log:
 
     def check_switch(self, now: Generations, to: int, *, anyway: bool) -> str:
         assert to in now.live
+        self.checks += 1
         if self.lost and not anyway:
             raise InvalidInputError(self.lost)
         return self.lost
@@ -74,9 +76,13 @@ class Log:
     def of(self, _model: str) -> Generations:
         return self.now
 
-    def write(self, _model: str, change: Callable[[Generations], Generations]) -> Generations:
+    def newest(self, _model: str) -> Generations:
         if self.fails_with is not None:
             raise self.fails_with
+        return self.now
+
+    def write(self, _model: str, change: Callable[[Generations], Generations]) -> Generations:
+        self.writes += 1
         self.now = change(self.now)
         return self.now
 
@@ -111,7 +117,7 @@ def asked(log: Log | None, *requests: tuple[str, str, Any]) -> list[Answer]:
         if log is not None:
             here = rebuilds(log)
             handlers.generations = GenerationRequests(
-                here.status, log.buildable, log.check_switch, log.write, here.differences
+                here.status, log.newest, log.buildable, log.check_switch, log.write, here.differences
             )
         async with TestServer(make_app(handlers, ROUTES)) as server, ClientSession() as client:
             for method, path, body in requests:
@@ -289,16 +295,16 @@ def test_a_transition_that_is_not_possible_is_answered_409_with_the_reason_and_c
     (_,) = asked(log, ("POST", ".rebuild", LEAST["rebuild"]))
     before = log.now
 
-    again, early, serving = asked(
+    again, unknown, serving = asked(
         log,
         ("POST", ".rebuild", LEAST["rebuild"]),
-        ("POST", ".switch", LEAST["switch"]),
+        ("POST", ".switch", {**LEAST["switch"], "to": 3}),
         ("POST", ".drop", {**LEAST["drop"], "generation": 1}),
     )
 
-    assert [answer.status for answer in (again, early, serving)] == [409, 409, 409]
+    assert [answer.status for answer in (again, unknown, serving)] == [409, 409, 409]
     assert again.detail == "generation 2 of 'balance' is being built: wait for it, or drop it first"
-    assert early.detail == "generation 2 of 'balance' has not caught up yet"
+    assert unknown.detail == "'balance' has no generation 3 now"
     assert serving.detail == "generation 1 of 'balance' serves: switch to another one first"
     assert log.now is before
 
@@ -329,16 +335,23 @@ def test_a_switch_that_loses_something_is_answered_409_and_anyway_keeps_what_is_
     assert (done.status, log.now.serving, log.now.reason) == (202, 2, f"r (anyway: {log.lost})")
 
 
-def test_a_generation_that_was_not_compared_serves_only_anyway() -> None:
+def test_the_checks_of_a_request_are_made_before_other_writers_are_fenced() -> None:
     log = Log()
-    log.now = log.now.rebuilt(DECLARED, Switch.NEVER, 60, None, "", "")
+    log.now = log.now.rebuilt(DECLARED, Switch.NEVER, 60, None, "", "").compared(2, Comparison(3))
+    log.lost = "generation 2 begins at offset 500"
 
-    early, done = asked(
-        log, ("POST", ".switch", LEAST["switch"]), ("POST", ".switch", {**LEAST["switch"], "anyway": True})
-    )
+    (refused,) = asked(log, ("POST", ".switch", LEAST["switch"]))
 
-    assert (early.status, early.detail) == (409, "generation 2 of 'balance' has not caught up yet")
-    assert (done.status, log.now.serving) == (202, 2)
+    assert (refused.status, log.writes) == (409, 0)
+
+
+def test_a_request_checks_each_state_of_the_generations_once() -> None:
+    log = Log()
+    log.now = log.now.rebuilt(DECLARED, Switch.NEVER, 60, None, "", "").compared(2, Comparison(3))
+
+    (done,) = asked(log, ("POST", ".switch", LEAST["switch"]))
+
+    assert (done.status, log.checks) == (202, 1)
 
 
 @pytest.mark.parametrize("value", ["true", "", 1, 0, None, [], {}])

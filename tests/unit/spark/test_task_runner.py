@@ -84,16 +84,16 @@ def test_after_a_failed_commit_only_a_part_is_gathered(error: Exception) -> None
     assert gathering.gather(lambda _seconds: next(pulled), 0.0, 1_000_000, part, threading.Event())
 
 
-def test_a_commit_that_a_second_writer_prevents_is_counted() -> None:
-    def process(_batch: object) -> None:
+def test_a_commit_that_a_second_writer_prevents_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def commits(*_: object) -> None:
         raise SecondWriterError("another producer has written")
 
-    task: Any = SimpleNamespace(task_id=TaskId("balance", 0), process=process)
-    counted = runner()
-    counted._metrics = metrics = Metrics()
-    gathering = Gathering(1_000_000, Balance().combine)
+    monkeypatch.setattr(TaskRunner, "_run_query", commits)
+    task: Any = SimpleNamespace(task_id=TaskId("balance", 0), state=TaskState.RUNNING)
+    counted, metrics = runner(), Metrics()
+    counted._metrics = metrics
     with pytest.raises(SecondWriterError):
-        counted._commit(Gathered(PartitionUpdates(), 5), 0, frozenset(), task, gathering)
+        counted.run(task, threading.Event())
 
     assert b"balance_second_writers_total 1.0" in metrics.text()
 
