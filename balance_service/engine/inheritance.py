@@ -96,7 +96,7 @@ def inherit(
         and last.offset >= last.emitted_up_to
         and (ours is not None or siblings.is_new(hosted.stage))
         and len(others) == len(siblings.others(hosted.stage))
-        # One that has served, and seems to have sent nothing, may have opened anew since.
+        # One that has served, and seems to have sent nothing, may have lost its changelog since.
         and all(one.position.inherited > NEVER for one in others)
     )
     if not is_whole:

@@ -51,7 +51,7 @@ class Siblings:
     def __init__(self, now: Callable[[], Generations], newest: Callable[[], Generations] | None = None) -> None:
         """Args:
         now: returns the model's generations as this instance knows them.
-        newest: reads them anew; raises RetriableError if that fails.
+        newest: reads their topic to its end; raises RetriableError if that fails.
         """
         self._now = now
         self._newest = newest or now
