@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from balance_service.errors import PoisonRecordError as PoisonRecordError
     from balance_service.model.conditions import col as col
     from balance_service.model.events import ANY as ANY
+    from balance_service.model.events import DEAD_LETTER as DEAD_LETTER
     from balance_service.model.events import EVENT as EVENT
+    from balance_service.model.events import HALT as HALT
     from balance_service.model.events import LAST as LAST
     from balance_service.model.events import PER_KEY as PER_KEY
     from balance_service.model.events import Emit as Emit
@@ -46,7 +48,7 @@ _WHERE = {
     "application": ("Application",),
     "errors": ("ConfigurationError", "PoisonRecordError"),
     "model.conditions": ("col",),
-    "model.events": ("ANY", "EVENT", "LAST", "PER_KEY", "Emit", "Event", "State"),
+    "model.events": ("ANY", "DEAD_LETTER", "EVENT", "HALT", "LAST", "PER_KEY", "Emit", "Event", "State"),
     "model.folds": (
         *("Count", "Earliest", "Greatest", "Latest", "Least", "RunningSum", "Top"),
         *("add", "product"),

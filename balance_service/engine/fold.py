@@ -13,7 +13,7 @@ from balance_service.engine.dead_letter import BEHIND_CAUSE, blocks_key
 from balance_service.engine.idempotency import IdempotencyKeys
 from balance_service.engine.outputs import ENVELOPE_BYTES
 from balance_service.engine.placement import MOST_KEYS
-from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, call_own_code
+from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, Tolerance, call_own_code
 from balance_service.engine.records import MISPLACED
 from balance_service.errors import FatalError, PoisonRecordError, RetriableError
 from balance_service.model.events import event_of
@@ -53,6 +53,7 @@ class FoldProcessor:
     marker_codec: AvroCodec
     placement: Placement
     idempotency_window_ms: int
+    tolerance: Tolerance
     emission: Emission | None = None
 
     def outcome(self, batch: TaskBatch, partition: int, position: Position, store: StateStore) -> BatchOutcome:
@@ -85,7 +86,7 @@ class FoldProcessor:
         if strangers or self.placement.is_doubtful:
             self.placement.examine(_last_keys(batch), partition, is_misplaced=bool(strangers))
         emission = None if self.emission is None else self.emission.of_batch(batch, partition, position)
-        one_by_one = _OneByOne(self, batch, position.source, blocked, emission, keys, outcome)
+        one_by_one = _OneByOne(self, batch, partition, position.source, blocked, emission, keys, outcome)
         for key in singly.keys() - strangers:
             if not one_by_one.fold(before[key], singly[key]):
                 read_again.add(key)
@@ -109,6 +110,8 @@ class FoldProcessor:
             elif before[key] is not None:
                 outcome.others.append((key, None))
                 outcome.deleted += 1
+        if outcome.columns or outcome.others:
+            self.tolerance.applied(partition)
         outcome.others += keys.records(store)
         outcome.outputs.sort(key=_offset)
         return outcome
@@ -213,6 +216,7 @@ class _OneByOne:
 
     processor: FoldProcessor
     batch: TaskBatch
+    partition: int
     source: str
     """A topic and its partition."""
     blocked: Mapping[bytes, int]
@@ -260,7 +264,10 @@ class _OneByOne:
                     self.idempotency_keys.forget(events)
                     return False
                 if isinstance(error, OwnCodeFailedError):
-                    self._require_retried(error, update)
+                    if self.after or last is not None:
+                        processor.tolerance.applied(self.partition)
+                    why_not = processor.tolerance.why_not(error, self.partition, update.offset)
+                    self._require_retried(error, update, why_not)
                     if processor.letters.keeps_order:
                         blocked_after = update.offset
                 letters.append(replace(update.record, cause=error.cause, detail=error.detail))
@@ -299,8 +306,8 @@ class _OneByOne:
         self.outcome.duplicates += duplicates
         return True
 
-    def _require_retried(self, error: OwnCodeFailedError, event: KeyedUpdate) -> None:
-        error.require_retried(self.batch, self.processor.read_model.name, self.source, event.offset)
+    def _require_retried(self, error: OwnCodeFailedError, event: KeyedUpdate, why_not: str | None = "") -> None:
+        error.require_retried(self.batch, self.processor.read_model.name, self.source, event.offset, why_not)
 
 
 def _last_keys(batch: TaskBatch) -> list[bytes]:

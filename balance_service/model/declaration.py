@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import fields_of, simple_name, type_name, without_null
 from balance_service.errors import ConfigurationError
-from balance_service.model.events import ANY, EVENT, PER_KEY, Emit, Order
+from balance_service.model.events import ANY, EVENT, PER_KEY, Emit, OnFailure, Order
 from balance_service.model.folds import Combination, Count, Earliest, Greatest, Latest, StandardFold, Top
 from balance_service.model.keys import KeyType
 from balance_service.model.stage import declared_stages
@@ -203,6 +203,8 @@ def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Decl
 def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_emit: bool) -> Declared:
     if not hasattr(model, "state"):
         refuse(model, "has no `state`")
+    if not isinstance(model.on_failure, OnFailure):
+        refuse(model, f"has `on_failure = {model.on_failure!r}`, which is neither HALT nor DEAD_LETTER")
     folds = _folds(model)
     folded = [fold.field for fold in folds.values()]
     stages = checked_stages(model, outputs, filter(None, [getattr(model, "key", None), *folded]))

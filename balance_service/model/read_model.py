@@ -10,7 +10,7 @@ from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import fields_of, type_name
 from balance_service.errors import InvalidInputError, PoisonRecordError
 from balance_service.model.declaration import check_class, check_declaration, refuse
-from balance_service.model.events import EVENT
+from balance_service.model.events import EVENT, HALT
 from balance_service.model.folds import OutOfRangeError, StandardFold
 from balance_service.model.keys import words_of
 from balance_service.model.schemas import Schemas
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
     from balance_service.model.addition import Addition
-    from balance_service.model.events import Emit, Event, Order, Sent, State, Update
+    from balance_service.model.events import Emit, Event, OnFailure, Order, Sent, State, Update
     from balance_service.model.folds import Combination
     from balance_service.model.keys import KeyType
     from balance_service.model.stage import Stage
@@ -91,6 +91,13 @@ class ReadModel:
 
     The default is PER_KEY for a `fold` of the model's own, `Latest` and `Earliest`, and ANY for other folds and after a
     re-key.
+    """
+    on_failure: ClassVar[OnFailure] = HALT
+    """What a task does if the model's own code fails at a new event: `HALT`, or `DEAD_LETTER`.
+
+    With `DEAD_LETTER`, a task halts all the same if the code fails at more than 20 of the last 1,000 events of its
+    partition, or at the first 5 after a start, since the code is probably wrong then; and at a `MemoryError`, an
+    `ImportError`, or an output with `each=LAST`, which no single event explains.
     """
     fields: ClassVar[Mapping[str, str]]
     """The types of the view's fields, for people. Only a model with its own view names them."""

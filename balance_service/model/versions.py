@@ -14,6 +14,7 @@ from balance_service.avro.named_types import contracted, expanded
 from balance_service.avro.resolution import difference
 from balance_service.avro.schemas import fields_of, type_name
 from balance_service.errors import ConfigurationError, RetriableError
+from balance_service.model.events import HALT
 from balance_service.model.generations import Declaration
 from balance_service.model.placing import stages_of
 from balance_service.model.read_model import ReadModel
@@ -175,6 +176,8 @@ def declaration_of(model: ReadModel) -> Declaration:
         "made": {name: contracted(schema) for name, schema in model.made_schemas.items()},
         "state": state,
         "keepsOrder": model.keeps_order,
+        # Without it, the fingerprints of models that do not name it would change.
+        **({} if model.on_failure is HALT else {"onFailure": model.on_failure.value}),
     }
     own_view = type(model).view is not ReadModel.view
     return Declaration(model.version, _digest(folded), _digest(reads), json.dumps(state), own_view)

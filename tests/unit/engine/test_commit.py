@@ -21,7 +21,7 @@ from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.opening import check_same_changelog
 from balance_service.engine.placement import Placement
-from balance_service.engine.processor import BatchOutcome
+from balance_service.engine.processor import BatchOutcome, Tolerance
 from balance_service.engine.records import (
     MISPLACED,
     POSITION_KEY,
@@ -34,6 +34,7 @@ from balance_service.engine.records import (
 from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.kafka.partitioner import Partitioning, partition_of
+from balance_service.model.events import HALT
 from balance_service.read_models.balance import Balance
 from tests.support.fakes import FakeRegistry, FakeWriter, letters
 from tests.unit.spark.decoded import combined, row
@@ -59,6 +60,7 @@ FOLDING = FoldProcessor(
     marker_codec=AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),
     placement=Placement("balance", Partitioning(PARTITIONS, "murmur2")),
     idempotency_window_ms=1_000,
+    tolerance=Tolerance(HALT),
 )
 EPOCH = 5
 MINE = [key for n in range(100) if partition_of(key := f"c{n}".encode(), PARTITIONS) == PARTITION]
