@@ -127,7 +127,7 @@ def switch(model: str, to: int | None, reason: str, url: str | None, *, anyway: 
 @click.argument("model")
 @click.option("--generation", type=click.IntRange(1), metavar="N", help="Not the one that serves.")
 @click.option("--reason", metavar="R", help="Kept with the request, for later readers; required with --generation.")
-@click.option("--all", "everything", is_flag=True, help="All that is left of a model that no instance hosts any more.")
+@click.option("--all", "everything", is_flag=True, help="Ask the brokers, not an instance.")
 @click.option("--yes", is_flag=True, help="With --all, do not ask.")
 @at_url
 @as_json
@@ -143,8 +143,8 @@ def drop(
 ) -> None:
     """Delete a generation of a read model; cancels its rebuild.
 
-    With --all, MODEL is a name that no instance hosts. Its changelogs, the topics between its stages and their subjects
-    are deleted, and transactions that it has left open are ended. Its source, outputs and dead letters stay.
+    With --all, delete what a MODEL has left that no instance hosts any more: changelogs, topics between its stages,
+    their subjects and open transactions.
     """
     if everything:
         if generation is not None or url is not None or as_json:
