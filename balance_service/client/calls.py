@@ -154,7 +154,7 @@ class Calls:
         """Returns a read model's answer for a key.
 
         Args:
-            into: what the value becomes: a dataclass, such as that of the states, or another type of `typed.read`.
+            into: the type of the value: a dataclass, such as that of the states, or another that `typed.read` knows.
             min_position, max_lag: as for `get_balance`.
 
         Raises:

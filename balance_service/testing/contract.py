@@ -6,6 +6,7 @@ after the other. `balance_service.testing.strategies` generates batches.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -120,7 +121,7 @@ def check_contract(model: ReadModel | type[ReadModel], *, examples: int = 25, se
         AssertionError: a check fails; the message shows the smallest batches found in time that make it fail.
         ConfigurationError: the declaration of the model is invalid.
     """
-    from hypothesis import HealthCheck, given, settings
+    from hypothesis import HealthCheck, given, seed, settings
 
     from balance_service.testing.strategies import batches
 
@@ -134,8 +135,10 @@ def check_contract(model: ReadModel | type[ReadModel], *, examples: int = 25, se
         share = _Share(check, read_model, began + (until - began) / (len(checks) - number))
         fewer = f" of {examples}, for lack of time; give more `seconds`"
         with suppress(_TimeIsOver):
-            limits(given(batches(read_model))(share.checked))()
+            # With a seed, it says nothing when it is ended.
+            seed(random.getrandbits(64))(limits(given(batches(read_model))(share.checked)))()
             fewer = ""
+        share.raise_failure()
         took = f"{time.monotonic() - began:.1f} s"
         click.echo(f"{read_model.name}: {check.__name__}: {share.histories} histories{fewer} ({took})", err=True)
 
@@ -151,26 +154,30 @@ class _Share:
         self._check = check
         self._read_model = read_model
         self._until = until
-        self._failed: set[str] = set()
+        self._smallest: tuple[str, Exception] | None = None
         self.histories = 0
 
     @property
     def checked(self) -> Callable[[list[list[InputEvent]]], None]:
         # Hypothesis takes functions only.
         def checked(drawn: list[list[InputEvent]]) -> None:
-            # Hypothesis runs the smallest history that failed once more, to report it.
-            if time.monotonic() > self._until and repr(drawn) not in self._failed:
-                if not self._failed:
-                    raise _TimeIsOver
-                return
+            if time.monotonic() > self._until:
+                raise _TimeIsOver
             self.histories += 1
             try:
                 self._check(self._read_model, drawn)
-            except Exception:
-                self._failed.add(repr(drawn))
+            except Exception as error:
+                if self._smallest is None or len(repr(drawn)) <= len(self._smallest[0]):
+                    self._smallest = repr(drawn), error
                 raise
 
         return checked
+
+    def raise_failure(self) -> None:
+        """Raises what Hypothesis would have raised at the end: it had no time to look for a smaller history."""
+        if self._smallest is not None:
+            batches, error = self._smallest
+            raise AssertionError(f"{error}; the batches: {batches}") from error
 
 
 def _driven(driver: Driver, batches: Batches, after_each: Callable[[], object] = lambda: None) -> Outcome:

@@ -1,4 +1,4 @@
-"""`drop MODEL --all`: what is left of a read model that no instance hosts is deleted, and nothing else."""
+"""`drop MODEL --all`: it deletes the topics and subjects of a read model that no instance hosts, and no others."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_what_is_left_of_a_model_is_deleted_and_nothing_else(settings: Settings,
     assert not [subject for subject in subjects if subject.startswith((*LEFT, "cities-v1", "cities-v2"))], subjects
     assert [subject for subject in subjects if subject.startswith("cities-vat-v1")], subjects
     dead, topics = f"{left.application}-cities-dead-letters", Topics(settings)
-    # The open transaction was aborted: nobody waits for it.
+    # The open transaction was aborted: no reader waits for it.
     eventually(
         lambda: topics.offsets(dead, [0], committed=True) == topics.offsets(dead, [0]),
         lambda: str(topics.offsets(dead, [0], committed=True)),
@@ -143,7 +143,7 @@ def test_an_instance_that_was_removed_or_killed_long_ago_does_not_count(left: Le
     assert left.topics >= {*LEFT}
 
 
-def test_a_name_of_which_nothing_is_left_is_refused(settings: Settings) -> None:
+def test_a_name_without_topics_is_refused(settings: Settings) -> None:
     refused = dropped("--yes")
 
     assert isinstance(refused.exception, ConfigurationError)
