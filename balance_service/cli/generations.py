@@ -125,14 +125,49 @@ def switch(model: str, to: int | None, reason: str, url: str | None, *, anyway: 
 
 @click.command()
 @click.argument("model")
-@click.option("--generation", type=click.IntRange(1), required=True, metavar="N", help="Not the one that serves.")
-@_REASON
+@click.option("--generation", type=click.IntRange(1), metavar="N", help="Not the one that serves.")
+@click.option("--reason", metavar="R", help="Kept with the request, for later readers; required with --generation.")
+@click.option("--all", "everything", is_flag=True, help="Ask the brokers, not an instance.")
+@click.option("--yes", is_flag=True, help="With --all, do not ask.")
 @at_url
 @as_json
-def drop(model: str, generation: int, reason: str, url: str | None, *, as_json: bool) -> None:
-    """Delete a generation of a read model; cancels its rebuild."""
+def drop(
+    model: str,
+    generation: int | None,
+    reason: str | None,
+    url: str | None,
+    *,
+    everything: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Delete a generation of a read model; cancels its rebuild.
+
+    With --all, delete what a MODEL has left that no instance hosts any more: changelogs, topics between its stages,
+    their subjects and open transactions.
+    """
+    if everything:
+        if generation is not None or url is not None or as_json:
+            raise click.UsageError("--all asks the brokers: give no --generation, --url or --json with it")
+        _remove(model, yes=yes)
+        return
+    if generation is None or reason is None:
+        raise click.UsageError("give --generation N and --reason R, or --all for a model that no instance hosts")
     with client_of(url) as client:
         _show([client.drop(model, generation=generation, reason=reason)], as_json=as_json)
+
+
+def _remove(model: str, *, yes: bool) -> None:
+    from balance_service.hosting.removal import Removal
+
+    configure_logging("WARNING")
+    removal = Removal(load_settings(), model)
+    for topic in removal.topics:
+        click.echo(topic)
+    if not yes:
+        click.confirm("Delete these topics? Only a replay of the source brings their records back", abort=True)
+    removal.run()
+    click.echo(f"{len(removal.topics)} topics of {model} are deleted")
 
 
 def _differs(found: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ import re
 import threading
 import uuid
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Generic
 from urllib.parse import quote
@@ -29,6 +29,7 @@ from balance_service.client.results import (
     State,
     Top,
 )
+from balance_service.client.typed import lacks, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,6 +97,7 @@ class Calls:
         self._retry_seconds = retry_seconds
         self._retry_add_funds_seconds = retry_add_funds_seconds
         self._written = WrittenPositions() if reads_its_writes else None
+        self._keys: dict[str, str] = {}
 
     def get_balance(
         self, customer_id: str, *, min_position: Position | None = None, max_lag: int | None = None
@@ -141,14 +143,32 @@ class Calls:
         return FundsAdded(position=position, idempotency_key=key)
 
     def get(
-        self, model: str, key: str | int, *, min_position: Position | None = None, max_lag: int | None = None
-    ) -> Call[State]:
-        """Returns a read model's answer for a key. The arguments are those of `get_balance`."""
+        self,
+        model: str,
+        key: str | int,
+        *,
+        into: Any = None,
+        min_position: Position | None = None,
+        max_lag: int | None = None,
+    ) -> Call[State[Any]]:
+        """Returns a read model's answer for a key.
+
+        Args:
+            into: the type of the value: a dataclass, such as that of the states, or another that `typed.read` knows.
+            min_position, max_lag: as for `get_balance`.
+
+        Raises:
+            InvalidCallError: the value does not fit `into`; the message names the field.
+        """
         text = str(key)
         bounds = self._bounds(text if model == _BALANCE else None, min_position, max_lag)
         path = f"{_path(model)}/keys/{segment(text)}"
         content, answered = yield from self._one(Request(path=path, parameters=bounds), "key", "value")
-        return State(key=text, value=None if content is None else content["value"], **answered)
+        value = None if content is None else content["value"]
+        if into is not None and value is not None:
+            column = (yield from self._key_of(model)) if lacks(into, value) else ""
+            value = read(into, value, (column, text) if column else None)
+        return State(key=text, value=value, **answered)
 
     def entries(
         self,
@@ -157,15 +177,17 @@ class Calls:
         start: str | int | None = None,
         end: str | int | None = None,
         prefix: str | None = None,
+        into: Any = None,
         page_size: int = 1000,
         max_lag: int | None = None,
-    ) -> Pages[Entry]:
+    ) -> Pages[Entry[Any]]:
         """Yields the entries of a read model in the order of their keys, and requests them page by page.
 
         Args:
             start: the first key.
             end: the last key.
             prefix: every key begins with it.
+            into: as for `get`, of each value.
             page_size: entries of a request, at most 1000.
             max_lag: as for `get_balance`.
         """
@@ -177,9 +199,15 @@ class Calls:
             "maxLag": max_lag,
         }
 
-        def fetch(after: str | None) -> Call[tuple[Sequence[Entry], str | None]]:
+        def fetch(after: str | None) -> Call[tuple[Sequence[Entry[Any]], str | None]]:
             content, scan = yield from self._scan(model, "entries", {**given, "after": after}, "entries", "next")
-            return _entries(content, scan), content["next"]
+            found = _entries(content, scan)
+            if into is not None:
+                column = (yield from self._key_of(model)) if any(lacks(into, one.value) for one in found) else ""
+                found = tuple(
+                    replace(one, value=read(into, one.value, (column, one.key) if column else None)) for one in found
+                )
+            return found, content["next"]
 
         return Pages(fetch)
 
@@ -366,6 +394,12 @@ class Calls:
         body = {"model": model, "generation": generation, "reason": reason}
         return (yield from self._read(_post(f"{api.MODELS}.drop", body), *_GENERATIONS))
 
+    def _key_of(self, model: str) -> Call[str]:
+        """Returns the field of a read model's key; empty if it has none."""
+        if model not in self._keys:
+            self._keys |= {one["name"]: one["key"] for one in (yield from self.models())}
+        return self._keys.get(model, "")
+
     def _decide(self, decision: str, ids: Iterable[str], reason: str) -> Call[Decided]:
         request = _post(f"{api.DEAD_LETTERS}.{decision}", {"ids": [*ids], "reason": reason})
         content = yield from self._read(request, "accepted", "refused")
@@ -472,7 +506,7 @@ def _digits(amount: object) -> str:
     )
 
 
-def _entries(content: Mapping[str, Any], scan: Scan) -> tuple[Entry, ...]:
+def _entries(content: Mapping[str, Any], scan: Scan) -> tuple[Entry[Any], ...]:
     return tuple(Entry(key=entry["key"], value=entry["value"], scan=scan) for entry in content["entries"])
 
 

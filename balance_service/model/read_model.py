@@ -14,6 +14,7 @@ from balance_service.model.events import EVENT, HALT
 from balance_service.model.folds import OutOfRangeError, StandardFold
 from balance_service.model.keys import words_of
 from balance_service.model.schemas import Schemas
+from balance_service.model.states import StateConverter, returned_by
 
 if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
@@ -50,6 +51,7 @@ class Collection:
     noun: str
 
 
+_NO_FIELDS = "neither `fields` that name the types in it nor a return annotation that does: a dataclass or a TypedDict"
 # Each attempt of a command sets these fields of its event to new values.
 _ANEW = frozenset({"id", "occurredOn"})
 
@@ -100,10 +102,15 @@ class ReadModel:
     `ImportError`, or an output with `each=LAST`, which no single event explains.
     """
     fields: ClassVar[Mapping[str, str]]
-    """The types of the view's fields, for people. Only a model with its own view names them."""
+    """The types of the view's fields, for people. Only a model with its own view names them.
+
+    By default, they are those of the dataclass or TypedDict that `view` is annotated to return.
+    """
     folds: ClassVar[Mapping[str, StandardFold]]
     """Standard folds whose fields cannot be attributes: `folds = {"name": Latest("Event.name")}`."""
 
+    _view: StateConverter | None = None
+    """Converts what the model's own view returns."""
     standard_folds: Mapping[str, StandardFold]
     """By field of the state, in the state's order; empty if the model overrides `fold`."""
     field_types: Mapping[str, str]
@@ -130,8 +137,8 @@ class ReadModel:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         check_class(cls)
-        if cls.view is not ReadModel.view and not hasattr(cls, "fields"):
-            refuse(cls, "has a view of its own, but no `fields` that name the types in it")
+        if cls.view is not ReadModel.view and not hasattr(cls, "fields") and "return" not in cls.view.__annotations__:
+            refuse(cls, f"has a view of its own, but {_NO_FIELDS}")
 
     def __init__(self, schemas: Schemas | None = None) -> None:
         """Binds the declaration to its schemas.
@@ -165,6 +172,13 @@ class ReadModel:
         self.state_fields = fields_of(expanded(self.state_schema))
         as_kept = {name: type_name(kind) for name, kind in self.state_fields.items() if name != self.key}
         self.field_types = getattr(own, "fields", as_kept)
+        if own.view is not ReadModel.view:
+            has_fields = hasattr(own, "fields")
+            self._view = returned_by(own.view, self.name, has_fields=has_fields)
+            if self._view is None and not has_fields:
+                refuse(own, f"has a view of its own, but {_NO_FIELDS}")
+            if self._view is not None and not has_fields:
+                self.field_types = {name: type_name(kind) for name, kind in fields_of(self._view.schema).items()}
 
     def fold(self, state: Any, event: Event) -> Any:
         """Returns the next state of a key; pure. Models without standard folds override it.
@@ -208,14 +222,18 @@ class ReadModel:
         return hasattr(cls, "state")
 
     def view(self, state: Any) -> Any:
-        """Returns the answer to a query: values of Avro types. By default, the state without its key."""
+        """Returns the answer to a query: values of Avro types, or a dataclass of them, as annotated.
+
+        By default, the state without its key.
+        """
         return self._without_key(state if isinstance(state, Mapping) else self._states.to_record(state))
 
     def view_of(self, state: State) -> Any:
         """Returns the view of a state's record. Called by the service."""
         if type(self).view is ReadModel.view:
             return self._without_key(state)
-        return self.view(self._states.from_record(state))
+        answer = self.view(self._states.from_record(state))
+        return answer if self._view is None or answer is None else self._view.to_record(answer)
 
     def _without_key(self, record: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in record.items() if name != self.key}

@@ -50,7 +50,7 @@ def _events(read_model: ReadModel, schema: Schema) -> SearchStrategy[InputEvent]
 
 def _literals(read_model: ReadModel) -> Mapping[str, Sequence[Any]]:
     """Returns the values that conditions compare with, by column or nested field."""
-    conditions = [condition for stage in driven_stages(read_model) for condition in stage.conditions]
+    conditions = [condition for stage in driven_stages(read_model, after_joins=True) for condition in stage.conditions]
     found: dict[str, list[Any]] = {}
     for condition in (*conditions, *(output.where for output in read_model.outputs if output.where is not None)):
         for predicate in condition.predicates:

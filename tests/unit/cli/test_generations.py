@@ -355,3 +355,19 @@ def test_offline_a_model_of_another_package_is_named_by_its_name_or_as_in_the_se
 
     assert (by_name.exit_code, by_reference.exit_code) == (0, 0), (by_name.output, by_reference.output)
     assert rebuilt == ["test-summary", "test-summary"]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ((), "give --generation N and --reason R, or --all for a model that no instance hosts"),
+        (("--generation", "2"), "give --generation N and --reason R"),
+        (("--all", "--generation", "2"), "--all asks the brokers: give no --generation, --url or --json with it"),
+        (("--all", "--url", "http://127.0.0.1:1"), "--all asks the brokers"),
+    ],
+)
+def test_drop_says_what_it_needs(given: tuple[str, ...], why: str) -> None:
+    refused = CliRunner().invoke(cli, ["drop", "balance", *given])
+
+    assert refused.exit_code == 2
+    assert why in " ".join(refused.output.split())

@@ -23,6 +23,7 @@ from balance_service.model.stream import Stream
 from balance_service.read_models.balance import Balance
 from balance_service.testing import Driver, event
 from balance_service.testing.driver import DrivenTask
+from balance_service.testing.fakes import FakeTables
 from balance_service.testing.rows import driven_stages
 from tests.support.fakes import FakeRegistry, letters, position_codec, record_scan_starts
 from tests.support.models import MONEY, ship
@@ -88,7 +89,9 @@ def store(tmp_path: Path) -> Iterator[StateStore]:
 
 def task(model: ReadModel, folder: Path) -> DrivenTask:
     options: Any = {"few_rows": {}, "is_accelerated": True, "idempotency_window_ms": 1_000}
-    return DrivenTask(model, driven_stages(model)[-1], FakeRegistry(), str(folder), **options)
+    registry, stages = FakeRegistry(), driven_stages(model)
+    tables = FakeTables(model.name, stages, registry, folder)
+    return DrivenTask(model, stages[-1], registry, tables, str(folder), **options)
 
 
 def amounts(driver: Driver) -> Any:
