@@ -64,7 +64,7 @@ def list_dead_letters(
         for letter in rows:
             click.echo(json.dumps(letter))
         return
-    _print_table([_row(letter) for letter in rows])
+    _print_table(rows)
     if more:
         click.echo(f"There are more than {limit}; print more with --limit, or select by --model, --cause or --status.")
 
@@ -204,13 +204,17 @@ def _key(letter: dict[str, Any]) -> str:
     return f"base64:{letter['keyBase64']}" if "keyBase64" in letter else _dash(letter["key"])
 
 
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    if not rows:
+def _print_table(letters: Sequence[dict[str, Any]]) -> None:
+    """Prints a line for each, and below it what is wrong with the record."""
+    if not letters:
         click.echo("There are none.")
         return
-    widths = [max(len(row[n]) for row in (_COLUMNS, *rows)) for n in range(len(_COLUMNS))]
-    for row in (_COLUMNS, *rows):
+    rows = [_COLUMNS, *map(_row, letters)]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(_COLUMNS))]
+    for row, detail in zip(rows, ("", *(letter.get("detail", "") for letter in letters)), strict=True):
         click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        if detail:
+            click.echo(f"    {_dash(detail)}")
 
 
 def _dump(content: bytes) -> Iterator[str]:

@@ -227,8 +227,13 @@ def _sections(
         # A re-keyed event is a new object with the same fields.
         numbers = {id(event.fields): number for number, event in lines}
         shown = [
-            {"line": numbers.get(id(event.fields), ""), "cause": cause, "event": event.fields}
-            for event, cause in letters[:limit]
+            {
+                "line": numbers.get(id(one.event.fields), ""),
+                "cause": one.cause,
+                "detail": one.detail,
+                "event": one.event.fields,
+            }
+            for one in letters[:limit]
         ]
         yield _counted(len(letters), "dead letter"), len(letters), shown
 

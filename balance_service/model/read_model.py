@@ -230,11 +230,12 @@ class ReadModel:
         if not self._steps:
             return None if event is None else self._folded(state, event)
         after = {self.key: before[self.key]}
+        name = ""
         try:
             for name, step in self._steps:
                 after[name] = step(before.get(name), update[name])
         except OutOfRangeError:
-            raise PoisonRecordError(f"{self.name}-overflow", f"the {self.name} does not fit into its type") from None
+            raise PoisonRecordError(f"{self.name}-overflow", f"the new '{name}' does not fit into its type") from None
         return after
 
     def _folded(self, state: State | None, event: Event) -> State | None:

@@ -139,3 +139,22 @@ def test_a_dead_letter_is_shown_with_repeated_headers_and_a_binary_key(monkeypat
         '         {"name": "b", "valueBase64": "/w=="}',
         '         {"name": "b", "value": "1"}',
     ]
+
+
+def test_a_list_says_below_each_dead_letter_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    common = {"model": "balance", "status": "waiting", "attempt": 0, "dueAt": None}
+    letters = [
+        {"id": "balance/0:1", "key": "ada", "cause": "too-much", "detail": "50 is more\nthan 10", **common},
+        {"id": "balance/0:2", "key": "bob", "cause": "key-null", "detail": "", **common},
+    ]
+    page = {"deadLetters": letters, "next": None}
+    monkeypatch.setattr("httpx.Client.send", lambda *_, stream: httpx.Response(200, json=page))
+
+    done = CliRunner().invoke(dead_letters, ["list"], catch_exceptions=False)
+
+    assert done.stdout.splitlines() == [
+        "ID           KEY  CAUSE     STATUS   TRIED  DUE",
+        "balance/0:1  ada  too-much  waiting  0      -",
+        "    50 is more\ufffdthan 10",
+        "balance/0:2  bob  key-null  waiting  0      -",
+    ]
