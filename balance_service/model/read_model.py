@@ -267,11 +267,8 @@ class ReadModel:
         """Returns the value of a key that has no state yet; keys with a state were checked when they got it."""
         try:
             return self.key_type.decode(key)
-        except InvalidInputError:
-            words = words_of(self.key)
-            raise PoisonRecordError(
-                f"{'-'.join(words)}-malformed", f"the {' '.join(words)} is empty, too long, or not text"
-            ) from None
+        except InvalidInputError as error:
+            raise PoisonRecordError(f"{'-'.join(words_of(self.key))}-malformed", str(error)) from None
 
 
 def _without_new(value: Any) -> Any:

@@ -104,7 +104,8 @@ def test_an_event_of_another_key_is_a_dead_letter(balance: Driver) -> None:
 
 
 def test_a_malformed_key_is_a_dead_letter(balance: Driver) -> None:
-    assert [letter.cause for letter in balance.when(funds("1.00", "")).dead_letters()] == ["customer-id-malformed"]
+    ((_, cause, why),) = balance.when(funds("1.00", "")).dead_letters()
+    assert (cause, why) == ("customer-id-malformed", "customerId must have 1 to 256 bytes of UTF-8")
 
 
 def test_of_events_with_one_idempotency_key_the_first_counts(balance: Driver) -> None:
