@@ -135,12 +135,14 @@ def local(
     sample_events: bool,
 ) -> None:
     """Run a Kafka broker, a schema registry and instances on this machine until Ctrl-C."""
-    from balance_service.cli.models import known_models
+    from balance_service.cli.models import check_models, known_models
     from balance_service.devtools.local.run import run_local
 
     if http_port and http_port + instances - 1 > _MAX_PORT:
         most = _MAX_PORT + 1 - instances
         raise click.UsageError(f"--http-port {http_port} leaves no ports for {instances} instances; use {most} at most")
+    # Instances would find the mistake half a minute later, in a log.
+    check_models(load_settings())
     run_local(
         instances, kafka_port, registry_port, http_port, data_dir, known=known_models, sample_events=sample_events
     )
