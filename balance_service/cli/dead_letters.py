@@ -56,17 +56,28 @@ def dead_letters() -> None:
 def list_dead_letters(
     *, model: str | None, cause: str | None, status: str | None, limit: int, url: str | None, as_json: bool
 ) -> None:
-    """List open dead letters, and those that were closed in the last seven days."""
+    """List open dead letters, and those that were closed in the last seven days.
+
+    The exit code is 1 if those of some partitions cannot be read.
+    """
+    missing: dict[str, None] = {}
     with client_of(url) as client:
-        rows = [*islice(client.dead_letters(model=model, cause=cause, status=status), limit + 1)]
+        found = client.dead_letters(
+            model=model, cause=cause, status=status, on_missing=lambda some: missing.update(dict.fromkeys(some))
+        )
+        rows = [*islice(found, limit + 1)]
     rows, more = rows[:limit], len(rows) > limit
     if as_json:
         for letter in rows:
             click.echo(json.dumps(letter))
-        return
-    _print_table(rows)
-    if more:
+    elif rows or not missing:
+        _print_table(rows)
+    if more and not as_json:
         click.echo(f"There are more than {limit}; print more with --limit, or select by --model, --cause or --status.")
+    if missing:
+        raise BalanceServiceError(
+            f"no instance could read the dead letters of {', '.join(missing)}; `balance-service status` says why"
+        )
 
 
 @dead_letters.command()
