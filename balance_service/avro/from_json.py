@@ -38,6 +38,7 @@ class _Number(Decimal):
     """A number with a point or an exponent, and its text."""
 
     __slots__ = ("text",)
+    text: str
 
     def __new__(cls, text: str) -> Self:
         made = super().__new__(cls, text)

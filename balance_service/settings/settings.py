@@ -408,7 +408,7 @@ def _nearest(name: str) -> str | None:
 
 def _distance(one: str, other: str) -> int:
     """Returns how many characters must be added, removed or replaced to make one text of another."""
-    row = [*range(len(other) + 1)]
+    row: list[int] = [*range(len(other) + 1)]
     for n, character in enumerate(one, 1):
         before, row = row, [n]
         for m, wanted in enumerate(other, 1):

@@ -7,7 +7,7 @@ import base64
 import json
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from aiohttp import web
@@ -34,6 +34,7 @@ from tests.support.querying import ASKER, PARTITION, Instance, read_to_its_end
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+    from unittest.mock import Mock
 
 MANY = range(10**17, 10**17 + 500)
 ONE, OTHER = MANY[:2]
@@ -282,6 +283,12 @@ def decoded(registry: Any, value: bytes | None, headers: Sequence[Mapping[str, A
     return {name: found[name] for name in ("decoded", "problem")}
 
 
+def asked(query: str) -> web.Request:
+    request = make_mocked_request("GET", f"{api.DEAD_LETTERS}{query}")
+    cast("Mock", request.match_info.route).configure_mock(**{"resource.canonical": api.DEAD_LETTERS})
+    return request
+
+
 def test_a_page_may_lack_partitions_that_no_instance_reads_and_names_them(instance: Instance) -> None:
     async def run() -> tuple[dict[str, Any], int]:
         scatter = instance.scatter("/api")
@@ -291,8 +298,8 @@ def test_a_page_may_lack_partitions_that_no_instance_reads_and_names_them(instan
         letters = DeadLetters({"balance": stage})
         try:
             with pytest.raises(Problem, match="no instance could answer for partitions"):
-                await letters.page(make_mocked_request("GET", "/api/deadLetters"))
-            page = await letters.page(make_mocked_request("GET", "/api/deadLetters?partial=true"))
+                await letters.page(asked(""))
+            page = await letters.page(asked("?partial=true"))
             return json.loads(page.text or ""), scatter.partitions
         finally:
             await scatter.proxy.close()

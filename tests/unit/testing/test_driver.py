@@ -192,7 +192,7 @@ def test_a_dead_letter_names_the_field_of_the_state_that_does_not_fit(
     session: Driver, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], why: str
 ) -> None:
     fold = Session.fold
-    monkeypatch.setattr(Session, "fold", lambda *given: {**fold(*given), **changed})
+    monkeypatch.setattr(Session, "fold", lambda *given: {**(fold(*given) or {}), **changed})
 
     (refused,) = session.when(scored()).dead_letters()
 
