@@ -58,7 +58,7 @@ def list_dead_letters(
 ) -> None:
     """List open dead letters, and those that were closed in the last seven days.
 
-    The exit code is 1 if those of some partitions cannot be read.
+    If some cannot be read, the exit code is 1.
     """
     missing: dict[str, None] = {}
     with client_of(url) as client:

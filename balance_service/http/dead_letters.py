@@ -108,7 +108,7 @@ class ListParameters(Parameters):
     limit: Limit | None = None
     partial: Partial = Field(
         False,
-        description="`true`: list the dead letters of the partitions that can be read; `missing` names the others.",
+        description="`true`: list those of the partitions that can be read; `missing` names the others.",
     )
 
 

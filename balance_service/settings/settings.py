@@ -236,8 +236,7 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO",
-        description="Least severe level that is logged: `DEBUG`, `INFO`, `WARNING` or `ERROR`. Logs are JSON lines on "
-        "stderr.",
+        description="Least severe level that is logged. Logs are JSON lines on stderr.",
     )
 
     @field_validator("models", "peer_allow_list", "peer_secrets_former", "retry_topics", mode="before")
