@@ -248,7 +248,8 @@ class _OneByOne:
         for update in events:
             try:
                 if update.offset > blocked_after:
-                    raise PoisonRecordError(BEHIND_CAUSE, "an earlier event of this key could not be applied yet")
+                    why = f"the event of this key at offset {blocked_after} could not be applied yet"
+                    raise PoisonRecordError(BEHIND_CAUSE, why)
                 if self.idempotency_keys.is_repeated(update):
                     duplicates += 1
                     continue

@@ -145,6 +145,7 @@ def test_dead_letters_retried_in_the_same_batch_wait_too() -> None:
 
         assert driver.view("a") == {"words": ["x"]}
         assert told(driver)[1:] == [(FAILED, "waiting"), ("behind-another", "behind")]
+        assert driver.letters()[2].detail == "the event of this key at offset 1 could not be applied yet"
 
 
 def test_discarding_it_releases_the_records_behind_it() -> None:
