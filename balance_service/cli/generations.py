@@ -103,7 +103,9 @@ def rebuild(
 def generations(models: tuple[str, ...], url: str | None, *, as_json: bool) -> None:
     """Print the generations of read models; by default, of all that the instance hosts."""
     with client_of(url) as client:
-        names = models or [model["name"] for model in client.status()["models"] if _keeps_states(client, model["name"])]
+        names = models or _with_states(client)
+        if not names and not as_json:
+            click.echo("This instance hosts no read model that keeps states.")
         _show([client.generations(name) for name in names], as_json=as_json)
 
 
@@ -187,8 +189,10 @@ def _rules_that_differ(found: dict[str, Any]) -> str:
     )
 
 
-def _keeps_states(client: Client, model: str) -> bool:
-    return any(one["name"] == model and one["key"] for one in client.models())
+def _with_states(client: Client) -> Sequence[str]:
+    """Returns the read models that the instance hosts and that keep states. It answers once it has started."""
+    keyed = {one["name"] for one in client.models() if one["key"]}
+    return [name for name in dict.fromkeys(one["model"] for one in client.status()["models"]) if name in keyed]
 
 
 def _follow(client: Client, model: str, *, quiet: bool) -> None:

@@ -142,7 +142,7 @@ def local(
     BALANCE_MODELS is the default for MODEL. From another terminal, `local restart N` starts an instance again, also
     after a kill.
     """
-    from balance_service.cli.models import known_models
+    from balance_service.cli.models import check_models, known_models
     from balance_service.devtools.local.run import restart, run_local
 
     if models[:1] == (_RESTART,):
@@ -156,6 +156,8 @@ def local(
     if http_port and http_port + instances - 1 > _MAX_PORT:
         most = _MAX_PORT + 1 - instances
         raise click.UsageError(f"--http-port {http_port} leaves no ports for {instances} instances; use {most} at most")
+    # Instances would find the mistake half a minute later, in a log.
+    check_models(load_settings())
     run_local(
         instances, kafka_port, registry_port, http_port, data_dir, known=known_models, sample_events=sample_events
     )

@@ -295,7 +295,10 @@ def _sections(trial: _Trial, limit: int) -> Iterator[tuple[str, int, Sequence[Ma
         shown = [{"value": None} if record is None else record for record in records[:limit]]
         yield f"emitted to {output.topic}: {_counted(len(records), 'record')}", len(records), shown
     if letters := driver.dead_letters():
-        shown = [{"line": event.line, "cause": cause, "event": event.fields} for event, cause in letters[:limit]]
+        shown = [
+            {"line": one.event.line, "cause": one.cause, "detail": one.detail, "event": one.event.fields}
+            for one in letters[:limit]
+        ]
         yield _counted(len(letters), "dead letter"), len(letters), shown
 
 

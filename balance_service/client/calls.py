@@ -283,7 +283,12 @@ class Calls:
         return (yield from self._read(Request(path=api.STATUS), *_STATUS))
 
     def dead_letters(
-        self, *, model: str | None = None, cause: str | None = None, status: str | None = None
+        self,
+        *,
+        model: str | None = None,
+        cause: str | None = None,
+        status: str | None = None,
+        on_missing: Callable[[Sequence[str]], None] | None = None,
     ) -> Pages[dict[str, Any]]:
         """Yields the dead letters that are open or were closed in the last seven days, as `/openapi.json` describes.
 
@@ -291,12 +296,16 @@ class Calls:
             model: only those of this read model.
             cause: only those with this cause.
             status: only those with this status.
+            on_missing: called with the partitions that could not be read, such as `balance/1`, after each page that
+                lacks some; without it, that is an error.
         """
-        given = {"model": model, "cause": cause, "status": status, "limit": 500}
+        given = {"model": model, "cause": cause, "status": status, "limit": 500, "partial": on_missing is not None}
 
         def fetch(after: str | None) -> Call[tuple[Sequence[dict[str, Any]], str | None]]:
             request = Request(path=api.DEAD_LETTERS, parameters=_given({**given, "after": after}))
             content = yield from self._read(request, "deadLetters", "next")
+            if on_missing is not None and content.get("missing"):
+                on_missing(content["missing"])
             return content["deadLetters"], content["next"]
 
         return Pages(fetch)

@@ -43,7 +43,8 @@ class Committed:
     `causes` counts the dead letters by cause, `others` the ignored records of other types by type, `deleted` the states
     that the fold removed, `sent` the records for other topics, `healed` the dead letters whose records are applied now,
     and `scheduled` the dead letters of another application that will be sent when they are due. `changed_keys`
-    takes a number, and returns the keys of the changed states; None if there are more.
+    takes a number, and returns the keys of the changed states; None if there are more. `refused` has the first of the
+    dead letters that were sent to their topic, by cause.
     """
 
     applied: int
@@ -57,6 +58,7 @@ class Committed:
     scheduled: int = 0
     others: Mapping[str, int] = field(default_factory=dict)
     changed_keys: Callable[[int], Sequence[bytes] | None] = field(default=lambda _most: (), compare=False, repr=False)
+    refused: Mapping[str, DeadLetter] = field(default_factory=dict, compare=False, repr=False)
 
 
 def commit(
@@ -120,6 +122,7 @@ def commit(
         scheduled=len(outcome.letters),
         others={name: records for name, records in batch.ignored.items() if name},
         changed_keys=outcome.changed_keys,
+        refused={letter.cause: letter for letter in reversed(fresh)},
     )
 
 

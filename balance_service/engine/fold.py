@@ -194,12 +194,15 @@ class FoldProcessor:
         """
         try:
             frame = self.state_codec.encode(state)
-            if len(frame) + ENVELOPE_BYTES > self.largest_bytes:
-                raise ValueError(f"the changelog does not accept its {len(frame)} bytes")
             # A state of standard folds survives encoding unchanged.
-            return state if self.read_model.standard_folds else self.state_codec.decode(frame), frame
+            kept = state if self.read_model.standard_folds else self.state_codec.decode(frame)
         except Exception as error:  # fastavro raises any exception its writer or reader runs into
-            raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {error}") from error
+            why = self.state_codec.misfit(state) or error
+            raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {why}") from error
+        if len(frame) + ENVELOPE_BYTES > self.largest_bytes:
+            why = f"the changelog does not accept its {len(frame)} bytes"
+            raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {why}")
+        return kept, frame
 
     def _states(self, store: StateStore, keys: Iterable[bytes]) -> dict[bytes, State | None]:
         wanted = list(keys)
@@ -249,7 +252,8 @@ class _OneByOne:
         for update in events:
             try:
                 if update.offset > blocked_after:
-                    raise PoisonRecordError(BEHIND_CAUSE, "an earlier event of this key could not be applied yet")
+                    why = f"the event of this key at offset {blocked_after} could not be applied yet"
+                    raise PoisonRecordError(BEHIND_CAUSE, why)
                 if self.idempotency_keys.is_repeated(update):
                     duplicates += 1
                     continue

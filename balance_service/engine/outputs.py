@@ -101,7 +101,8 @@ def encoded(codec: AvroCodec, record: Mapping[str, Any]) -> bytes:
     try:
         return codec.encode(record)
     except Exception as error:  # fastavro raises any exception its writer runs into
-        raise PoisonRecordError(UNFIT, f"the record to send does not fit its schema: {error}") from error
+        why = codec.misfit(record) or error
+        raise PoisonRecordError(UNFIT, f"the record to send does not fit its schema: {why}") from error
 
 
 def forwarded(headers: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, bytes | None]]:

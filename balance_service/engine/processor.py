@@ -104,7 +104,8 @@ class OwnCodeFailedError(PoisonRecordError):
     """A read model's own code failed, rather than refused the event. `__cause__` is the exception that it raised."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(OWN_CODE_FAILED, str(error))
+        text = str(error)
+        super().__init__(OWN_CODE_FAILED, f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
     def require_retried(
         self, batch: TaskBatch, read_model: str, source: str, offset: int, why_not: str | None = ""
@@ -177,7 +178,8 @@ def call_own_code(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     except PoisonRecordError as error:
         if is_reserved(error.cause):
             why = f"the cause '{error.cause}' is reserved for records that could not be read; use another"
-            raise OwnCodeFailedError(error) from ConfigurationError(why)
+            reserved = ConfigurationError(why)
+            raise OwnCodeFailedError(reserved) from reserved
         raise
     except Exception as error:  # own code may raise anything
         raise OwnCodeFailedError(error) from error

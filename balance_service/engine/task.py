@@ -523,13 +523,14 @@ class Task:
         """Stops serving and cancels restoration; call `close` next. Returns at once."""
         self._closing.set()
 
-    def close(self, timeout_seconds: float) -> None:
+    def close(self, timeout_seconds: float, reason: str = "") -> None:
         """Stops serving, waits for a running commit, and frees store and writer. Idempotent.
 
         If the commit outlasts the timeout, its thread frees the task afterwards. A successor's fencing prevents that
         commit from taking effect.
         """
         self.give_up()
+        self._reason = reason or self._reason
         if self._lock.acquire(timeout=timeout_seconds):
             try:
                 self._free()

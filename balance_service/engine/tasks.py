@@ -428,7 +428,7 @@ class _Supervisor:
             raise error
         is_fenced = isinstance(error, TaskMigratedError)
         self._log.warning("task closed; a new one is opened", error=str(error), fenced=is_fenced)
-        self.task.close(max(_BACK_OFF_SECONDS))
+        self.task.close(max(_BACK_OFF_SECONDS), str(error))
         self._on_change()
         if isinstance(error, StoreCorruptedError):
             Database.wipe(self._hosted.state_directory.store_path(self._task_id))

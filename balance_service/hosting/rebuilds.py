@@ -179,10 +179,12 @@ class Rebuilds(PeriodicThread):
         # A partition that cannot take a step must not keep the others from theirs.
         steps = [*self._switches(generations, serving)]
         building = None if generations.building is None else self._tasks(model, generations.building.generation)
-        if building is not None:
+        if building is not None and generations.building is not None:
+            owned = self._owned(building)
+            near = _near(generations.building.max_rate, len(owned))
             steps += [
-                partial(self._compare, partition, serving, building, task)
-                for partition, task in self._owned(building).items()
+                partial(self._compare, partition, serving, building, task, near)
+                for partition, task in owned.items()
                 if task.compared is None
             ]
         if self._is_responsible(serving):
@@ -441,7 +443,7 @@ class Rebuilds(PeriodicThread):
                 other = None if tasks is None else tasks.task(partition)
                 if tasks is not None and other is not None and other.sends:
                     # It is fenced. Opened again, it is silent.
-                    tasks.failed(other, RetriableError("another generation sends the outputs"))
+                    tasks.failed(other, RetriableError("another generation serves"))
 
     @staticmethod
     def _switch(serving: Tasks, task: Task) -> None:
@@ -449,16 +451,20 @@ class Rebuilds(PeriodicThread):
             task.inherit()
         finally:
             if task.view is None:
-                serving.failed(task, RetriableError("it is unknown which generation sends the outputs"))
+                serving.failed(task, RetriableError("it is unknown which generation serves"))
 
-    def _compare(self, partition: int, serving: Tasks, building: Tasks, task: Task) -> None:
-        """Compares a partition for a while, so that other steps have their turn too."""
+    def _compare(self, partition: int, serving: Tasks, building: Tasks, task: Task, near: int) -> None:
+        """Compares a partition for a while, so that other steps have their turn too.
+
+        Args:
+            near: how many records the task may be behind for that.
+        """
         before = serving.answering().get(partition)
         if before is None or before.role is not Role.ACTIVE:
             raise _WaitingError(f"{serving.name}_{partition}, which serves, does not answer yet")
         comparing = self._comparing.pop((before, task), None)
         if comparing is None:
-            if before.position - task.position > _CAUGHT_UP_RECORDS:
+            if before.position - task.position > near:
                 return
             comparing = compare(serving, building, (before, task))
         until = time.monotonic() + _SLICE_SECONDS
@@ -523,7 +529,7 @@ class Rebuilds(PeriodicThread):
         return next(tasks.hosted for tasks in self._engine.models.values() if tasks.hosted.stage.owner == model)
 
     def _check_sending(self, generations: Generations) -> None:
-        """Checks that the serving generation sends the outputs of all partitions. Raises _WaitingError.
+        """Checks that the serving generation has taken over all partitions. Raises _WaitingError.
 
         Its changelog says so: a task that has inherited may wait, or be halted, since.
         """
@@ -531,7 +537,7 @@ class Rebuilds(PeriodicThread):
         for partition in self._partitions(generations):
             claims = self._servers.claims(stage.name, partition)
             if not claims or claims[0][1].sends_as_of < generations.serving_since:
-                raise _WaitingError(f"{stage.name}_{partition}, which serves, does not send {stage.sent} yet")
+                raise _WaitingError(f"{stage.name}_{partition}, which serves, has not taken over yet")
 
     def _comparison(self, stage: str, partition: int) -> Comparison | None:
         claims = self._servers.claims(stage, partition)
@@ -623,3 +629,13 @@ class Rebuilds(PeriodicThread):
                 log.exception("a step of a rebuild failed", model=model)
             return RetriableError(why)
         return None
+
+
+def _near(max_rate: int | None, tasks: int) -> int:
+    """Returns how many records a task may be behind that is compared: it must apply them within seconds.
+
+    Args:
+        max_rate: events a second that all tasks here apply together at most; None without such a bound.
+        tasks: how many they are.
+    """
+    return _CAUGHT_UP_RECORDS if max_rate is None else min(_CAUGHT_UP_RECORDS, max(1, max_rate // max(1, tasks)))

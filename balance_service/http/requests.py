@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from balance_service.model.keys import KeyType
 
 _MAX_PARAMETERS = 16
+_MOST_NAME = 100
 # JSON Schema takes 1.0 for an integer.
 _WHOLE = re.compile(r"([0-9]{1,18})(?:\.0{1,18})?")
 POSITION_PATTERN = "[0-9]{1,10}:[0-9]{1,18}"
@@ -150,6 +151,15 @@ class Parameters(Validated):
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         names = {field.alias or name for name, field in cls.model_fields.items()}
         cls.not_in_header = frozenset(names - cls.in_header)
+
+    @classmethod
+    def check_names(cls, request: web.Request) -> None:
+        """Checks that a request's query has no parameter of another name. Raises InvalidInputError."""
+        known = sorted(cls.not_in_header - request.match_info.keys())
+        for name, _ in _query(request):
+            if name not in known:
+                told = f"it may have {', '.join(known)}" if known else "it may have none"
+                raise InvalidInputError(f"the query has '{name[:_MOST_NAME]}', which is not known here; {told}")
 
     @classmethod
     def of(cls, request: web.Request) -> Self:

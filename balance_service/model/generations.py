@@ -311,8 +311,8 @@ class Generations:
         if generation == self.kept:
             if not self.is_settled:
                 raise InvalidInputError(
-                    f"generation {generation} of '{self.model}' still sends the outputs of a partition: try again, and "
-                    "look at `problem` of the generations if it stays so"
+                    f"generation {self.serving} of '{self.model}' has not taken over all partitions from {generation} "
+                    "yet: try again, and look at `problem` of the generations if it stays so"
                 )
             return self._next("drop", by, reason, kept=None, kept_until=None, comparison=None)
         raise InvalidInputError(f"'{self.model}' has no generation {generation} now")

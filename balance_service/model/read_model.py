@@ -255,11 +255,12 @@ class ReadModel:
         if not self._steps:
             return None if event is None else self._folded(state, event)
         after = {self.key: before[self.key]}
+        name = ""
         try:
             for name, step in self._steps:
                 after[name] = step(before.get(name), update[name])
         except OutOfRangeError:
-            raise PoisonRecordError(f"{self.name}-overflow", f"the {self.name} does not fit into its type") from None
+            raise PoisonRecordError(f"{self.name}-overflow", f"the new '{name}' does not fit into its type") from None
         return after
 
     def _folded(self, state: State | None, event: Event) -> State | None:
@@ -291,11 +292,8 @@ class ReadModel:
         """Returns the value of a key that has no state yet; keys with a state were checked when they got it."""
         try:
             return self.key_type.decode(key)
-        except InvalidInputError:
-            words = words_of(self.key)
-            raise PoisonRecordError(
-                f"{'-'.join(words)}-malformed", f"the {' '.join(words)} is empty, too long, or not text"
-            ) from None
+        except InvalidInputError as error:
+            raise PoisonRecordError(f"{'-'.join(words_of(self.key))}-malformed", str(error)) from None
 
 
 def _without_new(value: Any) -> Any:

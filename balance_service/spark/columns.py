@@ -14,7 +14,7 @@ from balance_service.avro.named_types import contracted
 from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.model.conditions import COMPARISONS, IN, IS_NULL, LOWER, UPPER, Compound, Not
 from balance_service.model.folds import StandardFold, Top
-from balance_service.model.keys import MAX_KEY_BYTES, SIGN_BIT, words_of
+from balance_service.model.keys import MAX_KEY_BYTES, SIGN_BIT, key_problems, words_of
 from balance_service.spark.combine import IGNORED
 
 if TYPE_CHECKING:
@@ -75,14 +75,10 @@ def cause_column(read_model: ReadModel, stage: Stage) -> Column:
 
 def detail_column(read_model: ReadModel, stage: Stage, cause: Column) -> Column:
     """Returns what is wrong with the key of an event that has one of the causes of `cause_column`; null for others."""
-    detail = F.when(cause == "key-reserved", "the key begins with 0xFF")
-    if (by := stage.by) is not None:
-        malformed = f"{by} is not UTF-8, or has more than {MAX_KEY_BYTES:,} bytes"
-        return detail.when(cause == "field-null", f"{by} is null").when(cause == f"{_words(by)}-malformed", malformed)
-    if not read_model.has_states():
-        return detail
-    key = read_model.key
-    return detail.when(cause == f"key-is-not-{_words(key)}", f"the record's key is not the {key} of its event")
+    detail = F.when(F.lit(False), "")
+    for name, problem in key_problems(read_model.key if read_model.has_states() else None, stage.by).items():
+        detail = detail.when(cause == name, problem)
+    return detail
 
 
 def read_schemas(read_model: ReadModel, stage: Stage) -> list[Schema]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from balance_service.avro.arrow_rows import rows_of
-from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN
+from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN, SCHEMA_HEADER
 from balance_service.engine.records import CombinedUpdates, DeadLetter, KeyedUpdate
 from balance_service.model.folds import Best, Combine
 from balance_service.observability.tracing import TRACEPARENT_HEADER
@@ -201,10 +201,7 @@ class PartitionRows:
             events=events,
             applied=self.updates.num_rows,
             ignored={one["values"]: one["counts"] for one in ignored.to_pylist()},
-            dead_letters=[
-                _record(row, _unknown(row) if row["cause"] == UNRESOLVED else row["cause"])
-                for row in letters.to_pylist()
-            ],
+            dead_letters=[_letter(row) for row in letters.to_pylist()],
         )
 
     def _combined(
@@ -310,8 +307,18 @@ def _may_overflow(rows: pa.Table, combine: Mapping[str, Combination]) -> bool:
     return False
 
 
-def _unknown(row: Mapping[str, Any]) -> str:
-    return SCHEMA_GUID_UNKNOWN if row["schema_id"] is None else SCHEMA_ID_UNKNOWN
+def unknown_schema(schema_id: int | None) -> str:
+    """Returns what a dead letter says whose schema the registry does not know."""
+    named = f"the schema that the header {SCHEMA_HEADER} names" if schema_id is None else f"schema {schema_id}"
+    return f"the registry does not know {named}"
+
+
+def _letter(row: Mapping[str, Any]) -> DeadLetter:
+    if row["cause"] != UNRESOLVED:
+        return _record(row, row["cause"])
+    schema_id = row["schema_id"]
+    cause = SCHEMA_GUID_UNKNOWN if schema_id is None else SCHEMA_ID_UNKNOWN
+    return replace(_record(row, cause), detail=unknown_schema(schema_id))
 
 
 def _record(row: Mapping[str, Any], cause: str) -> DeadLetter:

@@ -24,7 +24,7 @@ from balance_service.engine.task import TaskState
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader
-from balance_service.observability.other_records import OtherRecords
+from balance_service.observability.other_records import DeadRecords, OtherRecords
 from balance_service.observability.tracing import TRACEPARENT_HEADER, UNTRACED, W3C, links_to, open_span
 from balance_service.process.failpoints import reach
 from balance_service.spark.combine import PartitionRows, PartitionUpdates
@@ -116,6 +116,7 @@ class TaskRunner:
         self._paced_until = 0.0
         self._metrics = metrics
         self._other_records = OtherRecords(stage.name, self._source, stage.event_schemas)
+        self._dead_records = DeadRecords(stage.name, self._source)
         self._tracer = tracer
         without_slots = partial(metrics.without_slots, hosted.name)
         # Prometheus sees no increase if a series begins at one.
@@ -396,6 +397,7 @@ class TaskRunner:
             raise
         self._metrics.committed(task.task_id, done)
         self._other_records.tell(done.others)
+        self._dead_records.tell(task.task_id.partition, done.causes, done.refused)
         self._metrics.batch_seconds.observe(time.monotonic() - began)
         return done.applied + done.ignored + done.duplicates + done.dead_lettered
 

@@ -187,7 +187,9 @@ def _driven(driver: Driver, batches: Batches, after_each: Callable[[], object] =
         deleted += driver.commit(batch).deleted
         if batch:
             after_each()
-    return Outcome(driver.states(), driver.dead_letters(), deleted, driver.counted)
+    # What is wrong with an event may be said differently by a combined update.
+    refused = [one._replace(detail="") for one in driver.dead_letters()]
+    return Outcome(driver.states(), refused, deleted, driver.counted)
 
 
 def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcome:

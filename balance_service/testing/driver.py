@@ -48,10 +48,11 @@ _CONFIG = {MAX_MESSAGE_BYTES: str(_LARGEST_BYTES), "cleanup.policy": "delete"}
 
 
 class Refused(NamedTuple):
-    """An event that became a dead letter, and its cause."""
+    """An event that became a dead letter, its cause, and what is wrong with it."""
 
     event: InputEvent
     cause: str
+    detail: str = ""
 
 
 class DrivenTask:
@@ -181,9 +182,9 @@ class DrivenTask:
     def sent(self, topic: str) -> list[Output]:
         return [output for output in self.writer.sent if output.topic == topic]
 
-    def dead_letters(self) -> Iterator[tuple[InputEvent, str]]:
+    def dead_letters(self) -> Iterator[Refused]:
         letters = (letter for _, batch, _ in self.writer.commits for letter in batch)
-        yield from ((self.events[letter.offset], letter.cause) for letter in letters)
+        yield from (Refused(self.events[letter.offset], letter.cause, letter.detail) for letter in letters)
 
     def states(self) -> dict[bytes, bytes]:
         keys = self.store.keys(b"", RESERVED_PREFIX, _EVERY_KEY)
@@ -276,7 +277,7 @@ class Driver:
             ValueError: no event has reached the last stage yet.
         """
         if not self._last.events:
-            refused = ", ".join(dict.fromkeys(cause for _, cause in self.dead_letters()))
+            refused = ", ".join(dict.fromkeys(one.cause for one in self.dead_letters()))
             why = f"every event is a dead letter ({refused})" if refused else "there was no event yet"
             raise ValueError(f"{why}, so there is no key to query; call `given` or `when` first")
         given = self._last.events[-1]
@@ -301,7 +302,7 @@ class Driver:
 
     def dead_letters(self) -> list[Refused]:
         """Returns every event that could not be applied, in the order of rejection by each stage."""
-        return [Refused(given, cause) for stage in self._stages for given, cause in stage.dead_letters()]
+        return [refused for stage in self._stages for refused in stage.dead_letters()]
 
     def redeliver(self) -> Self:
         """Delivers the last batch again, as a query that fails after its commit does; this must change nothing.

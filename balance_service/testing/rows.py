@@ -11,12 +11,12 @@ from uuid import UUID
 import fastavro
 import pyarrow as pa
 
-from balance_service.avro.codec import parsed
-from balance_service.avro.schemas import fields_of, full_name, is_fixed_uuid, simple_name, type_name, without_null
+from balance_service.avro.codec import misfit, parsed
+from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.folds import Top
-from balance_service.model.keys import MAX_KEY_BYTES, KeyType, words_of
+from balance_service.model.keys import MAX_KEY_BYTES, KeyType, key_problems, words_of
 from balance_service.model.placing import place_stages
 from balance_service.spark.combine import IGNORED, NOTE
 
@@ -119,7 +119,7 @@ def body_of(fields: Mapping[str, Any], of: Schema) -> bytes:
     try:
         fastavro.schemaless_writer(body, schema, fields, strict_allow_default=True)
     except Exception as error:  # fastavro raises many types of errors.
-        why = _wrong_type(schema, fields) or error
+        why = misfit(schema, fields) or error
         raise ValueError(f"{fields} is not a valid {of['name']}: {why}") from error
     return body.getvalue()
 
@@ -212,6 +212,9 @@ def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) ->
     note = None
     if cause or given.idempotency_key:
         note = {"cause": cause, "timestamp": given.timestamp_ms, "record_key": record_key, "value": given.body}
+        note["detail"] = key_problems(read_model.key if read_model.has_states() else None, stage.by).get(
+            cause or "", ""
+        )
         note["idempotency_key"] = None if cause else given.idempotency_key
     row = {} if cause else _columns(read_model, stage, given)
     return {"offset": offset, "key": None if cause else key, **row, NOTE: [note] if note else None}
@@ -297,21 +300,6 @@ def arrow_type(kind: Any) -> pa.DataType:
             return pa.struct([(name, arrow_type(field)) for name, field in fields_of(kind).items()])
         case name:
             return _ARROW[name]
-
-
-def _wrong_type(schema: Any, fields: Mapping[str, Any]) -> str:
-    """Describes the value of a wrong type, and the expected type; empty if all types are right."""
-    try:
-        fastavro.validation.validate(fields, schema)
-    except fastavro.validation.ValidationError as error:
-        # For a nullable type, the last error concerns the non-null type.
-        wrong = error.errors[-1]
-        field, wanted = wrong.field.removeprefix(f"{full_name(schema)}."), type_name(wrong.schema)
-        hint = "; give a Decimal" if wanted.startswith("decimal") else ""
-        return f"{field} is {wrong.datum!r} of type {type(wrong.datum).__name__}, but {wanted} is expected{hint}"
-    except ValueError:
-        return ""
-    return ""
 
 
 def _zero(kind: Any) -> Any:

@@ -818,7 +818,7 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a task that is fenced by a switch is not opened again",
         "hosting/rebuilds.py",
-        '                tasks.failed(other, RetriableError("another generation sends the outputs"))\n',
+        '                tasks.failed(other, RetriableError("another generation serves"))\n',
         "                pass\n",
         "unit/hosting/test_rebuilds",
         "test_the_serving_generation_takes_the_outputs_over_and_the_former_one_is_opened_again",

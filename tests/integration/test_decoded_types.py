@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from balance_service.avro.codec import opened
 from balance_service.avro.schemas import fields_of, load_schema, without_null
+from balance_service.errors import PoisonRecordError
 from balance_service.model.conditions import col
 from balance_service.model.events import Emit
 from balance_service.model.read_model import ReadModel
@@ -50,6 +52,19 @@ def spark() -> Iterator[SparkSession]:
     session = start_spark(load_settings(), jvm_scratch(), 1)
     yield session
     session.stop()
+
+
+def test_values_without_a_frame_are_refused_in_the_same_words_as_elsewhere(spark: SparkSession) -> None:
+    values = [b"", b"\1\0\0\0\1", b"\xff    ", b"{}", b' {"id": "g"}\n', b"[1, 2, 3]", b"{games", b"{"]
+    refused = []
+    for value in values:
+        with pytest.raises(PoisonRecordError) as caught:
+            opened(value)
+        refused.append((caught.value.cause, str(caught.value)))
+
+    rows = decoded(spark, Session(), [load_schema("Scored")], [(b"g", None, value) for value in values])
+
+    assert [*zip(causes(rows), rows.notes["detail"].to_pylist(), strict=True)] == refused
 
 
 @pytest.mark.parametrize("read_model", MODELS, ids=lambda read_model: read_model.name)

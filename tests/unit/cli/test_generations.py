@@ -151,7 +151,10 @@ def test_without_a_name_the_generations_of_all_read_models_with_states_are_print
         "tasks": [],
         "problems": [],
         "applicationServers": [],
-        "models": [{"name": name} for name in ("activity", "balance", "purchases")],
+        "models": [
+            {"name": name, "model": name.partition(".")[0]}
+            for name in ("activity.g3", "balance", "balance.g2", "purchases")
+        ],
     }
     models = [{"name": "activity", "key": "customerId"}, {"name": "balance", "key": "customerId"}]
     models += [{"name": "elsewhere", "key": "id"}, {"name": "purchases", "key": ""}]

@@ -118,6 +118,7 @@ def test_dead_letters_are_printed_with_line_and_cause(events: Path, given: tuple
 
     assert "1 dead letter\n" in printed
     assert ["2", "key-is-not-customer-id"] in [row[:2] for row in rows(printed)]
+    assert "the record's key is not the customerId of its event" in printed
     assert printed.endswith("2 events: 1 applied, 1 dead letter\n")
 
 

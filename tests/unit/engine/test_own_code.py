@@ -98,6 +98,21 @@ def told(driver: Driver) -> list[tuple[str, str]]:
     return [(letter.cause, letter.status.value) for letter in driver.letters()]
 
 
+def test_a_dead_letter_says_with_which_error_own_code_fails() -> None:
+    with Driver(Words()) as driver:
+        driver.given(said("boom", unreadable=UNKNOWN)).mend(UNKNOWN).advance(minutes=5)
+
+        assert [letter.detail for letter in driver.letters()] == ["KeyError: 'boom'"]
+
+
+def test_a_dead_letter_says_that_own_code_names_a_reserved_cause() -> None:
+    with Driver(Words()) as driver:
+        driver.given(said(UNKNOWN, unreadable=UNKNOWN)).mend(UNKNOWN).advance(minutes=5)
+
+        (letter,) = driver.letters()
+        assert f"the cause '{UNKNOWN}' is reserved" in letter.detail
+
+
 @pytest.mark.shows("own-code")
 def test_a_dead_letter_at_which_own_code_fails_keeps_its_cause_and_blocks_no_others() -> None:
     with Driver(WordsInAnyOrder()) as driver:
@@ -130,6 +145,7 @@ def test_dead_letters_retried_in_the_same_batch_wait_too() -> None:
 
         assert driver.view("a") == {"words": ["x"]}
         assert told(driver)[1:] == [(FAILED, "waiting"), ("behind-another", "behind")]
+        assert driver.letters()[2].detail == "the event of this key at offset 1 could not be applied yet"
 
 
 def test_discarding_it_releases_the_records_behind_it() -> None:

@@ -37,7 +37,7 @@ from balance_service.settings import load_settings
 from tests.support.fakes import DECLARED, Clock, InMemoryTopics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.errors import BalanceServiceError
@@ -184,7 +184,7 @@ def test_the_serving_generation_takes_the_outputs_over_and_the_former_one_is_ope
 
     assert cast("Standing", new.the_task).inherited == 1
     assert cast("Standing", old.the_task).inherited == 0
-    assert [str(error) for error in old.failures] == ["another generation sends the outputs"]
+    assert [str(error) for error in old.failures] == ["another generation serves"]
     assert new.failures == []
 
 
@@ -265,7 +265,7 @@ def test_a_task_is_opened_again_if_it_is_unknown_whether_it_begins_to_send() -> 
     with pytest.raises(TaskMigratedError, match="the task's writer is closed"):
         step(Engine(SWITCHED, old, new), SWITCHED)
 
-    told = "it is unknown which generation sends the outputs"
+    told = "it is unknown which generation serves"
     assert ([str(error) for error in new.failures], old.failures) == ([told], [])
 
 
@@ -444,7 +444,7 @@ def test_a_switch_is_settled_once_the_owners_of_all_partitions_send_and_know_of_
     if is_settled:
         responsible(engine, table_of(tasks))._step(SWITCHED)
     else:
-        with pytest.raises(RetriableError, match=r"rewards.g2_\d, which serves, does not send the outputs yet"):
+        with pytest.raises(RetriableError, match=r"rewards.g2_\d, which serves, has not taken over yet"):
             responsible(engine, table_of(tasks))._step(SWITCHED)
 
     assert engine.now.is_settled is is_settled
@@ -913,3 +913,33 @@ def test_another_instance_than_the_owner_of_partition_0_adds_nothing_up() -> Non
     Rebuilds(cast("Any", engine), published(Comparison(2), Comparison(3)), Switch.NEVER)._step(BUILT)
 
     assert engine.now is BUILT
+
+
+@pytest.mark.parametrize(
+    ("max_rate", "behind", "is_compared"),
+    [(None, 9_000, True), (1_000, 9_000, False), (1_000, 500, True), (1_000, 501, False), (1, 1, True), (1, 2, False)],
+)
+def test_a_throttled_generation_is_compared_once_it_can_catch_up_within_seconds(
+    monkeypatch: pytest.MonkeyPatch, max_rate: int | None, behind: int, *, is_compared: bool
+) -> None:
+    compared = []
+
+    def comparing(_serving: object, _building: object, tasks: tuple[Task, Task]) -> Iterator[None]:
+        compared.append(tasks)
+        while True:
+            yield
+
+    monkeypatch.setattr("balance_service.hosting.rebuilds.compare", comparing)
+    serving = Standing(1, sends=True), Standing(1, sends=True)
+    building = Standing(2, sends=False), Standing(2, sends=False)
+    for task in serving:
+        task.replica.store = cast(
+            "Any", SimpleNamespace(position=Position(5 + behind, 1, "id", inherited=BUILT.number), sizes=None)
+        )
+    for task in building:
+        task.compared = None
+    rebuilt = Generations("rewards").begun(DECLARED).rebuilt(DECLARED, Switch.NEVER, 60, max_rate, "", "")
+
+    step(Engine(rebuilt, Here(1, *serving), Here(2, *building)), rebuilt)
+
+    assert bool(compared) is is_compared

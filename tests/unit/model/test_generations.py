@@ -292,7 +292,7 @@ def test_a_kept_generation_is_dropped_with_its_time() -> None:
 def test_a_kept_generation_is_not_dropped_before_the_other_one_sends_all_outputs(unsettled: Generations) -> None:
     assert unsettled.kept is not None
 
-    assert "still sends the outputs of a partition" in refusal(lambda: unsettled.dropped(unsettled.kept or 0, "", ""))
+    assert "has not taken over all partitions from" in refusal(lambda: unsettled.dropped(unsettled.kept or 0, "", ""))
 
 
 @pytest.mark.parametrize(

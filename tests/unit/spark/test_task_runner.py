@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from balance_service.engine.changelog_writer import SecondWriterError
 from balance_service.engine.commit import Committed
 from balance_service.engine.progress import Progress
-from balance_service.engine.records import TaskId
+from balance_service.engine.records import DeadLetter, TaskId
 from balance_service.engine.siblings import Siblings
 from balance_service.engine.task import TaskState
 from balance_service.errors import FatalError, RetriableError, TaskMigratedError
@@ -96,6 +96,21 @@ def test_a_commit_that_a_second_writer_prevents_is_counted(monkeypatch: pytest.M
         counted.run(task, threading.Event())
 
     assert b"balance_second_writers_total 1.0" in metrics.text()
+
+
+def test_a_commit_logs_what_is_wrong_with_the_first_dead_letter_of_each_cause() -> None:
+    letter = DeadLetter(7, 0, b"ada", None, "too-much", "50 is more than 10")
+    done = Committed(0, 0, 0, 3, causes={"too-much": 3}, refused={"too-much": letter})
+    task: Any = SimpleNamespace(task_id=TaskId("balance", 0), process=lambda _batch: done)
+    logging = runner()
+    logging._metrics = Metrics()
+
+    with capture_logs() as logs:
+        logging._commit(Gathered(PartitionUpdates(), 8), 0, frozenset(), task, Gathering(1_000_000, Balance().combine))
+
+    assert [(line["cause"], line["records"], line["offset"], line["detail"]) for line in logs] == [
+        ("too-much", 3, 7, "50 is more than 10")
+    ]
 
 
 def test_a_bounded_rate_counts_records_and_not_the_offsets_that_are_missing_between_them() -> None:

@@ -115,12 +115,14 @@ def test_an_event_of_another_key_is_a_dead_letter(balance: Driver) -> None:
 
     balance.when(wrong)
 
-    assert balance.dead_letters() == [(wrong, "key-is-not-customer-id")]
+    why = "the record's key is not the customerId of its event"
+    assert balance.dead_letters() == [(wrong, "key-is-not-customer-id", why)]
     assert balance.view("alice") is None
 
 
 def test_a_malformed_key_is_a_dead_letter(balance: Driver) -> None:
-    assert [letter.cause for letter in balance.when(funds("1.00", "")).dead_letters()] == ["customer-id-malformed"]
+    ((_, cause, why),) = balance.when(funds("1.00", "")).dead_letters()
+    assert (cause, why) == ("customer-id-malformed", "customerId must have 1 to 256 bytes of UTF-8")
 
 
 def test_of_events_with_one_idempotency_key_the_first_counts(balance: Driver) -> None:
@@ -183,7 +185,7 @@ def test_a_fold_refuses_an_event_with_a_cause(session: Driver) -> None:
 
     session.given(scored()).when(large, scored())
 
-    assert session.dead_letters() == [(large, "game-too-large")]
+    assert session.dead_letters() == [(large, "game-too-large", "only small games are played")]
     assert session.view("g")["games"] == 2
 
 
@@ -193,6 +195,26 @@ def test_a_state_that_does_not_fit_its_schema_is_a_dead_letter(
     monkeypatch.setattr(Session, "fold", lambda *_: {"games": "many"})
 
     assert [letter.cause for letter in session.when(scored()).dead_letters()] == ["state-does-not-fit"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"games": "many"}, "games is 'many' of type str, but int is expected"),
+        ({"games": 1 << 70}, f"games is {1 << 70}, which int cannot hold"),
+        ({"event": "x" * (1 << 20)}, "the changelog does not accept its "),
+    ],
+)
+def test_a_dead_letter_names_the_field_of_the_state_that_does_not_fit(
+    session: Driver, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], why: str
+) -> None:
+    fold = Session.fold
+    monkeypatch.setattr(Session, "fold", lambda *given: {**(fold(*given) or {}), **changed})
+
+    (refused,) = session.when(scored()).dead_letters()
+
+    assert refused.detail.startswith(f"the fold's state cannot be kept: {why}")
+    assert len(refused.detail) <= 500
 
 
 def test_an_own_fold_gets_the_time_of_each_event(session: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
