@@ -118,7 +118,7 @@ ADDED = Stream("balance", "FundsAdded")
         ({"amount": RunningSum("FundsAdded.sum")}, "FundsAdded has no column 'sum'"),
         ({"amount": RunningSum("Lost.sum")}, "Lost is not a record of its source"),
         ({"amount": RunningSum("FundsAdded")}, "a count needs a record, any other fold a column"),
-        ({"amount": RunningSum("FundsAdded.id")}, "a sum of string is not exact"),
+        ({"amount": RunningSum("FundsAdded.id")}, "a sum is one of numbers, not of string"),
         ({"amount": Count("FundsAdded")}, "a count is a long"),
         ({"state": "Narrow"}, "it is of type decimal(18,2), and decimal(38,2) keeps every digit"),
         ({"state": "Rounded"}, "it is of type decimal(38,1), and decimal(38,2) keeps every digit"),
