@@ -97,9 +97,9 @@ class Count(StandardFold):
 
 
 class Average(StandardFold):
-    """The exact sum divided by the number of values, rounded once to the digits of the field, halves away from zero.
+    """The average, rounded once from the exact quotient to the digits of the field, halves away from zero.
 
-    States keep the sum and the count. Null before the first value.
+    States keep the sum and the count.
     """
 
     keeps = "decimal of any scale"
@@ -269,7 +269,7 @@ class Top(StandardFold):
 class Distinct(StandardFold):
     """The number of different values, exact up to `limit`, which is at most 10,000; beyond it, always `limit` + 1.
 
-    0 before the first value. States keep the values, until there are more than the limit.
+    States keep the values, until there are more.
     """
 
     limit: int
