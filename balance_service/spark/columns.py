@@ -165,7 +165,7 @@ def _update(fold: StandardFold, form: Form, stage: Stage) -> Column:
     """Returns what an event adds to a field; null if it adds nothing."""
     added = _made(form, fold.record)
     if fold.where is None:
-        return added if isinstance(form, str) else F.when(F.col(fold.column).isNotNull(), added)
+        return F.when(F.col(fold.column).isNotNull(), added) if isinstance(form, list | dict) else added
     schemas = [schema for schema in stage.wanted_schemas.values() if schema["name"] == fold.record]
     return F.when(F.col(fold.column).isNotNull() & _is_true(fold.where, schemas), added)
 
@@ -178,7 +178,8 @@ def _made(form: Form, record: str) -> Column:
             return F.array(_made(form[0], record))
         case dict():
             return F.struct(*(_made(part, record).alias(name) for name, part in form.items()))
-    return F.lit(form).cast("bigint")
+    # Nullable, as all columns: Arrow cannot read a member that is not, in a struct that is null.
+    return F.when(F.col(record).isNotNull(), F.lit(form).cast("bigint"))
 
 
 def _struct(record: str, fields: Iterable[str]) -> Column:
