@@ -288,7 +288,7 @@ class Distinct(StandardFold):
         none, many = {"values": [], "isMore": False}, {"values": [], "isMore": True}
 
         def more(value: Any, update: Any) -> Any:
-            before = value or none
+            before: Any = value or none
             if not update or before["isMore"]:
                 return before
             # In order: the state must not depend on the order of the events.

@@ -10,8 +10,9 @@ import pytest
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import col
 from balance_service.model.events import Emit
-from balance_service.model.folds import Combine, Count, Greatest, Latest, RunningSum, Top
+from balance_service.model.folds import Count, Greatest, Latest, RunningSum, Top
 from balance_service.model.read_model import ReadModel
+from balance_service.model.standard_fold import Combine
 from balance_service.model.stream import Global, Stream, Table
 from balance_service.read_models.balance import Balance
 from tests.support.models import KIND, MONEY, WIDE_MONEY, Peaks, Ranks, Session, Summary, ship

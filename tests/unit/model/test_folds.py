@@ -34,7 +34,9 @@ from balance_service import (
 from balance_service.errors import ConfigurationError
 from balance_service.model.standard_fold import StandardFold
 from balance_service.model.versions import declaration_of
+from balance_service.spark.combine import PartitionRows
 from balance_service.testing import Driver, event
+from balance_service.testing.rows import encoded, rows_of
 from tests.support.models import MONEY, WIDE_MONEY, ship
 
 if TYPE_CHECKING:
@@ -81,6 +83,8 @@ def rounded(values: Sequence[Any], digits: int) -> Decimal | None:
     if not values:
         return None
     exact = sum(map(Fraction, values), Fraction(0)) / len(values) * 10**digits
+    if not _halved(exact, digits):
+        return Decimal(0).scaleb(-digits)
     return Decimal(exact.numerator).scaleb(-digits) if exact.denominator == 1 else _halved(exact, digits)
 
 
@@ -169,22 +173,28 @@ def model_of(names: Sequence[str], *, where: bool) -> ReadModel:
 ALONE = [("most", "furthest"), ("sum",)]
 TOGETHER = [tuple(name for name in FOLDS if name not in ALONE[0]), *ALONE]
 MODELS = [(names, where, model_of(names, where=where)) for names in TOGETHER for where in (False, True)]
-PRICES = st.sampled_from([None, *map(Decimal, ("0.00", "0.01", "4.99", "5.00", "5.01", "7.00", "-3.00"))])
-SALES = st.fixed_dictionaries(
-    {
-        "shop": st.sampled_from(["a", "b"]),
-        "price": PRICES,
-        "units": st.none() | st.integers(-3, 7),
-        "weight": st.none() | st.sampled_from([-1.5, 0.25, 9.0]),
-        "product": st.sampled_from([None, "ä", "b", "z", "zz"]),
-        "at": st.none() | st.integers(0, 4).map(lambda n: datetime(2026, 1, 1, 0, 0, n, 7, tzinfo=UTC)),
-        "note": st.sampled_from([None, "x", "y"]),
-    }
-)
-CLOSINGS = st.just({"shop": "a", "reason": "late"})
-EVENTS = st.lists(
-    SALES.map(lambda fields: event("Sold", fields)) | CLOSINGS.map(lambda fields: event("Closed", fields)), max_size=50
-)
+PRICES = [None, *map(Decimal, ("0.00", "0.01", "4.99", "5.00", "5.01", "7.00"))]
+
+
+def histories(*, prices: Sequence[Decimal | None], least: int) -> st.SearchStrategy[list[InputEvent]]:
+    sales = st.fixed_dictionaries(
+        {
+            "shop": st.sampled_from(["a", "b"]),
+            "price": st.sampled_from(prices),
+            "units": st.none() | st.integers(least, 7),
+            "weight": st.none() | st.sampled_from([-1.5, 0.25, 9.0]),
+            "product": st.sampled_from([None, "ä", "b", "z", "zz"]),
+            "at": st.none() | st.integers(0, 4).map(lambda n: datetime(2026, 1, 1, 0, 0, n, 7, tzinfo=UTC)),
+            "note": st.sampled_from([None, "x", "y"]),
+        }
+    )
+    closings = st.just({"shop": "a", "reason": "late"})
+    events = sales.map(lambda fields: event("Sold", fields)) | closings.map(lambda fields: event("Closed", fields))
+    return st.lists(events, max_size=50)
+
+
+# The events of a key with summands of both signs are folded one by one.
+EVENTS = histories(prices=PRICES, least=0) | histories(prices=[*PRICES, Decimal("-3.00")], least=-3)
 
 
 def recount(name: str, events: Sequence[InputEvent], *, where: bool) -> dict[str, Any]:
@@ -227,6 +237,21 @@ def test_batches_single_events_and_a_recount_agree(
         assert repr(combined[name]) == repr(expected[name]), name
         assert repr(singly[name]) == repr(expected[name]), name
     assert states == states_of_single_events
+
+
+def test_a_key_whose_events_add_nothing_has_no_combined_update() -> None:
+    names, _, model = MODELS[0]
+    (stage,) = model.stages
+    fields = ({"shop": "a"}, {"shop": "b", "price": Decimal("5.00")}, {"shop": "b", "price": Decimal("1.00")})
+    events = [encoded(event("Sold", one), stage) for one in fields]
+
+    part = PartitionRows(rows_of(model, stage, dict(enumerate(events)))).combined(model.combine, few_rows=0)
+
+    ((a, b),) = ([one.update for one in some.take([0, 1])] for some in part.updates)
+    assert all(a[name] in (None, []) for name in names if name != "count")
+    assert b["mean"] == {"sum": Decimal("6.00"), "count": 2}
+    assert b["range"] == {"least": Decimal("1.00"), "greatest": Decimal("5.00")}
+    assert sorted(b["prices"]) == [Decimal("1.00"), Decimal("5.00")]
 
 
 def test_every_standard_fold_is_counted_here() -> None:
@@ -303,14 +328,19 @@ def test_answers_have_the_declared_types_and_a_view_of_the_models_own_receives_t
         driver.when(added("1.00", 1), added("2.00", 2)).then({"shown": "1.50 of 2"})
 
 
-def test_a_model_that_emits_its_state_sends_the_sum_and_the_count() -> None:
-    with Driver(spending(emits=Emit("means"))) as driver:
-        driver.given(added("1.00", 1), added("2.00", 2))
+def test_a_model_that_emits_its_state_sends_what_it_keeps() -> None:
+    several = Distinct("FundsAdded.id", 3)
+    with Driver(spending(emits=Emit("spendings"), products=several)) as driver:
+        driver.given(added("1.00", 6), added("2.00", 5), added("1.00", 4), added("1.00", 3))
 
-        assert [sent["mean"] for sent in driver.emitted("means") if sent] == [
-            {"sum": Decimal("1.00"), "count": 1},
-            {"sum": Decimal("3.00"), "count": 2},
-        ]
+        sent = [(one["mean"], one["products"]) for one in driver.emitted("spendings") if one]
+
+    assert sent == [
+        ({"sum": Decimal("1.00"), "count": 1}, {"values": ["6"], "isMore": False}),
+        ({"sum": Decimal("3.00"), "count": 2}, {"values": ["5", "6"], "isMore": False}),
+        ({"sum": Decimal("4.00"), "count": 3}, {"values": ["4", "5", "6"], "isMore": False}),
+        ({"sum": Decimal("5.00"), "count": 4}, {"values": [], "isMore": True}),
+    ]
 
 
 @pytest.mark.parametrize(
