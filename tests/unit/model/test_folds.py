@@ -34,6 +34,8 @@ from balance_service import (
 from balance_service.errors import ConfigurationError
 from balance_service.model.standard_fold import StandardFold
 from balance_service.model.versions import declaration_of
+from balance_service.read_models.activity import Activity
+from balance_service.read_models.balance import Balance
 from balance_service.spark.combine import PartitionRows
 from balance_service.testing import Driver, event
 from balance_service.testing.rows import encoded, rows_of
@@ -417,6 +419,11 @@ def test_a_condition_is_in_the_fingerprint_and_its_absence_changes_no_fingerprin
     assert len({fingerprint(), one, other}) == 3
     assert repr(Count("FundsAdded")) == "Count(column='FundsAdded')"
     assert repr(Top("A.b", 3)) == "Top(column='A.b', most=3)"
+
+
+def test_fingerprints_of_models_without_conditions_are_those_of_the_first_versions() -> None:
+    assert declaration_of(Balance()).fingerprint == "0a642f6db8a65add44e0da08217226d5"
+    assert declaration_of(Activity()).fingerprint == "40bffc388a141f193b0f417f328ba48b"
 
 
 def test_the_digits_of_an_average_are_no_part_of_the_fingerprint_as_only_answers_have_them() -> None:
