@@ -32,18 +32,20 @@ from balance_service import (
     scale,
 )
 from balance_service.errors import ConfigurationError
-from balance_service.model.standard_fold import StandardFold
+from balance_service.model.standard_fold import Combine, Parts, StandardFold
 from balance_service.model.versions import declaration_of
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
 from balance_service.spark.combine import PartitionRows
 from balance_service.testing import Driver, event
+from balance_service.testing.contract import combined_equals_single
 from balance_service.testing.rows import encoded, rows_of
 from tests.support.models import MONEY, WIDE_MONEY, ship
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from balance_service.model.standard_fold import Combination, Form
     from balance_service.testing import InputEvent
 
 Money = Annotated[Decimal, scale(2)]
@@ -261,6 +263,50 @@ def test_every_standard_fold_is_counted_here() -> None:
     folds = {kind for kind in public if isinstance(kind, type) and issubclass(kind, StandardFold)}
 
     assert {type(make()) for make, _, _ in FOLDS.values()} == folds
+
+
+class NewsOf(StandardFold):
+    """The number of values and the last one, which no fold of the package has."""
+
+    keeps_order = True
+
+    def form(self, kept: Any) -> Form:
+        return {"last": self.field, "count": 1}
+
+    def combination(self, kind: Any) -> Combination:
+        return Parts({"last": Combine.LAST, "count": Combine.SUM})
+
+    def step(self, stored: Any) -> Callable[[Any, Any], Any]:
+        def news(value: Any, update: Any) -> Any:
+            if update is None:
+                return value
+            return {"last": update["last"], "count": update["count"] + (value["count"] if value else 0)}
+
+        return news
+
+    def stored(self, written: Any, kept: Any, name: str) -> Any:
+        fields = [{"name": "last", "type": "string"}, {"name": "count", "type": "long"}]
+        return {"type": "record", "name": "News", "fields": fields}
+
+    def answer(self, kept: Any) -> Callable[[Any], Any]:
+        return lambda value: f"{value['count']}: {value['last']}"
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(notes=st.lists(st.sampled_from([None, "x", "y", "z"]), max_size=40), cut=st.integers(0, 40))
+def test_a_new_fold_is_one_class(notes: list[str | None], cut: int) -> None:
+    ship("StateOfNews", {"shop": "string", "news": ["null", "string"]})
+    attributes = {"name": "test-news", "source": Stream("sales", "Sold"), "key": "shop", "state": "StateOfNews"}
+    model = type("News", (ReadModel,), {**attributes, "news": NewsOf("Sold.note", where=~(col("note") == "z"))})()
+    events = [event("Sold", {"shop": "a", "note": note}) for note in notes]
+    counted = [note for note in notes if note in ("x", "y")]
+
+    with Driver(model, combines_few=True) as driver:
+        driver.given(*events[:cut]).given(*events[cut:])
+
+        assert model.keeps_order
+        assert driver.view("a") == ({"news": f"{len(counted)}: {counted[-1]}" if counted else None} if events else None)
+    combined_equals_single(model, [events])
 
 
 # --- declarations
