@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from balance_service.model.events import Emit as Emit
     from balance_service.model.events import Event as Event
     from balance_service.model.events import State as State
+    from balance_service.model.folds import Average as Average
     from balance_service.model.folds import Count as Count
+    from balance_service.model.folds import Distinct as Distinct
     from balance_service.model.folds import Earliest as Earliest
     from balance_service.model.folds import Greatest as Greatest
     from balance_service.model.folds import Latest as Latest
     from balance_service.model.folds import Least as Least
+    from balance_service.model.folds import Range as Range
     from balance_service.model.folds import RunningSum as RunningSum
     from balance_service.model.folds import Top as Top
     from balance_service.model.folds import add as add
@@ -50,7 +53,7 @@ _WHERE = {
     "model.conditions": ("col",),
     "model.events": ("ANY", "DEAD_LETTER", "EVENT", "HALT", "LAST", "PER_KEY", "Emit", "Event", "State"),
     "model.folds": (
-        *("Count", "Earliest", "Greatest", "Latest", "Least", "RunningSum", "Top"),
+        *("Average", "Count", "Distinct", "Earliest", "Greatest", "Latest", "Least", "Range", "RunningSum", "Top"),
         *("add", "product"),
     ),
     "model.read_model": ("Collection", "ReadModel", "Routes"),

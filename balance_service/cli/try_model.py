@@ -251,7 +251,7 @@ class _Trial:
 
     @property
     def misses_rows(self) -> bool:
-        return any(cause == _JOIN_MISSING for _, cause in self.driver.dead_letters())
+        return any(one.cause == _JOIN_MISSING for one in self.driver.dead_letters())
 
     @property
     def summary(self) -> str:

@@ -7,23 +7,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from balance_service.avro.named_types import expanded
-from balance_service.avro.schemas import fields_of, type_name
+from balance_service.avro.schemas import fields_of, type_name, without_null
 from balance_service.errors import InvalidInputError, PoisonRecordError
 from balance_service.model.declaration import check_class, check_declaration, refuse
 from balance_service.model.events import EVENT, HALT
-from balance_service.model.folds import OutOfRangeError, StandardFold
 from balance_service.model.keys import words_of
 from balance_service.model.schemas import Schemas
+from balance_service.model.standard_fold import OutOfRangeError, StandardFold
 from balance_service.model.states import StateConverter, returned_by
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
     from balance_service.model.addition import Addition
     from balance_service.model.events import Emit, Event, OnFailure, Order, Sent, State, Update
-    from balance_service.model.folds import Combination
     from balance_service.model.keys import KeyType
     from balance_service.model.stage import Stage
+    from balance_service.model.standard_fold import Combination, Form
     from balance_service.model.stream import Stream
 
 
@@ -113,6 +115,8 @@ class ReadModel:
     """Converts what the model's own view returns."""
     standard_folds: Mapping[str, StandardFold]
     """By field of the state, in the state's order; empty if the model overrides `fold`."""
+    update_forms: Mapping[str, Form]
+    """What an event adds to the fields of standard folds."""
     field_types: Mapping[str, str]
     """The types of the view's fields, for people."""
     schemas: Schemas
@@ -128,9 +132,11 @@ class ReadModel:
     key_type: KeyType
     """The encoding of the states' keys. Not set for a model without states."""
     state_schema: Schema
-    """The Avro schema of the states. Not set for a model without states."""
+    """The Avro schema of the states as they are stored. Not set for a model without states."""
     state_fields: Mapping[str, Any]
-    """The fields of the states: name → Avro type, with named types inlined."""
+    """The fields of the stored states: name → Avro type, with named types inlined."""
+    computes_answers: bool
+    """Whether views differ from the stored states, so that without its class, a model cannot answer."""
     combine: Mapping[str, Combination] | None
     """Update column → how it combines; None if events are folded one by one, in offset order."""
 
@@ -158,19 +164,21 @@ class ReadModel:
         self.stages = declared.stages
         self.outputs = declared.outputs
         self.made_schemas = declared.made
-        self.standard_folds = declared.folds
+        self.standard_folds, self.update_forms = declared.folds, declared.forms
         self.needs_events = not declared.folds or any(emit.each is EVENT and emit.record for emit in self.outputs)
         self.combine = declared.combine
         self.keeps_order = declared.keeps_order
         self._anew = frozenset(field for field, fold in declared.folds.items() if fold.field in _ANEW)
-        self._steps = [(field, fold.step(declared.kinds[field])) for field, fold in declared.folds.items()]
+        self._steps: list[tuple[str, Callable[[Any, Any], Any]]] = []
+        self._answers: list[tuple[str, Callable[[Any], Any]]] = []
+        self.computes_answers = own.view is not ReadModel.view
         if declared.key_type is None or declared.state is None:
             self.field_types = {}
             return
         self.key, self.key_type, self.state_schema = declared.key, declared.key_type, declared.state.schema
         self._states = declared.state
         self.state_fields = fields_of(expanded(self.state_schema))
-        as_kept = {name: type_name(kind) for name, kind in self.state_fields.items() if name != self.key}
+        as_kept = {name: type_name(kind) for name, kind in declared.kinds.items() if name != self.key}
         self.field_types = getattr(own, "fields", as_kept)
         if own.view is not ReadModel.view:
             has_fields = hasattr(own, "fields")
@@ -179,6 +187,11 @@ class ReadModel:
                 refuse(own, f"has a view of its own, but {_NO_FIELDS}")
             if self._view is not None and not has_fields:
                 self.field_types = {name: type_name(kind) for name, kind in fields_of(self._view.schema).items()}
+        for field, fold in declared.folds.items():
+            self._steps.append((field, fold.step(without_null(self.state_fields[field])[0])))
+            if (answer := fold.answer(without_null(declared.kinds[field])[0])) is not None:
+                self._answers.append((field, answer))
+        self.computes_answers |= bool(self._answers)
 
     def fold(self, state: Any, event: Event) -> Any:
         """Returns the next state of a key; pure. Models without standard folds override it.
@@ -229,18 +242,25 @@ class ReadModel:
         return self._without_key(state if isinstance(state, Mapping) else self._states.to_record(state))
 
     def view_of(self, state: State) -> Any:
-        """Returns the view of a state's record. Called by the service."""
+        """Returns the view of a stored state. Called by the service."""
         if type(self).view is ReadModel.view:
-            return self._without_key(state)
-        answer = self.view(self._states.from_record(state))
+            return self._without_key(self._answered(state))
+        answer = self.view(self._states.from_record(self._answered(state)))
         return answer if self._view is None or answer is None else self._view.to_record(answer)
 
     def _without_key(self, record: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in record.items() if name != self.key}
 
     def sent(self, state: State | None, event: Event | None) -> Sent:
-        """Returns the records to emit for a state's record. Called by the engine. Raises as `emit`."""
-        return self.emit(None if state is None else self._states.from_record(state), event)
+        """Returns the records to emit for a stored state. Called by the engine. Raises as `emit`."""
+        return self.emit(None if state is None else self._states.from_record(self._answered(state)), event)
+
+    def _answered(self, state: State) -> State:
+        """Returns a stored state as the model declares it."""
+        if not self._answers:
+            return state
+        found = {name: (state[name], answer) for name, answer in self._answers}
+        return {**state, **{name: None if kept is None else answer(kept) for name, (kept, answer) in found.items()}}
 
     def next_state(self, state: State | None, key: bytes, update: Update, event: Event | None = None) -> State | None:
         """Returns the state after an update of one event or several; None if it is deleted. Called by the engine.

@@ -179,8 +179,7 @@ def declaration_of(model: ReadModel) -> Declaration:
         # Without it, the fingerprints of models that do not name it would change.
         **({} if model.on_failure is HALT else {"onFailure": model.on_failure.value}),
     }
-    own_view = type(model).view is not ReadModel.view
-    return Declaration(model.version, _digest(folded), _digest(reads), json.dumps(state), own_view)
+    return Declaration(model.version, _digest(folded), _digest(reads), json.dumps(state), model.computes_answers)
 
 
 def _described(stage: Stage) -> Mapping[str, Any]:
@@ -218,7 +217,8 @@ def _without_class(newest: ReadModel, declared: Declaration) -> ReadModel:
         self._states = unconverted(state_schema)
         self.state_fields = fields_of(expanded(state_schema))
         self.field_types = {name: type_name(kind) for name, kind in self.state_fields.items() if name != self.key}
-        self.stages, self.outputs, self.made_schemas, self.standard_folds = newest.stages, (), {}, {}
+        self.stages, self.outputs, self.made_schemas = newest.stages, (), {}
+        self.standard_folds, self._answers = {}, []
         self.needs_events, self.combine, self.keeps_order = False, None, newest.keeps_order
 
     members: dict[str, Any] = {"name": newest.name, "source": newest.source, "state": state_schema["name"]}

@@ -15,7 +15,6 @@ from balance_service.avro.codec import misfit, parsed
 from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
-from balance_service.model.folds import Top
 from balance_service.model.keys import MAX_KEY_BYTES, KeyType, key_problems, words_of
 from balance_service.model.placing import place_stages
 from balance_service.spark.combine import IGNORED, NOTE
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from balance_service.avro.schemas import Schema
-    from balance_service.model.folds import StandardFold
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
+    from balance_service.model.standard_fold import Form
 
 _NOTE = {
     "cause": pa.string(),
@@ -244,21 +243,26 @@ def _columns(read_model: ReadModel, stage: Stage, given: InputEvent) -> dict[str
 
 
 def _update(read_model: ReadModel, given: InputEvent) -> dict[str, Any]:
+    values = given.values
     update = {
-        name: _value(read_model, name, fold, given)
+        name: _made(read_model.update_forms[name], values)
         for name, fold in read_model.standard_folds.items()
         if fold.record == given.record
+        and not (fold.field and values[fold.field] is None)
+        and (fold.where is None or fold.where.holds(values))
     }
-    return update | ({given.record: given.values} if read_model.needs_events else {})
+    return update | ({given.record: values} if read_model.needs_events else {})
 
 
-def _value(read_model: ReadModel, name: str, fold: StandardFold, given: InputEvent) -> Any:
-    if not fold.field:
-        return 1
-    if isinstance(fold, Top):
-        entries, _ = without_null(read_model.state_fields[name])
-        return [{column: given.values[column] for column in fields_of(entries["items"])}]
-    return given.values[fold.field]
+def _made(form: Form, values: Mapping[str, Any]) -> Any:
+    match form:
+        case str():
+            return values[form]
+        case list():
+            return [_made(form[0], values)]
+        case dict():
+            return {name: _made(part, values) for name, part in form.items()}
+    return form
 
 
 def _column_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]:
@@ -274,16 +278,26 @@ def _column_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]
 
 def _update_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]:
     events = {schema["name"]: schema for schema in stage.wanted_schemas.values()}
-    types: dict[str, pa.DataType] = {}
-    for name, fold in read_model.standard_folds.items():
-        kept, _ = without_null(read_model.state_fields[name])
-        is_of_event = fold.field and not isinstance(fold, Top)
-        types[name] = arrow_type(fields_of(events[fold.record])[fold.field] if is_of_event else kept)
+    types = {
+        name: _type_of(read_model.update_forms[name], fields_of(events[fold.record]))
+        for name, fold in read_model.standard_folds.items()
+    }
     return types | (_event_types(stage) if read_model.needs_events else {})
 
 
 def _event_types(stage: Stage) -> dict[str, pa.DataType]:
     return {schema["name"]: arrow_type(schema) for schema in stage.wanted_schemas.values()}
+
+
+def _type_of(form: Form, columns: Mapping[str, Any]) -> pa.DataType:
+    match form:
+        case str():
+            return arrow_type(columns[form])
+        case list():
+            return pa.list_(_type_of(form[0], columns))
+        case dict():
+            return pa.struct([(name, _type_of(part, columns)) for name, part in form.items()])
+    return pa.int64()
 
 
 def arrow_type(kind: Any) -> pa.DataType:

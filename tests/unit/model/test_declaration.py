@@ -14,8 +14,9 @@ from balance_service import scale
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import col
 from balance_service.model.events import Emit
-from balance_service.model.folds import Combine, Count, Greatest, Latest, RunningSum, Top
+from balance_service.model.folds import Count, Greatest, Latest, RunningSum, Top
 from balance_service.model.read_model import ReadModel
+from balance_service.model.standard_fold import Combine
 from balance_service.model.stream import Global, Stream, Table
 from balance_service.read_models.balance import Balance
 from tests.support.models import KIND, MONEY, WIDE_MONEY, Peaks, Ranks, Session, Summary, ship
@@ -122,7 +123,7 @@ ADDED = Stream("balance", "FundsAdded")
         ({"amount": RunningSum("FundsAdded.sum")}, "FundsAdded has no column 'sum'"),
         ({"amount": RunningSum("Lost.sum")}, "Lost is not a record of its source"),
         ({"amount": RunningSum("FundsAdded")}, "a count needs a record, any other fold a column"),
-        ({"amount": RunningSum("FundsAdded.id")}, "a sum of string is not exact"),
+        ({"amount": RunningSum("FundsAdded.id")}, "a sum is one of numbers, not of string"),
         ({"amount": Count("FundsAdded")}, "a count is a long"),
         ({"state": "Narrow"}, "it is of type decimal(18,2), and decimal(38,2) keeps every digit"),
         ({"state": "Rounded"}, "it is of type decimal(38,1), and decimal(38,2) keeps every digit"),

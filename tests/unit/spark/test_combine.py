@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from balance_service.engine.records import DeadLetter, KeyedUpdate
 from balance_service.errors import PoisonRecordError
-from balance_service.model.folds import Combine
+from balance_service.model.standard_fold import Combine
 from balance_service.read_models.balance import Balance
 from balance_service.spark.combine import IGNORED, UNRESOLVED, PartitionRows, PartitionUpdates
 from balance_service.spark.gathering import end_of
