@@ -201,8 +201,10 @@ class SourceRecords:
                 self.scheduler.admitted(asker, self.timeout_seconds / 2),
             ):
                 return await self.scheduler.run(asker, in_one_step(work, *arguments))
-        except (TimeoutError, RetriableError) as error:
-            raise unavailable("the records of dead letters cannot be read now") from error
+        except TimeoutError as error:
+            raise unavailable(f"the records of dead letters were not read within {self.timeout_seconds:g} s") from error
+        except RetriableError as error:
+            raise unavailable(f"the records of dead letters cannot be read now: {error}") from error
 
     def _read(self, letters: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         shown: list[dict[str, Any]] = []

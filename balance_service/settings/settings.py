@@ -44,7 +44,7 @@ _LEAST_HEAP_MB = 500
 _MEGABYTES = {"m": 1, "g": 1024}
 _HEAP = r"^\d+[mg]$"
 _HTTP_WITHOUT_USER = r"^https?://[^@\s]+$"
-# What values must be, by the types of pydantic's errors. Braces have the error's context.
+# The rules of values, by the types of pydantic's errors. Braces have the error's context.
 _RULES = {
     "bool_parsing": "must be true or false",
     "finite_number": "must be a number",

@@ -283,6 +283,16 @@ def decoded(registry: Any, value: bytes | None, headers: Sequence[Mapping[str, A
     return {name: found[name] for name in ("decoded", "problem")}
 
 
+def test_a_list_whose_records_cannot_be_read_says_why() -> None:
+    def read(*_: object) -> Any:
+        raise RetriableError("Kafka at b:9092 does not answer")
+
+    nothing: Any = None
+    records = SourceRecords(records=read, registry=nothing, scheduler=FairScheduler("scan"), timeout_seconds=9.0)
+    with pytest.raises(Problem, match="cannot be read now: Kafka at b:9092 does not answer"):
+        asyncio.run(records.added_to([{"id": "balance/0:1"}], ASKER))
+
+
 def asked(query: str) -> web.Request:
     request = make_mocked_request("GET", f"{api.DEAD_LETTERS}{query}")
     cast("Mock", request.match_info.route).configure_mock(**{"resource.canonical": api.DEAD_LETTERS})
