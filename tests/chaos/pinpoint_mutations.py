@@ -350,10 +350,18 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a dead letter that fails in a model's own code halts its task",
         "engine/processor.py",
-        "        if offset not in batch.retried:\n",
-        "        if True:\n",
+        "if offset not in batch.retried and why_not is not None:",
+        "if why_not is not None:",
         "unit/engine/test_own_code",
         "test_a_dead_letter_at_which_own_code_fails_keeps_its_cause_and_blocks_no_others",
+    ),
+    _pinpoint(
+        "a wrong deployment turns a topic into dead letters",
+        "engine/processor.py",
+        "if len(failures) == _MOST_FAILURES and offset",
+        "if False and offset",
+        "unit/engine/test_own_code",
+        "test_code_that_fails_at_many_events_halts_the_task",
     ),
     _pinpoint(
         "a dead letter that fails in a model's own code does not hold later events, although order matters",

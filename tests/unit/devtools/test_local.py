@@ -132,8 +132,8 @@ def test_models_are_given_as_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
         "balance_service.devtools.local.run.run_local", lambda *_, **__: hosted.append(os.environ["BALANCE_MODELS"])
     )
 
-    assert CliRunner().invoke(cli, ["local", "activity", "shop.orders:Orders"]).exit_code == 0
-    assert hosted == ["activity,shop.orders:Orders"]
+    assert CliRunner().invoke(cli, ["local", "activity", "purchases"]).exit_code == 0
+    assert hosted == ["activity,purchases"]
 
 
 def test_a_line_is_printed_again_and_again_while_something_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
