@@ -36,7 +36,7 @@ _LATER = tuple(f"test_{name}.py" for name in ("spark_faults", "recorded_data", "
 _MINUTES = {
     "e2e/test_generation_kills.py": 20,
     "e2e/test_generations.py": 8,
-    "e2e/test_generation_faults.py": 8,
+    "e2e/test_generation_faults.py": 11,
     "e2e/test_ten_models.py": 7,
     "e2e/test_demo_and_samples.py": 7,
     "e2e/test_dead_letter_operations.py": 6,

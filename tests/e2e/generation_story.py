@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 DROP = ("store-removed", "subjects-deleted", "changelog-deleted")
 # At "begun", the transaction that lets a running task send has begun, and the broker has nothing of it.
 SWITCH = ("successor-held", "others-fenced", "begun/rebuilds", "produced/rebuilds", "committed/rebuilds", "taken-over")
+STALLS = ("successor-held", "others-fenced", "begun/rebuilds", "taken-over")
 _POINTS = ("generations-changed", "generations-written", "compared", *SWITCH, *DROP)
 # The instances of two stories on one stack need folders of their own.
 _NUMBERS = itertools.count(1)

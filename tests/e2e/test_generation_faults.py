@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.generation_story import SWITCH, Story, arcade
+from tests.e2e.generation_story import STALLS, Story, arcade
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 
 @pytest.mark.shows("rebuild", "outputs-once")
-@pytest.mark.parametrize("point", SWITCH)
+@pytest.mark.parametrize("point", STALLS)
 def test_a_switch_in_which_an_owner_stalls_is_made_once(story: Story, point: str) -> None:
     to = story.another()
     stalled = story.stall(point, "switch", to=to)
