@@ -84,6 +84,7 @@ _START_ATTEMPTS = 4
 _ATTEMPTS = 4
 _SUCCESSION_SECONDS = 25.0
 _SILENCE_SECONDS = 9.0
+_SWITCH_SECONDS = 90.0
 _BROKER_AWAY_SECONDS = 70.0
 _TURNS = (4, 9)
 
@@ -234,11 +235,12 @@ class _Lane(threading.Thread):
         point = fault.removeprefix("kill-at-")
         for _ in range(_ATTEMPTS):
             launched = self._launch_armed(point, "kill")
-            # Each instance owns at least one partition, and each partition has work for every point.
-            if not self._waited(lambda: not self._member.running, STRIKE_SECONDS):
-                # A switch needs every partition compared at once, which the kills of other instances may prevent.
+            # Each instance owns at least one partition, and each partition has work for every point but that of a
+            # switch: that needs every partition compared at once, which the kills of other instances may prevent.
+            seconds = _SWITCH_SECONDS if point == SWITCH_POINT else STRIKE_SECONDS
+            if not self._waited(lambda: not self._member.running, seconds):
                 assert point == SWITCH_POINT, f"{point} was not reached"
-                self._journal.say(f"no generation was switched for {STRIKE_SECONDS:.0f} s at {self._member.name}")
+                self._journal.say(f"no generation was switched for {seconds:.0f} s at {self._member.name}")
                 self._kill()
                 return
             if (strike := self._member.strike()) is not None:
