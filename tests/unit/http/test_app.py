@@ -110,8 +110,8 @@ def test_a_server_for_this_machine_alone_needs_no_access_control(host: str) -> N
     [
         ("/api/status?verbose=1", "the query has 'verbose', which is not known here; it may have none"),
         (
-            "/api/deadLetters?modle=balance",
-            "the query has 'modle', which is not known here; it may have after, cause, limit, model, partial, status",
+            "/api/deadLetters?models=balance",
+            "the query has 'models', which is not known here; it may have after, cause, limit, model, partial, status",
         ),
         (
             "/api/models/balance/keys/ada?minposition=0:4",
