@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.clients import assert_problem
 from tests.e2e.dead_letters import PoisonWriter, customer_in, decide, get, letter, list_order, pages, wait_for
 from tests.support.commands import run
-from tests.support.kafka import admin
+from tests.support.kafka import admin, changelogs_of
 from tests.support.service import (
     PARTITIONS,
     amount_of,
@@ -209,7 +209,7 @@ def test_a_discarded_event_does_not_count_after_the_changelog_was_lost(
 ) -> None:
     first, second = pair
     customer, last, discarded = _with_one_of_each(first, poison)
-    changelog = f"{settings['BALANCE_APPLICATION_ID']}-balance-changelog"
+    changelog = changelogs_of(stack, settings)[-1]
 
     first.stop()
     second.stop()
