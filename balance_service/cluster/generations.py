@@ -221,9 +221,8 @@ class GenerationLog(PeriodicThread):
         """
         # The transactional id has the topic's name.
         doing, grant = f"writing to topic '{self._topic}'", f"Write on topic and transactional id '{self._topic}'"
-        config = transactional_config(self._settings, self._topic)
         # Tasks that open wait for a transaction that a killed instance has left open.
-        config["transaction.timeout.ms"] = int(_TRANSACTION_SECONDS * 1000)
+        config = transactional_config(self._settings, self._topic, int(_TRANSACTION_SECONDS * 1000))
         producer = new_client(Producer, config)
         try:
             producer.init_transactions(_TRANSACTION_SECONDS)
