@@ -48,18 +48,19 @@ _LONGEST = (
 
 # Of the slowest files, so that all lanes end at about the same time. Any other file takes about one.
 _MINUTES = {
-    "e2e/test_generation_kills.py": 20,
-    "e2e/test_generations.py": 8,
-    "e2e/test_generation_faults.py": 11,
-    "e2e/test_ten_models.py": 7,
-    "e2e/test_demo_and_samples.py": 7,
+    "e2e/test_generation_kills.py": 24,
+    "e2e/test_generations.py": 15,
+    "e2e/test_generation_faults.py": 12,
+    "e2e/test_demo_and_samples.py": 12,
+    "e2e/test_versions.py": 7,
+    "e2e/test_ten_models.py": 6,
+    "e2e/test_documents.py": 6,
     "e2e/test_dead_letter_operations.py": 6,
+    "e2e/test_retry_topics.py": 5,
     "integration/test_recorded_data.py": 5,
-    "e2e/test_documents.py": 4,
+    "integration/test_spark_faults.py": 4,
     "e2e/test_network_and_clock.py": 4,
     "e2e/test_files.py": 4,
-    "e2e/test_versions.py": 4,
-    "integration/test_spark_faults.py": 4,
     "e2e/test_generation_letters.py": 3,
 }
 

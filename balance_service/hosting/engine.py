@@ -203,8 +203,8 @@ class Engine:
             # The warm-up runs one more, and so do records that are decoded again.
             self.spark = start_spark(settings, state_directory.scratch, self._slots.total + 1)
             self.spark_sampler = SparkSampler(self.spark)
-            self._wipe_dropped(stages)
             warm_ups = [until_up(partial(self._host_if_live, stage)) for stage in stages]
+            self._wipe_dropped()
             on_failure.pop_all()
         # The first query of a JVM is slow. It runs while the instance joins its group and opens its tasks.
         self._warm_up = threading.Thread(target=next(filter(None, warm_ups), None), name="warm-up", daemon=True)
@@ -268,11 +268,10 @@ class Engine:
         self.generations.start()
         self.memberships.start()
 
-    def _wipe_dropped(self, live: Iterable[Stage]) -> None:
-        """Removes the stores of generations that were dropped while this instance did not run."""
-        names = {stage.name for stage in live}
+    def _wipe_dropped(self) -> None:
+        """Removes the stores of generations that were dropped while this instance did not run, or started."""
         for name, path in self.state_directory.stores():
-            if name not in names and self.versions.of(model_and_generation(name)[0]):
+            if name not in self.stages and self.versions.of(model_and_generation(name)[0]):
                 log.info("the store of a dropped generation is removed", stage=name)
                 Database.wipe(path)
 

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.cluster.directory import ServerTable
 from balance_service.cluster.generations import GenerationLog
+from balance_service.engine.records import TaskId
 from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError, RetriableError
 from balance_service.hosting import engine as module
 from balance_service.hosting.engine import Engine
@@ -225,6 +226,9 @@ def test_an_instance_starts_although_a_generation_is_dropped_meanwhile(
     changelog = balance_stage(settings).of_generation(2).changelog
     with running_engine(settings) as engine:
         assert engine.generations.of("balance").live == [1]
+        store = engine.state_directory.store_path(TaskId("balance.g2", 0))
+    # It ran once while it had the second generation.
+    store.mkdir()
     with closing(SchemaRegistry.from_settings(settings)) as registry:
         written = GenerationLog(settings, topics, registry)
         written.write("balance", lambda now: now.rebuilt(now.declarations[1], Switch.NEVER, 0, None, "alice", "a test"))
@@ -238,6 +242,7 @@ def test_an_instance_starts_although_a_generation_is_dropped_meanwhile(
         monkeypatch.setattr(module, "start_spark", start_spark_late)
         with running_engine(settings) as engine:
             assert [*engine.stages] == ["balance"]
+            assert not store.exists()
     assert topics.find(changelog) is None
 
 
