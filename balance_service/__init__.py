@@ -16,17 +16,22 @@ if TYPE_CHECKING:
     from balance_service.errors import PoisonRecordError as PoisonRecordError
     from balance_service.model.conditions import col as col
     from balance_service.model.events import ANY as ANY
+    from balance_service.model.events import DEAD_LETTER as DEAD_LETTER
     from balance_service.model.events import EVENT as EVENT
+    from balance_service.model.events import HALT as HALT
     from balance_service.model.events import LAST as LAST
     from balance_service.model.events import PER_KEY as PER_KEY
     from balance_service.model.events import Emit as Emit
     from balance_service.model.events import Event as Event
     from balance_service.model.events import State as State
+    from balance_service.model.folds import Average as Average
     from balance_service.model.folds import Count as Count
+    from balance_service.model.folds import Distinct as Distinct
     from balance_service.model.folds import Earliest as Earliest
     from balance_service.model.folds import Greatest as Greatest
     from balance_service.model.folds import Latest as Latest
     from balance_service.model.folds import Least as Least
+    from balance_service.model.folds import Range as Range
     from balance_service.model.folds import RunningSum as RunningSum
     from balance_service.model.folds import Top as Top
     from balance_service.model.folds import add as add
@@ -46,9 +51,9 @@ _WHERE = {
     "application": ("Application",),
     "errors": ("ConfigurationError", "PoisonRecordError"),
     "model.conditions": ("col",),
-    "model.events": ("ANY", "EVENT", "LAST", "PER_KEY", "Emit", "Event", "State"),
+    "model.events": ("ANY", "DEAD_LETTER", "EVENT", "HALT", "LAST", "PER_KEY", "Emit", "Event", "State"),
     "model.folds": (
-        *("Count", "Earliest", "Greatest", "Latest", "Least", "RunningSum", "Top"),
+        *("Average", "Count", "Distinct", "Earliest", "Greatest", "Latest", "Least", "Range", "RunningSum", "Top"),
         *("add", "product"),
     ),
     "model.read_model": ("Collection", "ReadModel", "Routes"),

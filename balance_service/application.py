@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import threading
@@ -58,6 +59,7 @@ from balance_service.model.stage import model_and_generation
 from balance_service.observability.metrics import Metrics
 from balance_service.observability.tracing import start_tracing
 from balance_service.process.runtime import exit_within, favour_short_work, thread_failures
+from balance_service.settings import unknown_variables
 from balance_service.settings.network import address_of
 
 if TYPE_CHECKING:
@@ -126,6 +128,9 @@ class Application:
         )
         self._state_directory = state_directory or StateDirectory(settings.state_dir, settings.application_id)
         self._started = asyncio.Event()
+        self._unknown_settings = unknown_variables(os.environ)
+        for name in self._unknown_settings:
+            log.warning("an environment variable has the prefix of settings, and is none: it is ignored", variable=name)
         self._instance: Instance | None = None
         self._queries: _Queries | None = None
 
@@ -184,6 +189,7 @@ class Application:
             "applicationServer": self._settings.application_server,
             "ready": not reasons,
             "reasons": list(reasons),
+            "unknownSettings": self._unknown_settings,
         }
         if self._instance is not None:
             return base | self._instance.status()
@@ -314,9 +320,9 @@ class Application:
         self._handlers.dead_letters = queries.of_dead_letters()
         self._handlers.generations = GenerationRequests(
             instance.rebuilds.status,
-            instance.engine.versions.declaration,
-            instance.rebuilds.check_buildable,
-            instance.rebuilds.check_known,
+            instance.engine.generations.newest,
+            instance.rebuilds.buildable,
+            instance.rebuilds.check_switch,
             instance.engine.generations.write,
             instance.rebuilds.differences,
         )

@@ -18,7 +18,7 @@ from balance_service.avro.logical_types import of_writer, resolvable
 from balance_service.avro.named_types import contracted, expanded
 from balance_service.avro.number_reader import number_reader
 from balance_service.avro.resolution import difference
-from balance_service.avro.schemas import full_name, rewritten
+from balance_service.avro.schemas import full_name, rewritten, type_name
 from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError, UnreadableRecordError
 
 if TYPE_CHECKING:
@@ -38,6 +38,13 @@ VALUES_TOO_MANY = "values-too-many"
 _GUID_MAGIC = 1
 _GUID_BYTES = 16
 _HEADER = struct.Struct(">bI")
+_SHOWN_CHARACTERS = 60
+_JSON_SPACE = b" \t\r\n"
+# `java/Resolving.java` says these too.
+_IS_JSON = (
+    "the value is a JSON document, and not an Avro record under a schema of the registry: "
+    "its producer needs an Avro serializer"
+)
 # As in `spark/java/Body.java`, which counts them while it reads.
 _VALUES, _VALUES_PER_BYTE = 250_000, 4
 _COUNTLESS = 1 << 60
@@ -87,11 +94,40 @@ def framed(value: bytes, headers: Headers, registry: SchemaRegistry) -> bytes:
 def opened(frame: bytes) -> tuple[int, bytes]:
     """The schema's id and the body of a frame. Raises PoisonRecordError if the bytes are no frame."""
     if len(frame) < _HEADER.size:
-        raise PoisonRecordError("frame-missing", f"a record of {len(frame)} bytes has no frame")
+        raise PoisonRecordError("frame-missing", _json_or(frame, f"a record of {len(frame)} bytes has no frame"))
     magic, schema_id = _HEADER.unpack_from(frame)
     if magic != MAGIC:
-        raise PoisonRecordError("magic-byte-unknown", f"a record's frame starts with {magic}, not {MAGIC}")
+        why = f"a record's frame starts with {frame[0]}, not {MAGIC}"
+        raise PoisonRecordError("magic-byte-unknown", _json_or(frame, why))
     return schema_id, frame[_HEADER.size :]
+
+
+def _json_or(value: bytes, why: str) -> str:
+    text = value.strip(_JSON_SPACE)
+    return _IS_JSON if text[:1] + text[-1:] in (b"{}", b"[]") else why
+
+
+def misfit(schema: Any, record: Any) -> str:
+    """Returns the first value of a record that does not fit its type, and the type; empty if none is found.
+
+    Args:
+        schema: as `parsed` returns it.
+    """
+    try:
+        fastavro.validation.validate(record, schema)
+    except fastavro.validation.ValidationError as error:
+        # For a nullable type, the last error concerns the non-null type.
+        wrong = error.errors[-1]
+        field, wanted = wrong.field.removeprefix(f"{full_name(schema)}.") or "it", type_name(wrong.schema)
+        shown, kind = repr(wrong.datum), type(wrong.datum).__name__
+        shown = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
+        if kind == "int" and wanted in ("int", "long"):
+            return f"{field} is {shown}, which {wanted} cannot hold"
+        hint = "; give a Decimal" if wanted.startswith("decimal") else ""
+        return f"{field} is {shown} of type {kind}, but {wanted} is expected{hint}"
+    except Exception:  # A value of a wrong type may fail in any way.
+        return ""
+    return ""
 
 
 def schema_id_of(frame: bytes | None) -> int | None:
@@ -221,11 +257,15 @@ class AvroCodec(AvroReader):
         self._writers[self.schema_id] = lambda body: fastavro.schemaless_reader(io.BytesIO(body), self._schema, None)
 
     def encode(self, record: Mapping[str, Any]) -> bytes:
-        """Encodes a record. Raises an error of fastavro if the schema does not allow it."""
+        """Encodes a record. Raises an error of any type if the schema does not allow it; see `misfit`."""
         body = io.BytesIO()
         body.write(self._header)
         fastavro.schemaless_writer(body, self._schema, record, strict_allow_default=True)
         return body.getvalue()
+
+    def misfit(self, record: Any) -> str:
+        """Returns which value of a record `encode` refuses, and why; empty if that is not known."""
+        return misfit(self._schema, record)
 
     def decode(self, frame: bytes) -> dict[str, Any]:
         """Decodes a frame that the service wrote.

@@ -12,7 +12,7 @@ import re
 import struct
 from datetime import date, datetime
 from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 from uuid import UUID
 
 from balance_service.avro.schemas import fields_of, simple_name, type_name, without_null
@@ -34,6 +34,18 @@ _SHOWN_CHARACTERS = 60
 _FIRST_NANO_YEAR, _LAST_NANO_YEAR = 1678, 2261
 
 
+class _Number(Decimal):
+    """A number with a point or an exponent, and its text."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> Self:
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+
 def parsed_json(text: str) -> Any:
     """Parses a JSON text. Numbers with a point or an exponent become decimals with exactly their digits.
 
@@ -41,7 +53,7 @@ def parsed_json(text: str) -> Any:
         InvalidInputError: the text is not JSON, or an object has a duplicate field.
     """
     try:
-        return json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant, object_pairs_hook=_object_of)
+        return json.loads(text, parse_float=_Number, parse_constant=_refuse_constant, object_pairs_hook=_object_of)
     except json.JSONDecodeError as error:
         raise InvalidInputError(f"not JSON: {error.msg} at character {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
@@ -229,8 +241,20 @@ def _refuse(path: str, rule: str, value: Any) -> NoReturn:
 
 
 def _shown(value: Any) -> str:
-    text = str(value) if isinstance(value, Decimal) else json.dumps(value, default=str)
+    text = _as_given(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+def _as_given(value: Any) -> str:
+    match value:
+        case dict():
+            return "{" + ", ".join(f"{json.dumps(name)}: {_as_given(member)}" for name, member in value.items()) + "}"
+        case list():
+            return f"[{', '.join(map(_as_given, value))}]"
+        case _Number():
+            return value.text
+        case _:
+            return json.dumps(value, default=str)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -38,6 +38,7 @@ from balance_service.settings.network import environment_proxies
 from balance_service.settings.settings import without_user
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
@@ -424,13 +425,21 @@ class SchemaRegistry:
                 continue
             # Another topic's name may begin with this one's.
             if any(subject == subject_of(topic, schema) for schema in self._newest(subject).by_name.values()):
-                with self._request():
-                    try:
-                        self.client.delete_subject(subject)
-                    except SchemaRegistryError as error:
-                        if not _is_refusal(error):
-                            raise
-                        log.warning("a subject of a deleted topic is left", subject=subject, error=str(error))
+                self._delete(subject)
+
+    def forget_all(self, subjects: re.Pattern[str]) -> None:
+        """Deletes the subjects that match completely. Logs as `forget`."""
+        for subject in filter(subjects.fullmatch, self._subjects()):
+            self._delete(subject)
+
+    def _delete(self, subject: str) -> None:
+        with self._request():
+            try:
+                self.client.delete_subject(subject)
+            except SchemaRegistryError as error:
+                if not _is_refusal(error):
+                    raise
+                log.warning("a subject of a deleted topic is left", subject=subject, error=str(error))
 
     def close(self) -> None:
         self.client.__exit__(None, None, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,11 +16,17 @@ from balance_service.settings.network import environment_proxies
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from balance_service.settings import Settings
 
 _MOST_LISTED = 5
+_WITHOUT_REASON = {
+    "CREATED": "it waits for its turn to open its store",
+    "CLOSED": "its instance has closed it, and opens another or gives the partition away",
+    "HALTED": "the log of its instance says why",
+    "WAITING": "the log of its instance says why",
+}
 
 at_url = click.option(
     "--url",
@@ -64,11 +70,12 @@ def status(url: str | None, *, as_json: bool) -> None:
     click.echo(f"{known['applicationServer']} is {'ready' if known['ready'] else 'not ready'}")
     for reason in known["reasons"]:
         click.echo(f"  {reason}")
-    for task in known["tasks"]:
-        if task["reason"]:
-            click.echo(f"  {task['task']} is {task['state']}: {task['reason']}")
     for problem in known["problems"]:
         click.echo(f"  {problem}")
+    for name in known.get("unknownSettings", ()):
+        click.echo(f"  {name} begins like a setting and is none: it is ignored")
+    for task in known.get("unhosted", ()):
+        click.echo(f"  no instance has {task}: its partition is moving, or its owner does not host the read model")
     for model in known["models"]:
         if model["status"] == "serving" and model["readOtherwise"]:
             click.echo(
@@ -84,6 +91,18 @@ def status(url: str | None, *, as_json: bool) -> None:
                 f"    {task['task']}  {task['role']} {task['state']}  "
                 f"epoch {task['epoch']}  position {task['position']}"
             )
+            if why := _why(task):
+                click.echo(f"      {why}")
+
+
+def _why(task: Mapping[str, Any]) -> str:
+    """Returns why a task does not run, or does not move; empty if it does what it should."""
+    state, reason = task["state"], str(task["reason"])
+    if state == "RESTORING":
+        left = "" if task["secondsLeft"] is None else f", about {task['secondsLeft']:.0f} s left"
+        reads = f"it reads its changelog: {task['restored']} of {task['toRestore']} records{left}"
+        return f"{reads}; {reason}" if reason else reads
+    return reason or _WITHOUT_REASON.get(state, "")
 
 
 def listed(schema_ids: Sequence[int]) -> str:

@@ -56,17 +56,28 @@ def dead_letters() -> None:
 def list_dead_letters(
     *, model: str | None, cause: str | None, status: str | None, limit: int, url: str | None, as_json: bool
 ) -> None:
-    """List open dead letters, and those that were closed in the last seven days."""
+    """List open dead letters, and those that were closed in the last seven days.
+
+    If some cannot be read, the exit code is 1.
+    """
+    missing: dict[str, None] = {}
     with client_of(url) as client:
-        rows = [*islice(client.dead_letters(model=model, cause=cause, status=status), limit + 1)]
+        found = client.dead_letters(
+            model=model, cause=cause, status=status, on_missing=lambda some: missing.update(dict.fromkeys(some))
+        )
+        rows = [*islice(found, limit + 1)]
     rows, more = rows[:limit], len(rows) > limit
     if as_json:
         for letter in rows:
             click.echo(json.dumps(letter))
-        return
-    _print_table([_row(letter) for letter in rows])
-    if more:
+    elif rows or not missing:
+        _print_table(rows)
+    if more and not as_json:
         click.echo(f"There are more than {limit}; print more with --limit, or select by --model, --cause or --status.")
+    if missing:
+        raise BalanceServiceError(
+            f"no instance could read the dead letters of {', '.join(missing)}; `balance-service status` says why"
+        )
 
 
 @dead_letters.command()
@@ -204,13 +215,17 @@ def _key(letter: dict[str, Any]) -> str:
     return f"base64:{letter['keyBase64']}" if "keyBase64" in letter else _dash(letter["key"])
 
 
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    if not rows:
+def _print_table(letters: Sequence[dict[str, Any]]) -> None:
+    """Prints a line for each, and below it what is wrong with the record."""
+    if not letters:
         click.echo("There are none.")
         return
-    widths = [max(len(row[n]) for row in (_COLUMNS, *rows)) for n in range(len(_COLUMNS))]
-    for row in (_COLUMNS, *rows):
+    rows = [_COLUMNS, *map(_row, letters)]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(_COLUMNS))]
+    for row, detail in zip(rows, ("", *(letter.get("detail", "") for letter in letters)), strict=True):
         click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        if detail:
+            click.echo(f"    {_dash(detail)}")
 
 
 def _dump(content: bytes) -> Iterator[str]:

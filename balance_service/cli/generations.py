@@ -29,7 +29,7 @@ _REASON = click.option("--reason", required=True, metavar="R", help="Kept with t
 
 @click.command()
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
-@click.option("--offline", is_flag=True, help="Delete the states first; no instance may run.")
+@click.option("--offline", is_flag=True, help="Fold a new generation that serves at once; no instance may run.")
 @click.option(
     "--switch",
     type=click.Choice(["when-equal", "always", "never"]),
@@ -92,6 +92,8 @@ def rebuild(
         _show(found, as_json=as_json)
     if any(one["switch"] == "when_equal" and _differs(one) for one in found):
         raise BalanceServiceError("the states differ, so the new generation does not serve")
+    if held := [one["reason"] for one in found if one["action"] == "compare" and one["reason"]]:
+        raise BalanceServiceError(f"the new generation does not serve by itself: {held[0]}")
 
 
 @click.command()
@@ -101,32 +103,73 @@ def rebuild(
 def generations(models: tuple[str, ...], url: str | None, *, as_json: bool) -> None:
     """Print the generations of read models; by default, of all that the instance hosts."""
     with client_of(url) as client:
-        names = models or [model["name"] for model in client.status()["models"] if _keeps_states(client, model["name"])]
+        names = models or _with_states(client)
+        if not names and not as_json:
+            click.echo("This instance hosts no read model that keeps states.")
         _show([client.generations(name) for name in names], as_json=as_json)
 
 
 @click.command()
 @click.argument("model")
 @click.option("--to", type=click.IntRange(1), metavar="N", help="The generation; by default the only other one.")
+@click.option("--anyway", is_flag=True, help="Switch although something is lost by it, which a refusal names.")
 @_REASON
 @at_url
 @as_json
-def switch(model: str, to: int | None, reason: str, url: str | None, *, as_json: bool) -> None:
+def switch(model: str, to: int | None, reason: str, url: str | None, *, anyway: bool, as_json: bool) -> None:
     """Have another generation of a read model serve: a new one that has caught up, or the one that is kept."""
     with client_of(url) as client:
-        _show([client.switch(model, to=to, reason=reason)], as_json=as_json)
+        switched = client.switch(model, to=to, anyway=anyway, reason=reason)
+        _show([switched], as_json=as_json)
+        if switched["reason"] != reason and not as_json:
+            click.echo(f"  {switched['reason']}")
 
 
 @click.command()
 @click.argument("model")
-@click.option("--generation", type=click.IntRange(1), required=True, metavar="N", help="Not the one that serves.")
-@_REASON
+@click.option("--generation", type=click.IntRange(1), metavar="N", help="Not the one that serves.")
+@click.option("--reason", metavar="R", help="Kept with the request, for later readers; required with --generation.")
+@click.option("--all", "everything", is_flag=True, help="Ask the brokers, not an instance.")
+@click.option("--yes", is_flag=True, help="With --all, do not ask.")
 @at_url
 @as_json
-def drop(model: str, generation: int, reason: str, url: str | None, *, as_json: bool) -> None:
-    """Delete a generation of a read model; cancels its rebuild."""
+def drop(
+    model: str,
+    generation: int | None,
+    reason: str | None,
+    url: str | None,
+    *,
+    everything: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Delete a generation of a read model; cancels its rebuild.
+
+    With --all, delete what a MODEL has left that no instance hosts any more: changelogs, topics between its stages,
+    their subjects and open transactions.
+    """
+    if everything:
+        if generation is not None or url is not None or as_json:
+            raise click.UsageError("--all asks the brokers: give no --generation, --url or --json with it")
+        _remove(model, yes=yes)
+        return
+    if generation is None or reason is None:
+        raise click.UsageError("give --generation N and --reason R, or --all for a model that no instance hosts")
     with client_of(url) as client:
         _show([client.drop(model, generation=generation, reason=reason)], as_json=as_json)
+
+
+def _remove(model: str, *, yes: bool) -> None:
+    from balance_service.hosting.removal import Removal
+
+    configure_logging("WARNING")
+    removal = Removal(load_settings(), model)
+    for topic in removal.topics:
+        click.echo(topic)
+    if not yes:
+        click.confirm("Delete these topics? Only a replay of the source brings their records back", abort=True)
+    removal.run()
+    click.echo(f"{len(removal.topics)} topics of {model} are deleted")
 
 
 def _differs(found: dict[str, Any]) -> bool:
@@ -146,8 +189,10 @@ def _rules_that_differ(found: dict[str, Any]) -> str:
     )
 
 
-def _keeps_states(client: Client, model: str) -> bool:
-    return any(one["name"] == model and one["key"] for one in client.models())
+def _with_states(client: Client) -> Sequence[str]:
+    """Returns the read models that the instance hosts and that keep states. It answers once it has started."""
+    keyed = {one["name"] for one in client.models() if one["key"]}
+    return [name for name in dict.fromkeys(one["model"] for one in client.status()["models"]) if name in keyed]
 
 
 def _follow(client: Client, model: str, *, quiet: bool) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
 
 _FAILURE, _WRONG_USAGE = 1, 2
+_RESTART = "restart"
 _MAX_PORT = 65_535
 _PORT = click.IntRange(0, _MAX_PORT)
 
@@ -109,6 +110,7 @@ def serve(*, print_config: bool) -> None:
 
 
 @cli.command()
+@click.argument("models", metavar="[MODEL]...", nargs=-1)
 @click.option("--instances", default=2, show_default=True, type=click.IntRange(0, 16), help="Number of instances.")
 @click.option("--kafka-port", default=9092, show_default=True, type=_PORT, help="Port of the broker; 0: a free one.")
 @click.option(
@@ -127,6 +129,7 @@ def serve(*, print_config: bool) -> None:
 @click.option("--sample-events", is_flag=True, help="Append events for each read model, and print commands to try.")
 def local(
     *,
+    models: tuple[str, ...],
     instances: int,
     kafka_port: int,
     registry_port: int,
@@ -134,13 +137,27 @@ def local(
     data_dir: Path,
     sample_events: bool,
 ) -> None:
-    """Run a Kafka broker, a schema registry and instances on this machine until Ctrl-C."""
-    from balance_service.cli.models import known_models
-    from balance_service.devtools.local.run import run_local
+    """Run a Kafka broker, a schema registry and instances of MODEL on this machine until Ctrl-C.
 
+    BALANCE_MODELS is the default for MODEL. From another terminal, `local restart N` starts an instance again, also
+    after a kill.
+    """
+    from balance_service.cli.models import check_models, known_models
+    from balance_service.devtools.local.run import restart, run_local
+
+    if models[:1] == (_RESTART,):
+        if len(models) != 2 or not models[1].isdecimal():
+            raise click.UsageError("give the number of one instance, such as `local restart 2`")
+        restart(data_dir, int(models[1]))
+        return
+    if models:
+        # The instances inherit it.
+        os.environ["BALANCE_MODELS"] = ",".join(models)
     if http_port and http_port + instances - 1 > _MAX_PORT:
         most = _MAX_PORT + 1 - instances
         raise click.UsageError(f"--http-port {http_port} leaves no ports for {instances} instances; use {most} at most")
+    # Instances would find the mistake half a minute later, in a log.
+    check_models(load_settings())
     run_local(
         instances, kafka_port, registry_port, http_port, data_dir, known=known_models, sample_events=sample_events
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from balance_service.errors import RetriableError
 from balance_service.model.binding import bound
 from balance_service.model.loading import load_models
 from balance_service.model.placing import newest
+from balance_service.model.schemas import Schemas
 from balance_service.read_models import SHIPPED
 
 if TYPE_CHECKING:
@@ -25,6 +28,17 @@ def hosted_models(settings: Settings) -> list[ReadModel]:
         RetriableError: the registry, which has a schema that is needed, does not answer.
     """
     return bound(load_models(settings.models, SHIPPED), settings)
+
+
+def check_models(settings: Settings) -> None:
+    """Checks the models that BALANCE_MODELS names, except what only the registry says. Raises ConfigurationError."""
+    for model in load_models(settings.models, SHIPPED):
+        with suppress(RetriableError):
+            model(Schemas.beside(model, _not_asked))
+
+
+def _not_asked(topic: str, name: str) -> NoReturn:
+    raise RetriableError(f"the registry is not asked for {name} of {topic} yet")
 
 
 def known_models(settings: Settings) -> list[ReadModel]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.model.read_model import ReadModel
     from balance_service.testing.driver import Driver
-    from balance_service.testing.rows import InputEvent
+    from balance_service.testing.rows import InputEvent, TableRow
 
 _POLL_SECONDS = 0.2
 _BATCH_EVENTS = 4_000
 _DEFAULT_SEPARATOR = "|"
 _PIPE_WIDTH = 10_000
+_JOIN_MISSING = "join-missing"
 
 
 @click.command("try")
@@ -46,7 +47,18 @@ _PIPE_WIDTH = 10_000
     metavar="S",
     help=f"Separates key and JSON. Default: '{_DEFAULT_SEPARATOR}' on lines that do not begin with '{{'.",
 )
-@click.option("--record", metavar="NAME", help="The record of the lines, if the model reads several.")
+@click.option(
+    "--rows",
+    "tables",
+    multiple=True,
+    metavar="TOPIC=FILE",
+    help="The rows of a table that the model joins with: a file of lines `key S JSON`. Repeat it for each table.",
+)
+@click.option(
+    "--record",
+    metavar="NAME",
+    help="The record of the lines, if the model reads several. The joined record: begin after the joins.",
+)
 @click.option(
     "--limit",
     type=click.IntRange(1),
@@ -57,20 +69,38 @@ _PIPE_WIDTH = 10_000
 )
 @click.option("--watch", is_flag=True, help="Run again when the events, the model or its schemas are saved.")
 def try_model(
-    *, model: str, file: Path, key_separator: str | None, record: str | None, limit: int, watch: bool
+    *,
+    model: str,
+    file: Path,
+    key_separator: str | None,
+    tables: Sequence[str],
+    record: str | None,
+    limit: int,
+    watch: bool,
 ) -> None:
     """Fold a file of events by MODEL and print states, emitted records and dead letters.
 
-    MODEL is as in BALANCE_MODELS: `package.module:Class`, `package.module`, or a shipped name. Fold, commit and store
-    are those of the service; no broker or JVM is needed. The key of a line without one is taken from the event. Exit
-    codes: 1 if the model's own code fails, 2 if a line is not a record.
+    MODEL is as in BALANCE_MODELS: `package.module:Class`, `package.module`, or a shipped name. Joins, re-keys, fold,
+    commit and store are those of the service; no broker or JVM is needed. Rows are in their tables before the first
+    event. The key of a line without one is taken from the event. Exit codes: 1 if the model's own code fails, 2 if a
+    line is not a record.
     """
     if key_separator == "":
         raise click.UsageError("--key-separator must not be empty; omit it if lines have no key")
+    files = dict(map(_table_and_file, tables))
     if watch:
-        _watch(model, file)
+        _watch(model, [file, *files.values()])
         return
-    _run(_model(model), file, key_separator, record, limit)
+    _run(_Input(_model(model), record, key_separator), file, files, limit)
+
+
+def _table_and_file(given: str) -> tuple[str, Path]:
+    topic, _, name = given.partition("=")
+    if not topic or not name:
+        raise click.UsageError(f"--rows {given}: give topic and file, such as --rows customers=customers.jsonl")
+    if not Path(name).is_file():
+        raise click.UsageError(f"--rows {given}: there is no file '{name}'")
+    return topic, Path(name)
 
 
 def _model(name: str) -> ReadModel:
@@ -85,58 +115,94 @@ def _model(name: str) -> ReadModel:
     return models[0]()
 
 
-def _run(model: ReadModel, file: Path, separator: str | None, record: str | None, limit: int) -> None:
+def _run(given: _Input, file: Path, tables: Mapping[str, Path], limit: int) -> None:
     """Fold and print. Raises ClickException if the model's own code fails."""
     from rich.console import Console
 
     # Programs that read a pipe need whole lines.
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, emoji=False, markup=False)
-    lines = [*_lines(model, file, separator, record)]
-    trial = _Trial.of(model, [event for _, event in lines])
+    rows = [row for topic, path in tables.items() for row in given.rows(topic, path)]
+    events = [*given.events(file)]
+    trial = _Trial.of(given, rows, events)
     try:
-        for section in _sections(trial, lines, limit):
+        for section in _sections(trial, limit):
             _print_section(console, *section)
         console.print(trial.summary)
         if trial.failure is not None:
-            number, _ = lines[trial.taken]
-            raise click.ClickException(
-                f"{file}, line {number}: {trial.failure}; this line and those after it are not applied"
-            )
+            at = f"{file}, line {events[trial.taken].line}"
+            raise click.ClickException(f"{at}: {trial.failure}; this line and those after it are not applied")
+        if without := [topic for topic in given.tables if topic not in tables and trial.misses_rows]:
+            click.echo(f"no rows of {', '.join(without)}: give them by --rows {without[0]}=FILE", err=True)
     finally:
         trial.driver.close()
 
 
-def _lines(model: ReadModel, file: Path, separator: str | None, record: str | None) -> Iterator[tuple[int, InputEvent]]:
-    """Line numbers and events of a file. Raises InvalidInputError, with the number, if a line is not a record."""
-    from balance_service.testing.rows import driven_stages
+class _Input:
+    """The files of a trial, as events and rows of a read model."""
 
-    schemas = driven_stages(model)[0].schemas
-    if record is None and len(schemas) > 1:
-        raise InvalidInputError(f"{model.name} reads several records; choose one by --record: {', '.join(schemas)}")
-    name = next(iter(schemas)) if record is None else record
-    if name not in schemas:
-        raise InvalidInputError(f"{model.name} reads no record {name}; it reads {', '.join(schemas)}")
-    now_ms = time.time_ns() // 1_000_000
-    with file.open("rb") as content:
-        for number, line in enumerate(content, start=1):
-            if not line.strip():
-                continue
-            try:
-                yield number, _event(model, schemas[name], line, separator, now_ms)
-            except (InvalidInputError, ValueError) as error:
-                raise InvalidInputError(f"{file}, line {number}: {error}") from None
+    def __init__(self, model: ReadModel, record: str | None, separator: str | None) -> None:
+        """Raises InvalidInputError if the lines' record must be named, or if the model reads no such record."""
+        from balance_service.testing.rows import driven_stages
 
+        read, joined = (driven_stages(model, after_joins=after)[0].schemas for after in (False, True))
+        schemas = {**joined, **read}
+        if record is None and len(read) > 1:
+            raise InvalidInputError(f"{model.name} reads several records; choose one by --record: {', '.join(read)}")
+        self._name = next(iter(read)) if record is None else record
+        if self._name not in schemas:
+            after = "" if joined.keys() <= read.keys() else f", and after its joins {', '.join(joined)}"
+            raise InvalidInputError(f"{model.name} reads no record {record}; it reads {', '.join(read)}{after}")
+        self.model = model
+        self.after_joins = self._name not in read
+        self.tables = {
+            join.table.topic: stage.rows[join.table.record]
+            for stage in driven_stages(model, after_joins=self.after_joins)
+            for join in stage.joins
+        }
+        self._schema = schemas[self._name]
+        self._separator = separator
+        self._now_ms = time.time_ns() // 1_000_000
 
-def _event(model: ReadModel, schema: Schema, line: bytes, separator: str | None, now_ms: int) -> InputEvent:
-    from balance_service.avro.from_json import record_line
-    from balance_service.testing.rows import InputEvent, tombstone
+    def events(self, file: Path) -> Iterator[InputEvent]:
+        """Raises InvalidInputError, with the number, if a line is not a record; so does `rows`."""
+        from balance_service.testing.rows import InputEvent, tombstone
 
-    if separator is None and not line.lstrip().startswith(b"{") and _DEFAULT_SEPARATOR.encode() in line:
-        separator = _DEFAULT_SEPARATOR
-    key, record = record_line(line, schema, separator, takes_tombstones=model.source.tombstones)
-    if record is None:
-        return tombstone((key or b"").decode(), timestamp_ms=now_ms)
-    return InputEvent(str(schema["name"]), record, key, timestamp_ms=now_ms)
+        for number, key, fields in self._records(file, self._schema, takes_tombstones=self.model.source.tombstones):
+            if fields is None:
+                yield replace(tombstone((key or b"").decode(), timestamp_ms=self._now_ms), line=number)
+            else:
+                yield InputEvent(self._name, fields, key, timestamp_ms=self._now_ms, line=number)
+
+    def rows(self, topic: str, file: Path) -> Iterator[TableRow]:
+        from balance_service.testing.rows import TableRow
+
+        if topic not in self.tables:
+            known = ", ".join(self.tables) or "no table"
+            raise InvalidInputError(f"--rows {topic}={file}: {self.model.name} joins with {known}")
+        for number, key, fields in self._records(file, self.tables[topic], takes_tombstones=True):
+            if key is None:
+                raise InvalidInputError(
+                    f"{file}, line {number}: a row needs its key, such as `ada{_DEFAULT_SEPARATOR}{{…}}`"
+                )
+            yield TableRow(topic, key, fields, self._now_ms)
+
+    def _records(
+        self, file: Path, schema: Schema, *, takes_tombstones: bool
+    ) -> Iterator[tuple[int, bytes | None, dict[str, Any] | None]]:
+        """Line numbers, keys and records."""
+        from balance_service.avro.from_json import record_line
+
+        with file.open("rb") as content:
+            for number, line in enumerate(content, start=1):
+                if not line.strip():
+                    continue
+                separator = self._separator
+                if separator is None and not line.lstrip().startswith(b"{") and _DEFAULT_SEPARATOR.encode() in line:
+                    separator = _DEFAULT_SEPARATOR
+                try:
+                    yield number, *record_line(line, schema, separator, takes_tombstones=takes_tombstones)
+                except (InvalidInputError, ValueError) as error:
+                    raise InvalidInputError(f"{file}, line {number}: {error}") from None
 
 
 @dataclass(slots=True)
@@ -152,19 +218,22 @@ class _Trial:
     failure: str | None = None
 
     @classmethod
-    def of(cls, model: ReadModel, events: Sequence[InputEvent]) -> _Trial:
+    def of(cls, given: _Input, rows: Sequence[TableRow], events: Sequence[InputEvent]) -> _Trial:
         """Commit events in batches, up to the first event at which the model's own code fails."""
         from balance_service.errors import TaskHaltedError
         from balance_service.testing.driver import Driver
 
-        trial = cls(Driver(model), model)
+        def begun() -> _Trial:
+            return cls(Driver(given.model, after_joins=given.after_joins).given(*rows), given.model)
+
+        trial = begun()
         try:
             trial._take(events, _BATCH_EVENTS)
         except TaskHaltedError:
             # The whole batch was rolled back; commits of one event each find the one that fails.
             trial.driver.close()
             whole = trial.taken
-            trial = cls(Driver(model), model)
+            trial = begun()
             trial._take(events[:whole], _BATCH_EVENTS)
             try:
                 trial._take(events[whole:], 1)
@@ -179,6 +248,10 @@ class _Trial:
             self.applied += done.applied
             self.duplicates += done.duplicates
             self.taken += len(batch)
+
+    @property
+    def misses_rows(self) -> bool:
+        return any(one.cause == _JOIN_MISSING for one in self.driver.dead_letters())
 
     @property
     def summary(self) -> str:
@@ -205,9 +278,7 @@ def _failure(error: Exception) -> str:
     return f"the read model's own code raises {raised}{f' at {at}' if at else ''}"
 
 
-def _sections(
-    trial: _Trial, lines: Sequence[tuple[int, InputEvent]], limit: int
-) -> Iterator[tuple[str, int, Sequence[Mapping[str, Any]]]]:
+def _sections(trial: _Trial, limit: int) -> Iterator[tuple[str, int, Sequence[Mapping[str, Any]]]]:
     """Title, number of rows, and the first rows, of states, emitted records and dead letters."""
     driver, model = trial.driver, trial.model
     if model.has_states():
@@ -224,11 +295,9 @@ def _sections(
         shown = [{"value": None} if record is None else record for record in records[:limit]]
         yield f"emitted to {output.topic}: {_counted(len(records), 'record')}", len(records), shown
     if letters := driver.dead_letters():
-        # A re-keyed event is a new object with the same fields.
-        numbers = {id(event.fields): number for number, event in lines}
         shown = [
-            {"line": numbers.get(id(event.fields), ""), "cause": cause, "event": event.fields}
-            for event, cause in letters[:limit]
+            {"line": one.event.line, "cause": one.cause, "detail": one.detail, "event": one.event.fields}
+            for one in letters[:limit]
         ]
         yield _counted(len(letters), "dead letter"), len(letters), shown
 
@@ -260,7 +329,7 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _watch(model: str, file: Path) -> None:
+def _watch(model: str, files: Sequence[Path]) -> None:
     """Run this command at each save until Ctrl-C, in a new process each time, which imports the changed code."""
     # A shell starts background processes with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -272,7 +341,7 @@ def _watch(model: str, file: Path) -> None:
     ]
     try:
         while True:
-            seen = _saved(model, file)
+            seen = _saved(model, files)
             # In its own process group, so that Ctrl-C reaches only this process, which ends the child.
             with subprocess.Popen(command, process_group=0) as child:
                 try:
@@ -280,19 +349,19 @@ def _watch(model: str, file: Path) -> None:
                 except KeyboardInterrupt:
                     child.terminate()
                     raise
-            click.echo(f"watching {file} and {model}; Ctrl-C ends", err=True)
-            while _saved(model, file) == seen:
+            click.echo(f"watching {', '.join(map(str, files))} and {model}; Ctrl-C ends", err=True)
+            while _saved(model, files) == seen:
                 time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         return
 
 
-def _saved(model: str, file: Path) -> dict[Path, tuple[int, int]]:
+def _saved(model: str, files: Sequence[Path]) -> dict[Path, tuple[int, int]]:
     """Modification time and size of each file that a run depends on."""
     from balance_service.model.loading import files_beside
 
     found = {}
-    for path in (file, *files_beside(model)):
+    for path in (*files, *files_beside(model)):
         # Some editors delete a file before they write it again.
         with suppress(OSError):
             status = path.stat()

@@ -7,7 +7,7 @@ import re
 import threading
 import uuid
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Generic
 from urllib.parse import quote
@@ -29,6 +29,7 @@ from balance_service.client.results import (
     State,
     Top,
 )
+from balance_service.client.typed import lacks, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,6 +97,7 @@ class Calls:
         self._retry_seconds = retry_seconds
         self._retry_add_funds_seconds = retry_add_funds_seconds
         self._written = WrittenPositions() if reads_its_writes else None
+        self._keys: dict[str, str] = {}
 
     def get_balance(
         self, customer_id: str, *, min_position: Position | None = None, max_lag: int | None = None
@@ -141,14 +143,32 @@ class Calls:
         return FundsAdded(position=position, idempotency_key=key)
 
     def get(
-        self, model: str, key: str | int, *, min_position: Position | None = None, max_lag: int | None = None
-    ) -> Call[State]:
-        """Returns a read model's answer for a key. The arguments are those of `get_balance`."""
+        self,
+        model: str,
+        key: str | int,
+        *,
+        into: Any = None,
+        min_position: Position | None = None,
+        max_lag: int | None = None,
+    ) -> Call[State[Any]]:
+        """Returns a read model's answer for a key.
+
+        Args:
+            into: the type of the value: a dataclass, such as that of the states, or another that `typed.read` knows.
+            min_position, max_lag: as for `get_balance`.
+
+        Raises:
+            InvalidCallError: the value does not fit `into`; the message names the field.
+        """
         text = str(key)
         bounds = self._bounds(text if model == _BALANCE else None, min_position, max_lag)
         path = f"{_path(model)}/keys/{segment(text)}"
         content, answered = yield from self._one(Request(path=path, parameters=bounds), "key", "value")
-        return State(key=text, value=None if content is None else content["value"], **answered)
+        value = None if content is None else content["value"]
+        if into is not None and value is not None:
+            column = (yield from self._key_of(model)) if lacks(into, value) else ""
+            value = read(into, value, (column, text) if column else None)
+        return State(key=text, value=value, **answered)
 
     def entries(
         self,
@@ -157,15 +177,17 @@ class Calls:
         start: str | int | None = None,
         end: str | int | None = None,
         prefix: str | None = None,
+        into: Any = None,
         page_size: int = 1000,
         max_lag: int | None = None,
-    ) -> Pages[Entry]:
+    ) -> Pages[Entry[Any]]:
         """Yields the entries of a read model in the order of their keys, and requests them page by page.
 
         Args:
             start: the first key.
             end: the last key.
             prefix: every key begins with it.
+            into: as for `get`, of each value.
             page_size: entries of a request, at most 1000.
             max_lag: as for `get_balance`.
         """
@@ -177,9 +199,15 @@ class Calls:
             "maxLag": max_lag,
         }
 
-        def fetch(after: str | None) -> Call[tuple[Sequence[Entry], str | None]]:
+        def fetch(after: str | None) -> Call[tuple[Sequence[Entry[Any]], str | None]]:
             content, scan = yield from self._scan(model, "entries", {**given, "after": after}, "entries", "next")
-            return _entries(content, scan), content["next"]
+            found = _entries(content, scan)
+            if into is not None:
+                column = (yield from self._key_of(model)) if any(lacks(into, one.value) for one in found) else ""
+                found = tuple(
+                    replace(one, value=read(into, one.value, (column, one.key) if column else None)) for one in found
+                )
+            return found, content["next"]
 
         return Pages(fetch)
 
@@ -255,7 +283,12 @@ class Calls:
         return (yield from self._read(Request(path=api.STATUS), *_STATUS))
 
     def dead_letters(
-        self, *, model: str | None = None, cause: str | None = None, status: str | None = None
+        self,
+        *,
+        model: str | None = None,
+        cause: str | None = None,
+        status: str | None = None,
+        on_missing: Callable[[Sequence[str]], None] | None = None,
     ) -> Pages[dict[str, Any]]:
         """Yields the dead letters that are open or were closed in the last seven days, as `/openapi.json` describes.
 
@@ -263,12 +296,16 @@ class Calls:
             model: only those of this read model.
             cause: only those with this cause.
             status: only those with this status.
+            on_missing: called with the partitions that could not be read, such as `balance/1`, after each page that
+                lacks some; without it, that is an error.
         """
-        given = {"model": model, "cause": cause, "status": status, "limit": 500}
+        given = {"model": model, "cause": cause, "status": status, "limit": 500, "partial": on_missing is not None}
 
         def fetch(after: str | None) -> Call[tuple[Sequence[dict[str, Any]], str | None]]:
             request = Request(path=api.DEAD_LETTERS, parameters=_given({**given, "after": after}))
             content = yield from self._read(request, "deadLetters", "next")
+            if on_missing is not None and content.get("missing"):
+                on_missing(content["missing"])
             return content["deadLetters"], content["next"]
 
         return Pages(fetch)
@@ -346,15 +383,31 @@ class Calls:
         body = {"model": model} | {name: value for name, value in given.items() if value is not None}
         return (yield from self._read(_post(f"{api.MODELS}.rebuild", body), *_GENERATIONS))
 
-    def switch(self, model: str, *, to: int | None = None, reason: str) -> Call[dict[str, Any]]:
-        """Has another generation serve; `to` is its number, by default that of the only other one."""
-        body = {"model": model, "reason": reason} | ({} if to is None else {"to": to})
+    def switch(self, model: str, *, to: int | None = None, anyway: bool = False, reason: str) -> Call[dict[str, Any]]:
+        """Has another generation serve.
+
+        Args:
+            to: its number, by default that of the only other one.
+            anyway: whether it serves although something would be lost by that.
+            reason: stored with the request.
+
+        Raises:
+            ClientError: it cannot serve, or something would be lost; the message names what.
+        """
+        body: dict[str, Any] = {"model": model, "reason": reason} | ({} if to is None else {"to": to})
+        body |= {"anyway": True} if anyway else {}
         return (yield from self._read(_post(f"{api.MODELS}.switch", body), *_GENERATIONS))
 
     def drop(self, model: str, *, generation: int, reason: str) -> Call[dict[str, Any]]:
         """Deletes a generation that does not serve."""
         body = {"model": model, "generation": generation, "reason": reason}
         return (yield from self._read(_post(f"{api.MODELS}.drop", body), *_GENERATIONS))
+
+    def _key_of(self, model: str) -> Call[str]:
+        """Returns the field of a read model's key; empty if it has none."""
+        if model not in self._keys:
+            self._keys |= {one["name"]: one["key"] for one in (yield from self.models())}
+        return self._keys.get(model, "")
 
     def _decide(self, decision: str, ids: Iterable[str], reason: str) -> Call[Decided]:
         request = _post(f"{api.DEAD_LETTERS}.{decision}", {"ids": [*ids], "reason": reason})
@@ -462,7 +515,7 @@ def _digits(amount: object) -> str:
     )
 
 
-def _entries(content: Mapping[str, Any], scan: Scan) -> tuple[Entry, ...]:
+def _entries(content: Mapping[str, Any], scan: Scan) -> tuple[Entry[Any], ...]:
     return tuple(Entry(key=entry["key"], value=entry["value"], scan=scan) for entry in content["entries"])
 
 

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
     from balance_service.client.exchange import Attempt, Call, Request
-    from balance_service.client.results import Change, SnapshotBegin, SnapshotEnd
+    from balance_service.client.results import Change, Entry, Position, SnapshotBegin, SnapshotEnd, State
 
 P = ParamSpec("P")
 T = TypeVar("T")
+V = TypeVar("V")
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 Event = TypeVar("Event", threading.Event, asyncio.Event)
 _MOST_IDLE_CONNECTIONS = 20
@@ -77,6 +78,9 @@ def _awaited_pages(
                 yield item
 
     return method
+
+
+_entries, _awaited_entries = _blocking_pages(Calls.entries), _awaited_pages(Calls.entries)
 
 
 class _Connected(ABC, Generic[Http, Event]):
@@ -202,8 +206,6 @@ class Client(_Connected[httpx.Client, threading.Event]):
 
     get_balance = _blocking(Calls.get_balance)
     add_funds = _blocking(Calls.add_funds)
-    get = _blocking(Calls.get)
-    entries = _blocking_pages(Calls.entries)
     count = _blocking(Calls.count)
     top = _blocking(Calls.top)
     query = _blocking(Calls.query)
@@ -220,6 +222,55 @@ class Client(_Connected[httpx.Client, threading.Event]):
     rebuild = _blocking(Calls.rebuild)
     switch = _blocking(Calls.switch)
     drop = _blocking(Calls.drop)
+
+    @overload
+    def get(
+        self, model: str, key: str | int, *, min_position: Position | None = None, max_lag: int | None = None
+    ) -> State[Any]: ...
+
+    @overload
+    def get(
+        self,
+        model: str,
+        key: str | int,
+        *,
+        into: type[V],
+        min_position: Position | None = None,
+        max_lag: int | None = None,
+    ) -> State[V | None]: ...
+
+    @wraps(Calls.get)
+    def get(self, model: str, key: str | int, **of: Any) -> State[Any]:
+        return self._run(self._calls.get(model, key, **of))
+
+    @overload
+    def entries(
+        self,
+        model: str,
+        *,
+        start: str | int | None = None,
+        end: str | int | None = None,
+        prefix: str | None = None,
+        page_size: int = 1000,
+        max_lag: int | None = None,
+    ) -> Iterator[Entry[Any]]: ...
+
+    @overload
+    def entries(
+        self,
+        model: str,
+        *,
+        into: type[V],
+        start: str | int | None = None,
+        end: str | int | None = None,
+        prefix: str | None = None,
+        page_size: int = 1000,
+        max_lag: int | None = None,
+    ) -> Iterator[Entry[V]]: ...
+
+    @wraps(Calls.entries)
+    def entries(self, model: str, **of: Any) -> Iterator[Entry[Any]]:
+        return _entries(self, model, **of)
 
     @overload
     def changes(self, model: str, *, key: str | int) -> Iterator[Change]: ...
@@ -314,8 +365,6 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
 
     get_balance = _awaited(Calls.get_balance)
     add_funds = _awaited(Calls.add_funds)
-    get = _awaited(Calls.get)
-    entries = _awaited_pages(Calls.entries)
     count = _awaited(Calls.count)
     top = _awaited(Calls.top)
     query = _awaited(Calls.query)
@@ -332,6 +381,55 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
     rebuild = _awaited(Calls.rebuild)
     switch = _awaited(Calls.switch)
     drop = _awaited(Calls.drop)
+
+    @overload
+    def get(
+        self, model: str, key: str | int, *, min_position: Position | None = None, max_lag: int | None = None
+    ) -> Coroutine[Any, Any, State[Any]]: ...
+
+    @overload
+    def get(
+        self,
+        model: str,
+        key: str | int,
+        *,
+        into: type[V],
+        min_position: Position | None = None,
+        max_lag: int | None = None,
+    ) -> Coroutine[Any, Any, State[V | None]]: ...
+
+    @wraps(Calls.get)
+    def get(self, model: str, key: str | int, **of: Any) -> Coroutine[Any, Any, State[Any]]:
+        return self._run(self._calls.get(model, key, **of))
+
+    @overload
+    def entries(
+        self,
+        model: str,
+        *,
+        start: str | int | None = None,
+        end: str | int | None = None,
+        prefix: str | None = None,
+        page_size: int = 1000,
+        max_lag: int | None = None,
+    ) -> AsyncIterator[Entry[Any]]: ...
+
+    @overload
+    def entries(
+        self,
+        model: str,
+        *,
+        into: type[V],
+        start: str | int | None = None,
+        end: str | int | None = None,
+        prefix: str | None = None,
+        page_size: int = 1000,
+        max_lag: int | None = None,
+    ) -> AsyncIterator[Entry[V]]: ...
+
+    @wraps(Calls.entries)
+    def entries(self, model: str, **of: Any) -> AsyncIterator[Entry[Any]]:
+        return _awaited_entries(self, model, **of)
 
     @overload
     def changes(self, model: str, *, key: str | int) -> AsyncIterator[Change]: ...

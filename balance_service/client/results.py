@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from balance_service.client.errors import InvalidCallError
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from decimal import Decimal
 
+V_co = TypeVar("V_co", covariant=True)
 Role = Literal["active", "standby"]
 _POSITION = re.compile("([0-9]{1,10}):([0-9]{1,18})")
 
@@ -58,11 +59,11 @@ class Balance(KeyAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State(KeyAnswer):
+class State(KeyAnswer, Generic[V_co]):
     """A read model's answer for a key; `value` is None if the key has no state at the position."""
 
     key: str
-    value: Any
+    value: V_co
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +96,11 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Generic[V_co]):
     """A key of a read model and its value."""
 
     key: str
-    value: Any
+    value: V_co
     scan: Scan
     """The reading of the page that has the entry."""
 
@@ -116,7 +117,7 @@ class KeyCount:
 class Top:
     """The entries with the greatest values of a field, greatest first."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry[Any], ...]
     is_cut_off: bool
     """Whether the instance left out entries because the answer would exceed 1 MiB."""
     scan: Scan

@@ -66,7 +66,8 @@ class PublishedTask:
 
     `restored`, `to_restore` and `seconds_left` are of its last restore; `dead_letters` counts the open ones by
     `cause/status`; `comparison` is that of a generation that is built with the serving one, once it has caught up;
-    `sends_as_of` is the number of the newest state of the generations in which the task is sure to send the outputs.
+    `sends_as_of` is the number of the state of the generations since which the task sends the outputs; -1 if it does
+    not.
     """
 
     stage: str
@@ -305,8 +306,12 @@ class ServerTable:
 
     def running(self) -> Sequence[ApplicationServer]:
         """As `servers`, without suspects."""
+        return self.heard_within(SUSPECT_AFTER_SECONDS)
+
+    def heard_within(self, seconds: float) -> Sequence[ApplicationServer]:
+        """As `servers`, without those that have been silent for longer."""
         now = self._clock()
-        return [server for server in self.servers() if not server.is_suspect(now)]
+        return [server for server in self.servers() if server.silent_seconds(now) <= seconds]
 
     def claims(self, stage: str, partition: int) -> list[tuple[ApplicationServer, PublishedTask]]:
         """The instances that claim to own a partition, each with its task, by descending epoch.

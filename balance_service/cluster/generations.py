@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,7 +33,7 @@ from balance_service.process.failpoints import reach
 from balance_service.process.runtime import PeriodicThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.kafka.topics import Topics
@@ -42,6 +44,22 @@ log = structlog.get_logger(__name__)
 
 _TRANSACTION_SECONDS = 15.0
 _RETRY_SECONDS = 1.0
+_MOST_TRIES = 20
+# A write takes some tenths of a second.
+_TURN_SECONDS = 2.0
+_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The states of some models after a transition, and the records of those that it has changed."""
+
+    after: Mapping[str, Generations] = field(default_factory=dict)
+    values: Mapping[str, bytes] = field(default_factory=dict)
+    """By model. No other writer writes the same, because they have the time."""
+
+    def is_among(self, records: Iterable[ControlRecord]) -> bool:
+        return not {*self.values.values()}.isdisjoint(record.value for record in records)
 
 
 class GenerationLog(PeriodicThread):
@@ -63,6 +81,10 @@ class GenerationLog(PeriodicThread):
         self.records = ControlRecords.of(settings, self._topic)
         self._known: Mapping[str, Generations] = {}
         self._writing = threading.Lock()
+        self._reading = threading.Lock()
+        self._hearing = threading.Lock()
+        self._read_began = float("-inf")
+        self._read_failed: str | None = None
         self._changed = threading.Event()
         self._reader: LogReader | None = None
         self._followed: list[ControlRecord] = []
@@ -90,8 +112,38 @@ class GenerationLog(PeriodicThread):
         return self._known
 
     def refresh(self) -> None:
-        """Reads the topic to its end: until the thread starts, nothing else does. Raises RetriableError as a reader."""
-        self._read_to_end()
+        """Reads the topic to its end. One read serves all callers that have called before it began.
+
+        Raises RetriableError as a reader.
+        """
+        called = time.monotonic()
+        with self._reading:
+            if self._read_began <= called:
+                began, self._read_failed = time.monotonic(), None
+                try:
+                    self._read_to_end()
+                except RetriableError as error:
+                    self._read_failed = str(error)
+                self._read_began = began
+            if self._read_failed is not None:
+                raise RetriableError(self._read_failed)
+
+    def newest(self, model: str) -> Generations:
+        """Returns a read model's generations according to the topic's present end.
+
+        A model that has had one generation alone, as far as this instance and the names of the topics tell, does not
+        depend on the topic.
+
+        Raises:
+            RetriableError: the topic cannot be read.
+        """
+        try:
+            self.refresh()
+        except RetriableError:
+            # It may have been suspended while another one was built.
+            if self.of(model).newest > 1 or self._topics.starting_with(f"{self._settings.application_id}-{model}.g"):
+                raise
+        return self.of(model)
 
     def wait(self, seconds: float) -> None:
         """Waits until a record is read, at most some seconds."""
@@ -109,22 +161,21 @@ class GenerationLog(PeriodicThread):
             if refused := self.records.unknown(name.encode()):
                 # Its history is unknown: generation 1 may be one that was dropped.
                 raise ConfigurationError(self.records.problem(refused[0]))
-        while missing := {name: declared for name, declared in declarations.items() if name not in self._known}:
-            try:
-                self._write({name: partial(_begun, declared) for name, declared in missing.items()})
-            except TaskMigratedError:
-                # Instances that start together fence each other. The last one writes for all.
-                self._read_to_end()
+        if missing := {name: declared for name, declared in declarations.items() if name not in self._known}:
+            # One that starts at the same time may write it first.
+            self._write({name: partial(_begun, declared) for name, declared in missing.items()})
 
     def write(self, model: str, change: Callable[[Generations], Generations]) -> Generations:
         """Applies a transition to the model's newest state.
 
         A transaction by the topic's only transactional id keeps two writers apart: the second one fences the first
-        before it reads the state.
+        before it reads the state. The first one then tries again, with the state that the second one wrote.
+
+        Args:
+            change: called again if another writer was faster.
 
         Raises:
             InvalidInputError: the transition is not possible.
-            TaskMigratedError: nothing was written, because another instance writes.
             RetriableError: nothing was written, or the outcome is unknown.
         """
         return self._write({model: change})[model]
@@ -132,51 +183,97 @@ class GenerationLog(PeriodicThread):
     def _write(self, changes: Mapping[str, Callable[[Generations], Generations]]) -> Mapping[str, Generations]:
         """Applies a transition to each of some models, in one transaction. A state that it leaves is not written."""
         with self._writing:
-            # The transactional id has the topic's name.
-            doing, grant = f"writing to topic '{self._topic}'", f"Write on topic and transactional id '{self._topic}'"
-            producer = new_client(Producer, transactional_config(self._settings, self._topic))
-            try:
-                prepare_generations(self._topics, self._settings)
-                producer.init_transactions(_TRANSACTION_SECONDS)
-                read = self._read_to_end()
-                before = {model: read.get(model) or Generations(model) for model in changes}
-                after = {model: change(before[model]) for model, change in changes.items()}
-                written = [now for model, now in after.items() if now.number > before[model].number]
-                reach("generations-changed")
-                producer.begin_transaction()
-                for now in written:
-                    key, value = now.model.encode(), self._codec.encode(now.record())
-                    headers: dict[str, str | bytes | None] = {**self.records.headers(key, value)}
-                    producer.produce(self._topic, value, key, partition=0, headers=headers)
-                if wait_for_deliveries(producer, _TRANSACTION_SECONDS):
-                    raise RetriableError(f"{doing}: the broker did not confirm in time")
-                producer.commit_transaction(_TRANSACTION_SECONDS)
-                reach("generations-written")
-            except KafkaException as error:
-                raise by_remedy(error, doing, grant) from error
-            finally:
-                producer.purge()
-            self._hear(after)
-            for now in written:
-                log.info("generations", model=now.model, action=now.action, serving=now.serving, live=now.live)
-            return after
+            prepare_generations(self._topics, self._settings)
+            step, records = _Step(), list[ControlRecord]()
+            for tries in range(1, _MOST_TRIES + 1):
+                try:
+                    with self._transaction() as producer:
+                        records = self._records(waits_for_open=True)
+                        # The one that fenced it may have done so after the broker had committed.
+                        if not step.is_among(records):
+                            step = self._step(changes, records)
+                            reach("generations-changed")
+                            self._produce(producer, step.values)
+                    break
+                except TaskMigratedError as fenced:
+                    if tries == _MOST_TRIES:
+                        raise RetriableError(f"{fenced}, {tries} times: try again") from fenced
+                    self._let_write(records)
+            self._hear(step.after)
+            for name in step.values:
+                now = step.after[name]
+                log.info("generations", model=name, action=now.action, serving=now.serving, live=now.live)
+            return step.after
+
+    def _let_write(self, records: Sequence[ControlRecord]) -> None:
+        """Waits until another writer has written, for a while: two that fence each other all the time write nothing."""
+        until = time.monotonic() + _TURN_SECONDS
+        while len(self._records(waits_for_open=False)) <= len(records) and time.monotonic() < until:
+            time.sleep(random.uniform(0, _LOOK_SECONDS))  # noqa: S311
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Producer]:
+        """A producer that has fenced the other writers; what it produces is committed at the end.
+
+        Raises:
+            TaskMigratedError: another writer has fenced this one.
+            RetriableError: the broker does not respond.
+        """
+        # The transactional id has the topic's name.
+        doing, grant = f"writing to topic '{self._topic}'", f"Write on topic and transactional id '{self._topic}'"
+        # Tasks that open wait for a transaction that a killed instance has left open.
+        config = transactional_config(self._settings, self._topic, int(_TRANSACTION_SECONDS * 1000))
+        producer = new_client(Producer, config)
+        try:
+            producer.init_transactions(_TRANSACTION_SECONDS)
+            producer.begin_transaction()
+            yield producer
+            if wait_for_deliveries(producer, _TRANSACTION_SECONDS):
+                raise RetriableError(f"{doing}: the broker did not confirm in time")
+            producer.commit_transaction(_TRANSACTION_SECONDS)
+            reach("generations-written")
+        except KafkaException as error:
+            raise by_remedy(error, doing, grant) from error
+        finally:
+            producer.purge()
+
+    def _produce(self, producer: Producer, values: Mapping[str, bytes]) -> None:
+        for name, value in values.items():
+            key = name.encode()
+            headers: dict[str, str | bytes | None] = {**self.records.headers(key, value)}
+            producer.produce(self._topic, value, key, partition=0, headers=headers)
+
+    def _step(
+        self, changes: Mapping[str, Callable[[Generations], Generations]], records: Sequence[ControlRecord]
+    ) -> _Step:
+        """Returns what transitions lead to after the records of the topic."""
+        read = self._result(records)
+        before = {name: read.get(name) or Generations(name) for name in changes}
+        after = {name: change(before[name]) for name, change in changes.items()}
+        changed = [now for name, now in after.items() if now.number > before[name].number]
+        return _Step(after, {now.model: self._codec.encode(now.record()) for now in changed})
 
     def _hear(self, read: Mapping[str, Generations]) -> None:
-        newer = {name: after for name, after in read.items() if after.number > self.of(name).number}
-        if newer:
-            self._known = {**self._known, **newer}
-            self._changed.set()
+        with self._hearing:
+            newer = {name: after for name, after in read.items() if after.number > self.of(name).number}
+            if newer:
+                self._known = {**self._known, **newer}
+                self._changed.set()
 
-    def _read_to_end(self) -> Mapping[str, Generations]:
+    def _read_to_end(self) -> None:
+        self._result(self._records(waits_for_open=True))
+
+    def _records(self, *, waits_for_open: bool) -> list[ControlRecord]:
+        """Returns all records of the topic; none if there is no topic. Argument as of `reader_to_end`."""
         if (topic := self._topics.find(self._topic)) is None:
-            return {}
-        with reader_to_end(self._settings, self._topics, topic, waits_for_open=True) as reader:
-            known = self._result([ControlRecord.of(message) for message in reader])
-        self._hear(known)
-        return known
+            if self._known:
+                raise RetriableError(f"the broker does not know topic '{self._topic}' now")
+            return []
+        with reader_to_end(self._settings, self._topics, topic, waits_for_open=waits_for_open) as reader:
+            return [ControlRecord.of(message) for message in reader]
 
     def _result(self, records: Sequence[ControlRecord]) -> dict[str, Generations]:
-        """Returns the generations that records of the topic, from its beginning on, result in.
+        """Returns the generations that records of the topic, from its beginning on, result in, and knows them.
 
         One that does not count leaves the generations as they were.
         """
@@ -193,6 +290,7 @@ class GenerationLog(PeriodicThread):
                 self.records.refuse(record, reason)
             else:
                 known[model] = after
+        self._hear(known)
         return known
 
     def _follow(self) -> None:
@@ -202,7 +300,7 @@ class GenerationLog(PeriodicThread):
                 self._followed = []
             if messages := self._reader.read():
                 self._followed += map(ControlRecord.of, messages)
-                self._hear(self._result(self._followed))
+                self._result(self._followed)
         except BalanceServiceError as error:
             log.warning("following the generations failed", error=str(error))
             # From the beginning again: it is past the record whose schema it could not get.

@@ -343,9 +343,13 @@ class Memberships:
         """By topic."""
 
     @property
-    def have_joined(self) -> bool:
-        """Whether every group has admitted this instance."""
-        return all(one.joined.is_set() for one in self.of.values())
+    def joining(self) -> list[str]:
+        """The topics whose groups have not admitted this instance yet, or not confirmed it for the first time."""
+        return [
+            topic
+            for topic, one in self.of.items()
+            if not one.joined.is_set() or (one.has_asked and not one.lease.was_confirmed)
+        ]
 
     @property
     def problems(self) -> list[str]:

@@ -56,7 +56,6 @@ _POLL_SECONDS = 0.1
 
 # Producers check the size before compression, so a record can be larger here than on the source.
 _LARGEST_RECORD_BYTES = 100 << 20
-_TRANSACTION_TIMEOUT_MS = 60_000
 _TIMEOUT_SECONDS = 60.0
 _ATTEMPT_SECONDS = 5.0
 _COORDINATOR_SOON = {
@@ -239,7 +238,6 @@ class Copier:
                 "compression.type": "lz4",
                 **transactional_config(settings, name),
                 "partitioner": librdkafka_partitioner(partitioner),
-                "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS,
                 "message.max.bytes": _LARGEST_RECORD_BYTES,
                 "delivery.report.only.error": True,
             },

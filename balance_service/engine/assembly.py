@@ -15,6 +15,7 @@ from balance_service.engine.dead_letters import Letters
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.outputs import Emission, Target, sender_of
 from balance_service.engine.placement import Placement
+from balance_service.engine.processor import Tolerance
 from balance_service.engine.stateless import EmitProcessor, JoinProcessor, RepartitionProcessor, RetryProcessor
 from balance_service.engine.table_partition import TableContext
 from balance_service.errors import ConfigurationError, FatalError
@@ -108,6 +109,7 @@ def processor_of(stage: Stage, read_model: ReadModel | None, around: Surrounding
             ],
             position_codec=position_codec,
             letters=letters,
+            tolerance=Tolerance(read_model.on_failure),
         )
     return _fold_processor(stage, read_model, around, position_codec, letters)
 
@@ -149,6 +151,7 @@ def _fold_processor(
         marker_codec=around.codec(stage.changelog, load_schema("IdempotencyMarker")),
         placement=Placement(stage.source, Partitioning(around.partitions(stage.source), stage.partitioner)),
         idempotency_window_ms=around.idempotency_window_ms,
+        tolerance=Tolerance(read_model.on_failure),
         emission=_emission(stage, read_model, around),
     )
 

@@ -47,6 +47,10 @@ class ChangelogCutError(RetriableError):
     """The changelog ends before the store does: it was recreated or truncated."""
 
 
+class SecondWriterError(RetriableError):
+    """The changelog has records that this task did not write since it fenced all others."""
+
+
 class ChangelogWriter:
     """The only writer of a task's changelog partition; its transactional id fences all others.
 
@@ -69,6 +73,7 @@ class ChangelogWriter:
         self._changelog = changelog
         self._dead_letters = dead_letters
         self._written_to = {changelog, dead_letters}
+        self._next: int | None = None
 
     def fence(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Aborts the open transaction of a predecessor and fences that predecessor.
@@ -93,6 +98,10 @@ class ChangelogWriter:
             else:
                 return
 
+    def expect(self, end: int) -> None:
+        """Has the next commit begin at an offset of the changelog, its end after `fence`; later ones follow on it."""
+        self._next = end
+
     def commit(
         self,
         states: Iterable[Record],
@@ -113,6 +122,7 @@ class ChangelogWriter:
             TaskMigratedError: the writer was fenced; nothing was committed.
             NotAuthorizedError: the brokers do not allow the write; nothing was committed.
             ChangelogCutError: the changelog ends below `holds_up_to`; nothing was committed.
+            SecondWriterError: another producer has written to the changelog; nothing was committed.
             RetriableError: nothing was committed, or the outcome is unknown; the changelog shows which.
         """
         try:
@@ -190,9 +200,16 @@ class ChangelogWriter:
                 f"the changelog {self._changelog}-{self._partition} ends at {began}, and the store holds it up to "
                 f"{holds_up_to}: it was recreated or truncated"
             )
+        if self._next is not None and began > self._next:
+            raise SecondWriterError(
+                f"another producer has written to {self._changelog}-{self._partition}: a commit began at {began}, "
+                f"not at {self._next}"
+            )
         reach("produced")
         producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)
         reach("committed")
+        # The marker of the transaction has an offset too.
+        self._next = delivery.position_offset + 2
         return delivery.position_offset + 1
 
     @staticmethod

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from balance_service.engine.changelog_writer import ChangelogCutError
-from balance_service.engine.records import POSITION_KEY, SILENT
+from balance_service.engine.records import POSITION_KEY
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.process.failpoints import reach
 
@@ -43,7 +43,8 @@ class Committed:
     `causes` counts the dead letters by cause, `others` the ignored records of other types by type, `deleted` the states
     that the fold removed, `sent` the records for other topics, `healed` the dead letters whose records are applied now,
     and `scheduled` the dead letters of another application that will be sent when they are due. `changed_keys`
-    takes a number, and returns the keys of the changed states; None if there are more.
+    takes a number, and returns the keys of the changed states; None if there are more. `refused` has the first of the
+    dead letters that were sent to their topic, by cause.
     """
 
     applied: int
@@ -57,6 +58,7 @@ class Committed:
     scheduled: int = 0
     others: Mapping[str, int] = field(default_factory=dict)
     changed_keys: Callable[[int], Sequence[bytes] | None] = field(default=lambda _most: (), compare=False, repr=False)
+    refused: Mapping[str, DeadLetter] = field(default_factory=dict, compare=False, repr=False)
 
 
 def commit(
@@ -89,7 +91,9 @@ def commit(
     unsent = frozenset(offset for offset, letter in known.items() if not letter.is_sent)
     outcome = processor.outcome(replace(batch, unsent=unsent), partition, stands_at, store)
     failed = sorted((*batch.dead_letters, *outcome.dead_letters), key=lambda letter: letter.offset)
-    changes = processor.letters.on_commit(store, known, failed, batch.forgotten, outcome.letters)
+    changes = processor.letters.on_commit(
+        store, known, failed, batch.forgotten, outcome.letters, is_silent=batch.is_silent
+    )
     moved = replace(
         stands_at,
         offset=batch.end,
@@ -103,7 +107,7 @@ def commit(
 
     reach("folded")
     # Another generation has written these dead letters.
-    fresh = () if stands_at.emitted_up_to == SILENT else changes.fresh
+    fresh = () if batch.is_silent else changes.fresh
     _write(moved, processor.position_codec, store, writer, records, fresh, [*outcome.outputs, *audit])
     reach("stored")
     return Committed(
@@ -118,6 +122,7 @@ def commit(
         scheduled=len(outcome.letters),
         others={name: records for name, records in batch.ignored.items() if name},
         changed_keys=outcome.changed_keys,
+        refused={letter.cause: letter for letter in reversed(fresh)},
     )
 
 
@@ -147,14 +152,13 @@ def write_position(
     store: StateStore,
     writer: ChangelogWriter,
     letters: LetterChanges | None = None,
-    outputs: Iterable[Output] = (),
 ) -> None:
     """Commits the position, and the dead letters, that a task starts with. Raises as `commit`."""
     if letters is None or not letters.records:
-        _write(position, codec, store, writer, tuple, outputs=outputs)
+        _write(position, codec, store, writer, tuple)
     else:
         moved = replace(position, letters=letters.counted)
-        _write(moved, codec, store, writer, lambda: iter(letters.records), outputs=outputs)
+        _write(moved, codec, store, writer, lambda: iter(letters.records))
 
 
 def _require_whole(store: StateStore) -> None:

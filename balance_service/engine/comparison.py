@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from balance_service.engine.records import RESERVED_PREFIX
+from balance_service.engine.records import RESERVED_PREFIX, Compared, Difference
 from balance_service.engine.store import offset_of
 from balance_service.errors import RetriableError, StoreCorruptedError
 from balance_service.model.generations import Comparison
@@ -27,26 +26,6 @@ _ALIGN_SECONDS = 5.0
 _LOOK_SECONDS = 0.002
 _key = itemgetter(0)
 MOST_DIFFERENCES = 20
-
-
-class Difference(NamedTuple):
-    """A key whose state differs, with both states as queries show them; None where there is no state.
-
-    A state without its class is shown as it is kept.
-    """
-
-    key: bytes
-    serving: object
-    building: object
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """The result for a partition at a position of its source, with the first differences."""
-
-    position: int
-    counts: Comparison
-    differences: tuple[Difference, ...]
 
 
 def aligned(serving: Task, building: Task) -> tuple[StoreView, StoreView]:

@@ -23,7 +23,8 @@ from balance_service.engine.dead_letter import (
     is_final,
     open_letters,
 )
-from balance_service.engine.records import RESERVED_PREFIX, SILENT
+from balance_service.engine.records import RESERVED_PREFIX
+from balance_service.engine.store import offset_of
 from balance_service.errors import RetriableError
 from balance_service.process.runtime import now_ms
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 # Dead letters that one commit retries.
 _MAX_RETRIED = 1_000
+# Dead letters of the sending generation that one commit of a silent one takes over.
+_MAX_FOLLOWED = 10_000
 _AT = RESERVED_PREFIX + b"letter-at"
 _DUE = RESERVED_PREFIX + b"letter-due"
 _OF = RESERVED_PREFIX + b"letter-of"
@@ -127,8 +130,12 @@ class Letters:
             return []
         return [letter.offset for letter in self.between(store, start) if letter.status is not Status.APPLIED]
 
-    def due(self, store: StateStore) -> DueLetters:
-        """Returns at most a thousand dead letters that are due, including those that wait behind them."""
+    def due(self, store: StateStore, sender: StoreView | None = None) -> DueLetters:
+        """Returns at most a thousand dead letters that are due, including those that wait behind them.
+
+        Args:
+            sender: the states of the generation that sends, if that is another one. What is open there waits.
+        """
         position = store.position
         if position is None or not position.letters:
             return DueLetters()
@@ -136,12 +143,16 @@ class Letters:
         if store.keys(_AT + _number(position.offset), _AT + _number(_BEYOND), 1):
             return DueLetters()
         end = _DUE + _number(self.now_ms() + 1)
-        keys = store.first_keys(_DUE, end, _MAX_RETRIED)
-        letters = self.at(store, map(_last_number, keys))
+        if sender is None:
+            letters = self.at(store, map(_last_number, store.first_keys(_DUE, end, _MAX_RETRIED)))
+        else:
+            letters = self._due_but_open_in(sender, store, end)
         forgotten = [letter for letter in letters.values() if not letter.status.is_open]
         again = {offset: letter for offset, letter in letters.items() if letter.status.is_open}
         if self.keeps_order:
-            again |= self._behind(store, again)
+            behind = self._behind(store, again)
+            open_there = set() if sender is None else self._open_of(sender, behind)
+            again |= {offset: letter for offset, letter in behind.items() if offset not in open_there}
         return DueLetters([letter for _, letter in sorted(again.items())][:_MAX_RETRIED], forgotten)
 
     def blocks_keys(self, store: StateStore) -> bool:
@@ -166,6 +177,8 @@ class Letters:
         failed: Sequence[DeadLetter],
         forgotten: Iterable[Letter] = (),
         made: Iterable[Letter] = (),
+        *,
+        is_silent: bool = False,
     ) -> LetterChanges:
         """Returns the changes of a commit.
 
@@ -174,10 +187,10 @@ class Letters:
             failed: the records that it could not apply.
             forgotten: closed dead letters to delete.
             made: new dead letters of records that the stage schedules; those in `known` are ignored.
+            is_silent: whether another generation sends the outputs, and writes the dead letters to their topic.
         """
         now, changes = self.now_ms(), LetterChanges(_counts(store))
         sent_before = store.position.emitted_up_to if store.position else 0
-        is_silent = sent_before == SILENT
         for letter in made:
             if letter.offset not in known:
                 self._change(changes, letter.offset, None, letter)
@@ -271,14 +284,25 @@ class Letters:
         found = view.scan(_AT + _number(start), _AT + _number(_BEYOND), min(limit, _SCANNED))
         return [self.decode(_last_number(key), frame) for key, frame in found]
 
+    def all(self, view: Snapshot) -> dict[int, Letter]:
+        """Returns the dead letters by offset, in order."""
+        return {letter.offset: letter for letter in self._pages(view, 0)}
+
     def open_in(self, store: StateStore) -> dict[int, Letter]:
         """Returns the open dead letters by offset, in order."""
         if not open_letters(_counts(store)):
             return {}
         return {letter.offset: letter for letter in self.between(store, 0) if letter.status.is_open}
 
-    def on_take_over(
-        self, store: StateStore, others: StateStore, position: int, *, is_same_code: bool
+    def on_inherit(
+        self,
+        store: StateStore,
+        theirs: Mapping[int, Letter],
+        position: int,
+        read_up_to: int,
+        in_topic: Collection[int],
+        *,
+        is_same_code: bool,
     ) -> LetterChanges:
         """Returns the changes that make the dead letters here follow those of the generation that sent until now.
 
@@ -287,71 +311,95 @@ class Letters:
         apply one that waits for a decision only because other events came since. It goes on waiting.
 
         Args:
-            others: the store of the other generation, which has read further.
+            theirs: the dead letters of the other generation.
             position: of this generation.
+            read_up_to: the position of the other one. It may be lower if a third one has sent, and is lost.
+            in_topic: offsets of open dead letters whose outputs are in their topics.
             is_same_code: whether both generations are folded by the same code.
         """
         now, changes = self.now_ms(), LetterChanges(_counts(store))
         ours = self.open_in(store)
-        after = {letter.offset: letter for letter in self.between(others, position)}
-        theirs = self.at(others, ours) | after
-        after |= as_sender_has(ours, theirs, now)
+        # A new store takes all over, also of records that the source no longer has.
+        after = {at: letter for at, letter in theirs.items() if at >= position or store.position is None}
+        after |= as_sender_has({at: letter for at, letter in ours.items() if at < read_up_to}, theirs, now)
+        unread = {at: letter for at, letter in ours.items() if at >= read_up_to and at in in_topic}
+        after |= {at: replace(letter, is_sent=True, is_in_topic=False) for at, letter in unread.items()}
         before = self.at(store, after)
         for offset, letter in after.items():
+            if (known := before.get(offset)) is not None and known.status is Status.DISCARDED:
+                continue
             is_hopeless = letter.is_in_topic and is_final(letter.cause)
             other = theirs.get(offset)
-            waits = is_same_code and other is not None and other.status.needs_decision
-            is_retried = letter.status.is_open and not is_hopeless and not waits
-            self._change(changes, offset, before.get(offset), letter.due_at_once(now) if is_retried else letter)
+            if is_same_code and other is not None and other.status.needs_decision:
+                # Ours may be due: it does not say what came of the attempts there.
+                self._change(changes, offset, known, other)
+                continue
+            is_retried = letter.status.is_open and not is_hopeless
+            self._change(changes, offset, known, letter.due_at_once(now) if is_retried else letter)
         self._schedule_unblocked(store, changes)
         store.look_for(_DUE, changes.records)
         return changes
 
-    def open_in_any(self, store: StateStore, others: Iterable[StateStore]) -> dict[int, Letter]:
-        """Returns the open dead letters here, and those of other generations' records that were not read here."""
-        start = store.position.offset if store.position else 0
-        theirs = {letter.offset: letter for other in others for letter in self.between(other, start)}
-        unknown = theirs.keys() - self.at(store, theirs).keys()
-        return self.open_in(store) | {at: theirs[at] for at in unknown if theirs[at].status.is_open}
-
-    def has_applied(self, store: StateStore, offset: int) -> bool:
-        """Whether a task has applied a record without a dead letter."""
-        position = store.position
-        return position is not None and offset < position.offset and not self.at(store, (offset,))
-
-    def on_begin_to_send(
-        self, store: StateStore, letters: Mapping[int, Letter], sent: Collection[int]
-    ) -> LetterChanges:
+    def on_begin_to_send(self, store: StateStore, sent: Collection[int]) -> LetterChanges:
         """Returns the changes that make a generation send whose sender is lost.
 
-        Only this generation has a dead letter of what the former sender applied: its attempt comes into the topic. One
-        that was not read here is read in its turn.
+        Only this generation has a dead letter of what the former sender applied: its attempt comes into the topic.
 
         Args:
-            letters: as `open_in_any` returns.
-            sent: those that the former sender has applied.
+            sent: the offsets of open dead letters whose outputs are in their topics.
         """
-        now, changes, before = self.now_ms(), LetterChanges(_counts(store)), self.at(store, letters)
-        for offset, letter in letters.items():
-            if offset not in sent:
-                self._change(changes, offset, before.get(offset), letter)
-            elif offset in before:
-                after = replace(letter, is_sent=True, is_in_topic=False).due_at_once(now)
-                self._change(changes, offset, before[offset], after)
+        now, changes, before = self.now_ms(), LetterChanges(_counts(store)), self.at(store, sent)
+        for offset, letter in before.items():
+            after = replace(letter, is_sent=True, is_in_topic=False).due_at_once(now)
+            self._change(changes, offset, letter, after)
         self._schedule_unblocked(store, changes)
         store.look_for(_DUE, changes.records)
         return changes
 
-    def open_of(self, view: StoreView, batch: TaskBatch) -> dict[int, Letter]:
-        """Returns the open dead letters of another generation among the records of a batch, by offset."""
+    def on_following(self, store: StateStore, sender: StoreView, start: int) -> tuple[LetterChanges, int]:
+        """Returns the changes that give a silent generation the dead letters of the one that sends.
+
+        Then neither applies their records in their turn: not an open one, and a discarded one never.
+
+        Args:
+            start: where this generation stands, or further on if it has the dead letters up to there.
+
+        Returns:
+            The offset up to which this generation has the dead letters then, too.
+        """
+        changes, end = LetterChanges(_counts(store)), offset_of(sender)
+        if sender.position is None or not sender.position.letters:
+            return changes, end
+        kept = (letter for letter in self._pages(sender, start, end) if letter.status is not Status.APPLIED)
+        theirs = {letter.offset: letter for letter in islice(kept, _MAX_FOLLOWED)}
+        if len(theirs) == _MAX_FOLLOWED:
+            end = max(theirs) + 1
+        known = self.at(store, theirs)
+        for offset, letter in theirs.items():
+            before = known.get(offset)
+            # A decision to retry may have failed there.
+            if before is None or before.status is Status.APPLIED:
+                self._change(changes, offset, before, letter)
+        store.look_for(_DUE, changes.records)
+        return changes, end
+
+    def _open_of(self, view: StoreView, offsets: Iterable[int]) -> set[int]:
+        """Returns those of some offsets whose dead letters are open in another generation."""
         if view.position is None or not open_letters(view.position.letters):
-            return {}
-        if batch.retried:
-            frames = ((offset, view.get(_AT + _number(offset))) for offset in batch.retried)
-            found = [self.decode(offset, frame) for offset, frame in frames if frame is not None]
-        else:
-            found = [*self._pages(view, batch.start, batch.end)]
-        return {letter.offset: letter for letter in found if letter.status.is_open}
+            return set()
+        frames = ((offset, view.get(_AT + _number(offset))) for offset in offsets)
+        return {at for at, frame in frames if frame is not None and self.decode(at, frame).status.is_open}
+
+    def _due_but_open_in(self, sender: StoreView, store: StateStore, end: bytes) -> dict[int, Letter]:
+        """Returns the first dead letters that are due, except those that are open in another generation."""
+        found: dict[int, Letter] = {}
+        for keys in _scan(store, _DUE, end):
+            letters = self.at(store, map(_last_number, keys))
+            waiting = self._open_of(sender, letters)
+            found |= {offset: letter for offset, letter in letters.items() if offset not in waiting}
+            if len(found) >= _MAX_RETRIED:
+                break
+        return dict(sorted(found.items())[:_MAX_RETRIED])
 
     def first_needed(self, view: StoreView) -> int:
         """Returns the offset of the first record that is not applied: the position, or an open dead letter below it."""

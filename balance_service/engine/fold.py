@@ -13,7 +13,7 @@ from balance_service.engine.dead_letter import BEHIND_CAUSE, blocks_key
 from balance_service.engine.idempotency import IdempotencyKeys
 from balance_service.engine.outputs import ENVELOPE_BYTES
 from balance_service.engine.placement import MOST_KEYS
-from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, call_own_code
+from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, Tolerance, call_own_code
 from balance_service.engine.records import MISPLACED
 from balance_service.errors import FatalError, PoisonRecordError, RetriableError
 from balance_service.model.events import event_of
@@ -53,6 +53,7 @@ class FoldProcessor:
     marker_codec: AvroCodec
     placement: Placement
     idempotency_window_ms: int
+    tolerance: Tolerance
     emission: Emission | None = None
 
     def outcome(self, batch: TaskBatch, partition: int, position: Position, store: StateStore) -> BatchOutcome:
@@ -85,7 +86,7 @@ class FoldProcessor:
         if strangers or self.placement.is_doubtful:
             self.placement.examine(_last_keys(batch), partition, is_misplaced=bool(strangers))
         emission = None if self.emission is None else self.emission.of_batch(batch, partition, position)
-        one_by_one = _OneByOne(self, batch, position.source, blocked, emission, keys, outcome)
+        one_by_one = _OneByOne(self, batch, partition, position.source, blocked, emission, keys, outcome)
         for key in singly.keys() - strangers:
             if not one_by_one.fold(before[key], singly[key]):
                 read_again.add(key)
@@ -109,6 +110,8 @@ class FoldProcessor:
             elif before[key] is not None:
                 outcome.others.append((key, None))
                 outcome.deleted += 1
+        if outcome.columns or outcome.others:
+            self.tolerance.applied(partition)
         outcome.others += keys.records(store)
         outcome.outputs.sort(key=_offset)
         return outcome
@@ -191,12 +194,15 @@ class FoldProcessor:
         """
         try:
             frame = self.state_codec.encode(state)
-            if len(frame) + ENVELOPE_BYTES > self.largest_bytes:
-                raise ValueError(f"the changelog does not accept its {len(frame)} bytes")
             # A state of standard folds survives encoding unchanged.
-            return state if self.read_model.standard_folds else self.state_codec.decode(frame), frame
+            kept = state if self.read_model.standard_folds else self.state_codec.decode(frame)
         except Exception as error:  # fastavro raises any exception its writer or reader runs into
-            raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {error}") from error
+            why = self.state_codec.misfit(state) or error
+            raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {why}") from error
+        if len(frame) + ENVELOPE_BYTES > self.largest_bytes:
+            why = f"the changelog does not accept its {len(frame)} bytes"
+            raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {why}")
+        return kept, frame
 
     def _states(self, store: StateStore, keys: Iterable[bytes]) -> dict[bytes, State | None]:
         wanted = list(keys)
@@ -213,6 +219,7 @@ class _OneByOne:
 
     processor: FoldProcessor
     batch: TaskBatch
+    partition: int
     source: str
     """A topic and its partition."""
     blocked: Mapping[bytes, int]
@@ -240,12 +247,13 @@ class _OneByOne:
         letters: list[DeadLetter] = []
         outputs: list[Output] = []
         state, duplicates, last, frame = before, 0, None, None
-        last_to_send: KeyedUpdate | None = None
+        last_to_send, state_in_topic = None, before
         blocked_after = self.blocked.get(events[0].key, events[-1].offset)
         for update in events:
             try:
                 if update.offset > blocked_after:
-                    raise PoisonRecordError(BEHIND_CAUSE, "an earlier event of this key could not be applied yet")
+                    why = f"the event of this key at offset {blocked_after} could not be applied yet"
+                    raise PoisonRecordError(BEHIND_CAUSE, why)
                 if self.idempotency_keys.is_repeated(update):
                     duplicates += 1
                     continue
@@ -260,15 +268,19 @@ class _OneByOne:
                     self.idempotency_keys.forget(events)
                     return False
                 if isinstance(error, OwnCodeFailedError):
-                    self._require_retried(error, update)
+                    if self.after or last is not None:
+                        processor.tolerance.applied(self.partition)
+                    why_not = processor.tolerance.why_not(error, self.partition, update.offset)
+                    self._require_retried(error, update, why_not)
                     if processor.letters.keeps_order:
                         blocked_after = update.offset
                 letters.append(replace(update.record, cause=error.cause, detail=error.detail))
             else:
-                state, frame, last = following, following_frame, update
-                # Retries may end with an event whose outputs were sent before it failed.
+                # A batch may begin with events, and retries may end with one, whose outputs were sent before.
                 if self.emission is not None and self.emission.sends_for(update):
+                    state_in_topic = state if last_to_send is None else state_in_topic
                     last_to_send = update
+                state, frame, last = following, following_frame, update
                 self.idempotency_keys.remember(update)
         if last is not None:
             if frame is None and state is not None:
@@ -278,7 +290,7 @@ class _OneByOne:
                     # Encoding the state after each event finds the event that made it unfit.
                     self.idempotency_keys.forget(events)
                     return self._fold(before, events, frames_each=True)
-            if self.emission is not None and last_to_send is not None and state != before:
+            if self.emission is not None and last_to_send is not None and state != state_in_topic:
                 try:
                     outputs += self.emission.of_last(last_to_send, state, frame)
                 except OwnCodeFailedError as error:
@@ -298,8 +310,8 @@ class _OneByOne:
         self.outcome.duplicates += duplicates
         return True
 
-    def _require_retried(self, error: OwnCodeFailedError, event: KeyedUpdate) -> None:
-        error.require_retried(self.batch, self.processor.read_model.name, self.source, event.offset)
+    def _require_retried(self, error: OwnCodeFailedError, event: KeyedUpdate, why_not: str | None = "") -> None:
+        error.require_retried(self.batch, self.processor.read_model.name, self.source, event.offset, why_not)
 
 
 def _last_keys(batch: TaskBatch) -> list[bytes]:

@@ -7,34 +7,26 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from balance_service.engine.changelog_writer import ChangelogWriter, Envelope
 from balance_service.engine.database import Database
 from balance_service.engine.dead_letter import Letter, Status
-from balance_service.engine.outputs import START_ANEW, sent_of, sent_up_to
-from balance_service.engine.records import POSITION_KEY, SILENT, Position
+from balance_service.engine.inheritance import inherit
+from balance_service.engine.outputs import START_ANEW, sent_of
+from balance_service.engine.records import Position
 from balance_service.engine.state_directory import FORMAT
 from balance_service.engine.store import StateStore, StoreIdentity
-from balance_service.errors import RetriableError, TaskHaltedError
-from balance_service.kafka.clients import reader_config, transactional_config
-from balance_service.kafka.log_reader import LogReader, reader_to_end
-from balance_service.kafka.topic_specs import dead_letter_bytes
+from balance_service.errors import RetriableError, TaskHaltedError, TaskMigratedError
+from balance_service.kafka.log_reader import reader_to_end
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from balance_service.avro.codec import AvroCodec
     from balance_service.engine.dead_letters import LetterChanges
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import TaskId
-    from balance_service.kafka.topics import Topic, Topics
-    from balance_service.model.stage import Stage
+    from balance_service.kafka.topics import Topic
     from balance_service.model.stream import Partitioner
-    from balance_service.settings import Settings
 
 log = structlog.get_logger(__name__)
-
-# A commit of one state, and its marker.
-_LAST_RECORDS = 4
 
 
 def check_same_log(ours: Topic, now: Topic | None, changelog: Topic | None = None) -> None:
@@ -64,8 +56,8 @@ def check_still_there(source: str, partition: int, position: int, start: int, en
     if position < start:
         raise TaskHaltedError(
             f"events {position} to {start - 1} of {source}-{partition} are gone and were never applied; copy all "
-            "events to a new topic and start again with it, or run `balance-service rebuild --offline`, which folds "
-            "only the events that are left"
+            "events to a new topic and start again with it, or run `balance-service rebuild --offline` with "
+            "BALANCE_ALLOW_FINITE_RETENTION=true, which folds only the events that are left"
         )
     if position > end:
         raise TaskHaltedError(
@@ -115,55 +107,10 @@ def open_store(task_id: TaskId, hosted: HostedStage, changelog: Topic) -> StateS
     return store
 
 
-def last_position(
-    settings: Settings, topics: Topics, codec: AvroCodec, changelog: str, partition: int
-) -> Position | None:
-    """Returns the position at the end of a changelog partition, which each commit writes last; None if there is none.
-
-    Raises:
-        RetriableError: the broker does not respond.
-    """
-    first = topics.offsets(changelog, [partition], earliest=True)[partition]
-    end = topics.offsets(changelog, [partition], committed=True)[partition]
-    span, found = _LAST_RECORDS, None
-    # Markers of transactions, and records of aborted ones, have offsets too.
-    while found is None and first < end:
-        start = max(first, end - span)
-        with LogReader(reader_config(settings), changelog, {partition: start}, {partition: end}) as reader:
-            for message in reader:
-                if message.key() == POSITION_KEY and (value := message.value()) is not None:
-                    found = Position.of(codec.decode(value))
-        if start == first:
-            break
-        span *= 32
-    return found
-
-
-def check_owner(stage: Stage, position: Position | None) -> None:
-    """Checks that a position is one of this stage, before anything is fenced or written.
-
-    Raises:
-        TaskHaltedError: another application, or another stage, has the same name for its changelog.
-    """
-    if position is not None and position.owner not in ("", stage.mark):
-        application_id, _, name = position.owner.partition("\0")
-        raise TaskHaltedError(
-            f"the changelog '{stage.changelog}' belongs to '{name}' of application id '{application_id}', and "
-            f"'{stage.name}' of '{stage.application_id}' has the same name for its own; choose another "
-            "BALANCE_APPLICATION_ID"
-        )
-
-
-def owners_of(settings: Settings, topics: Topics, codec: AvroCodec, changelog: Topic) -> set[str]:
-    """Returns the marks of the stages that the partitions of a changelog belong to. Raises as `last_position`."""
-    found = (last_position(settings, topics, codec, changelog.name, number) for number in range(changelog.partitions))
-    return {position.owner for position in found if position is not None}
-
-
 def _check_can_be_folded_again(hosted: HostedStage, partition: int, changelog: Topic) -> None:
     """Checks that no state is lost if the store, which is a copy of a former changelog, is removed.
 
-    If the present changelog has records, for example those that a rebuild starts with, they replace the store.
+    If the present changelog has records, those of another owner, they replace the store.
     """
     start = hosted.topics.offsets(hosted.source.name, [partition], earliest=True)[partition]
     if start == 0 or hosted.stage.retries:
@@ -176,18 +123,9 @@ def _check_can_be_folded_again(hosted: HostedStage, partition: int, changelog: T
     raise TaskHaltedError(
         f"the changelog '{changelog.name}' was deleted or recreated, and the first {start} offsets of "
         f"{hosted.source.name}-{partition} are gone, so the local store cannot be folded again; the store is kept; "
-        "`balance-service rebuild --offline` folds the events that the topic still has"
+        "`balance-service rebuild --offline` with BALANCE_ALLOW_FINITE_RETENTION=true folds the events that the topic "
+        "still has"
     )
-
-
-def open_writer(task_id: TaskId, settings: Settings, stage: Stage, topics: Topics, source: Topic) -> ChangelogWriter:
-    """Returns the writer of a task's changelog partition, before it fences. Raises as `Topics`."""
-    config = transactional_config(settings, stage.transactional_id(task_id.partition))
-    largest = int(str(config["message.max.bytes"]))
-    if not stage.retries:
-        largest = min(dead_letter_bytes(topics, stage, source), largest)
-    envelope = Envelope(stage.identity, source.name, task_id.partition, settings.application_id, largest)
-    return ChangelogWriter(config, task_id, stage.changelog, stage.dead_letters, envelope)
 
 
 def starting_position(
@@ -209,17 +147,13 @@ def starting_position(
         if start > 0 and hosted.stage.reads_rekeyed:
             raise TaskHaltedError(was_purged(source.name, partition, start))
         if start > 0 and not (hosted.settings.allow_finite_retention or hosted.stage.retries):
-            raise TaskHaltedError(
-                f"the first {start} offsets of {source.name}-{partition} are gone, so the model cannot be built in "
-                "full; set BALANCE_ALLOW_FINITE_RETENTION=true to start from what is left"
-            )
+            raise TaskHaltedError(was_cut(source.name, partition, start))
         return Position(
             start,
             least_epoch,
             source.topic_id,
             changelog_topic_id=changelog_topic_id,
             source=f"{source.name}:{partition}",
-            emitted_up_to=_starting_to_send(hosted, partition),
             partitioner=hosted.partitioner,
             owner=hosted.stage.mark,
         )
@@ -235,76 +169,71 @@ def starting_position(
     return replace(stored, epoch=epoch, changelog_topic_id=changelog_topic_id, owner=hosted.stage.mark)
 
 
-def _starting_to_send(hosted: HostedStage, partition: int) -> int:
-    """Returns `emitted_up_to` of a task without a position. Raises RetriableError: another generation opens first."""
-    stage = hosted.stage
-    if stage.retries:
-        # Retries are sent when they are due, not in offset order: see `starting_letters`.
-        return 0
-    if hosted.siblings.starts_silent(stage, partition):
-        return SILENT
-    return sent_up_to(hosted.settings, hosted.topics, stage, hosted.source, partition)
+def starting_changes(
+    store: StateStore,
+    hosted: HostedStage,
+    partition: int,
+    position: Position,
+    since: int | None,
+    should_stop: Callable[[], bool],
+) -> Iterator[tuple[Position, LetterChanges]]:
+    """Yields what a task writes before it runs, at least once: its position, and the changes of its dead letters.
 
-
-def found_sent(hosted: HostedStage, partition: int, open_letters: Collection[int]) -> tuple[int, set[int]]:
-    """Returns the end of the source records whose outputs the topics have, and which open dead letters are among them.
-
-    Reads the topics of the outputs from first to last. Raises as `sent_of`.
-    """
-    end, sent = 0, set[int]()
-    for offset in sent_of(hosted.settings, hosted.topics, hosted.stage, hosted.source, partition):
-        end = max(end, offset + 1)
-        if offset in open_letters:
-            sent.add(offset)
-    return end, sent
-
-
-def beginning_to_send(
-    store: StateStore, others: Sequence[StateStore], hosted: HostedStage, found: tuple[int, set[int]]
-) -> tuple[int, LetterChanges]:
-    """Returns `emitted_up_to`, and the changes of dead letters, of a silent task if no generation sends.
-
-    No generation has applied a record that the lost sender had not: what lies below any position was sent, but the
-    outputs of dead letters. The rest is as for a task without a position: the topics of the outputs show it.
+    Each is for the store as it is then. The task has fenced its predecessor.
 
     Args:
-        others: the stores of the other generations.
-        found: as `found_sent` returns it.
-    """
-    letters, (end, sent) = hosted.processor.letters, found
-    is_open = letters.open_in_any(store, others if hosted.stage.outputs else ())
-    # The lost sender has applied what another generation has applied.
-    applied = {at for at in is_open if others and all(letters.has_applied(other, at) for other in others)}
-    end = max(end, *(one.position.offset for one in (store, *others) if one.position is not None))
-    return end, letters.on_begin_to_send(store, is_open, sent | applied)
-
-
-def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> Iterator[LetterChanges]:
-    """Yields the changes of dead letters that a task starts with, at least one. Each is of the store as it is then.
-
-    A task without a position reads the decisions of earlier runs; a task of retries also the records already sent.
+        position: as `starting_position` returns it.
+        since: the number of the state of the generations, read after the fencing, since which this one serves; None if
+            another one does.
+        should_stop: as in `ChangelogWriter.fence`.
 
     Raises:
-        RetriableError: the broker does not respond.
+        BalanceServiceError: as `inherit`.
     """
-    letters, now_ms = hosted.processor.letters, hosted.processor.letters.now_ms()
-    if store.position is not None:
-        decided = hosted.siblings.decided(hosted, partition)
-        if store.position.emitted_up_to != SILENT:
+    letters, stage = hosted.processor.letters, hosted.stage
+    inherits = since is not None and position.inherited < since
+    if store.position is None:
+        decided = _decided(hosted, partition)
+        if stage.retries:
+            # Retries are sent when they are due, not in offset order.
+            yield replace(position, inherited=since or 0), letters.carry_over(_retried(hosted, partition, decided))
+        elif since is not None:
+            sent_up_to, changes = inherit(hosted, partition, store, position.offset, decided, should_stop)
+            yield replace(position, emitted_up_to=sent_up_to, inherited=since), changes
+        else:
+            yield position, letters.carry_over(decided.values())
+        return
+    yield position, letters.on_open(store)
+    if hosted.siblings.others(stage) and (decided := _decided(hosted, partition)):
+        if since is not None and not inherits:
             # What was redriven here was retried then. Once more would need another decision.
             decided = {at: letter for at, letter in decided.items() if letter.status is Status.DISCARDED}
-        yield letters.on_open(store)
         if (changes := letters.on_decision_elsewhere(store, decided)).records:
-            yield changes
-        return
-    settings, topics, stage, source = hosted.settings, hosted.topics, hosted.stage, hosted.source
-    known = hosted.decisions.decided_letters(settings, topics, [partition], now_ms)[partition]
-    if stage.retries:
-        skipped = {at: letter for at, letter in known.items() if letter.status is not Status.APPLIED}
-        start = topics.offsets(source.name, [partition], earliest=True)[partition]
-        sent = {at for at in sent_of(settings, topics, stage, source, partition) if at >= start}
-        known = skipped | {at: Letter.sent_before(at, now_ms) for at in sent}
-    yield letters.carry_over(known.values())
+            yield _required(store), changes
+    if since is not None and inherits:
+        sent_up_to, changes = inherit(hosted, partition, store, position.offset, {}, should_stop)
+        yield replace(_required(store), emitted_up_to=sent_up_to, inherited=since), changes
+
+
+def _required(store: StateStore) -> Position:
+    if store.position is None:
+        raise TaskMigratedError("the store has no position")
+    return store.position
+
+
+def _decided(hosted: HostedStage, partition: int) -> Mapping[int, Letter]:
+    """Returns the dead letters of a partition that earlier runs, or other generations, have decided about."""
+    now_ms = hosted.processor.letters.now_ms()
+    return hosted.decisions.decided_letters(hosted.settings, hosted.topics, [partition], now_ms)[partition]
+
+
+def _retried(hosted: HostedStage, partition: int, decided: Mapping[int, Letter]) -> Iterable[Letter]:
+    """Returns the dead letters that a task of retries starts with: of decisions, and of the records already sent."""
+    topics, source, now_ms = hosted.topics, hosted.source, hosted.processor.letters.now_ms()
+    skipped = {at: letter for at, letter in decided.items() if letter.status is not Status.APPLIED}
+    start = topics.offsets(source.name, [partition], earliest=True)[partition]
+    sent = sent_of(hosted.settings, topics, hosted.stage, source, partition)
+    return (skipped | {at: Letter.sent_before(at, now_ms) for at in sent if at >= start}).values()
 
 
 def check_same_changelog(ours: str, topic_id: str | None) -> None:
@@ -358,6 +287,14 @@ def was_purged(source: str, partition: int, start: int) -> str:
     return (
         f"the first {start} offsets of {source}-{partition} were deleted after they were applied "
         f"(BALANCE_PURGE_REKEYED), so they cannot be applied again; {START_ANEW}"
+    )
+
+
+def was_cut(source: str, partition: int, start: int) -> str:
+    """Returns the message for a source whose first records are gone."""
+    return (
+        f"the first {start} offsets of {source}-{partition} are gone, so the model cannot be built in full; set "
+        "BALANCE_ALLOW_FINITE_RETENTION=true to start from what is left"
     )
 
 

@@ -101,7 +101,8 @@ def encoded(codec: AvroCodec, record: Mapping[str, Any]) -> bytes:
     try:
         return codec.encode(record)
     except Exception as error:  # fastavro raises any exception its writer runs into
-        raise PoisonRecordError(UNFIT, f"the record to send does not fit its schema: {error}") from error
+        why = codec.misfit(record) or error
+        raise PoisonRecordError(UNFIT, f"the record to send does not fit its schema: {why}") from error
 
 
 def forwarded(headers: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, bytes | None]]:
@@ -193,14 +194,6 @@ class BatchEmission:
 
 START_ANEW = "start with a new BALANCE_APPLICATION_ID, which reads everything from the first topic and sends it again"
 """The remedy if records that a stage needs to read again were purged."""
-
-
-def sent_up_to(settings: Settings, topics: Topics, stage: Stage, source: Topic, partition: int) -> int:
-    """Returns the offset after the last source record of a partition whose outputs were sent, or 0 if none was.
-
-    Raises: as `sent_of`.
-    """
-    return max(sent_of(settings, topics, stage, source, partition), default=-1) + 1
 
 
 def sent_of(settings: Settings, topics: Topics, stage: Stage, source: Topic, partition: int) -> Iterator[int]:

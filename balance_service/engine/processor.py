@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
@@ -10,7 +11,7 @@ import structlog
 from balance_service.engine.dead_letter import OWN_CODE_FAILED, is_reserved
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.errors import ConfigurationError, PoisonRecordError, TaskHaltedError
-from balance_service.model.events import listed
+from balance_service.model.events import DEAD_LETTER, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,9 +23,13 @@ if TYPE_CHECKING:
     from balance_service.engine.dead_letters import Letters
     from balance_service.engine.records import DeadLetter, Output, Position, Record, TaskBatch
     from balance_service.engine.store import StateStore
+    from balance_service.model.events import OnFailure
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_MOST_FAILURES, _OF_EVENTS = 20, 1_000
+_FIRST_FAILURES = 5
+_NEVER_OF_ONE_EVENT = (MemoryError, ImportError)
 
 log = structlog.get_logger(__name__)
 
@@ -99,13 +104,18 @@ class OwnCodeFailedError(PoisonRecordError):
     """A read model's own code failed, rather than refused the event. `__cause__` is the exception that it raised."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(OWN_CODE_FAILED, str(error))
+        text = str(error)
+        super().__init__(OWN_CODE_FAILED, f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
-    def require_retried(self, batch: TaskBatch, read_model: str, source: str, offset: int) -> None:
-        """Logs the failure if the record is a dead letter that is being retried: it stays one, for an operator.
+    def require_retried(
+        self, batch: TaskBatch, read_model: str, source: str, offset: int, why_not: str | None = ""
+    ) -> None:
+        """Logs the failure if the record becomes, or stays, a dead letter for an operator.
 
         Args:
             source: a topic and its partition.
+            why_not: why a new event must not become a dead letter, if there is more to say; None if it may. See
+                `Tolerance`.
 
         Raises:
             TaskHaltedError: the record is a new event, which the task must not skip.
@@ -113,14 +123,47 @@ class OwnCodeFailedError(PoisonRecordError):
         # The exception's text may quote the event, and probes return this reason without authentication.
         kind = type(self.__cause__).__name__
         failure = f"the code of the read model {read_model} fails at offset {offset} of {source} with {kind}"
-        if offset not in batch.retried:
-            raise TaskHaltedError(f"{failure}; correct it, and restart the instance") from self.__cause__
+        if offset not in batch.retried and why_not is not None:
+            raise TaskHaltedError(f"{failure}{why_not}; correct it, and restart the instance") from self.__cause__
         log.error(
             "a dead letter waits for an operator",
             read_model=read_model,
             reason=f"{failure}; correct it and redrive the record, or discard it",
             exc_info=self.__cause__,
         )
+
+
+class Tolerance:
+    """Decides whether an event at which a read model's own code fails may become a dead letter. For any thread.
+
+    A deployment that fails at all events must not turn a topic into dead letters, so the failures are few.
+    """
+
+    def __init__(self, on_failure: OnFailure) -> None:
+        self._is_on = on_failure is DEAD_LETTER
+        self._failures: dict[int, deque[int]] = {}
+        """The offsets of the last failures, by partition."""
+        self._has_applied: set[int] = set()
+        """The partitions in which an event was applied since the start."""
+
+    def applied(self, partition: int) -> None:
+        """Notes that an event of the partition was applied."""
+        self._has_applied.add(partition)
+
+    def why_not(self, error: OwnCodeFailedError, partition: int, offset: int) -> str | None:
+        """Returns why the task must halt, as the rest of a sentence; None if the event may become a dead letter."""
+        if not self._is_on or isinstance(error.__cause__, _NEVER_OF_ONE_EVENT):
+            return ""
+        failures = self._failures.setdefault(partition, deque(maxlen=_MOST_FAILURES))
+        if offset in failures:
+            # A batch whose commit failed is folded again.
+            return None
+        if partition not in self._has_applied and len(failures) + 1 >= _FIRST_FAILURES:
+            return f", as at the first {_FIRST_FAILURES} events since the start"
+        if len(failures) == _MOST_FAILURES and offset - failures[0] < _OF_EVENTS:
+            return f", as at {_MOST_FAILURES} of the {_OF_EVENTS:,} records before"
+        failures.append(offset)
+        return None
 
 
 def call_own_code(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -135,7 +178,8 @@ def call_own_code(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     except PoisonRecordError as error:
         if is_reserved(error.cause):
             why = f"the cause '{error.cause}' is reserved for records that could not be read; use another"
-            raise OwnCodeFailedError(error) from ConfigurationError(why)
+            reserved = ConfigurationError(why)
+            raise OwnCodeFailedError(reserved) from reserved
         raise
     except Exception as error:  # own code may raise anything
         raise OwnCodeFailedError(error) from error

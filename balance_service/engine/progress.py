@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
+from balance_service.engine.records import Stand
 from balance_service.process.runtime import elapsed, now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from balance_service.engine.records import TaskId
-
-STANDS_AFTER_SECONDS = 60.0
 _MOST_ERROR_CHARACTERS = 500
 
 
@@ -28,36 +25,6 @@ class Seen(NamedTuple):
     position: int
     lag: int | None
     restores: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Stand:
-    """A task that has records to apply, or whose query failed, and how long its position has not moved."""
-
-    position: int
-    lag: int
-    seconds: float
-    since_ms: int
-    """When the position moved last, or records came for it. In ms since 1970."""
-    error: str
-    """Why the query failed that should read the record at the position; empty if none has."""
-
-    @property
-    def is_still(self) -> bool:
-        """Whether the position should have moved long ago."""
-        return self.lag > 0 and self.seconds >= STANDS_AFTER_SECONDS
-
-    def told(self, task_id: TaskId, why: str) -> str:
-        """Returns the sentence for operators.
-
-        Args:
-            why: the last error, or where to find it; may be empty.
-        """
-        if not self.is_still:
-            return f"{task_id} is not folded: {why}"
-        since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        told = f"{task_id} stands still: partition {task_id.partition} has been at position {self.position}"
-        return f"{told} since {since}, and is {self.lag} records behind" + (f": {why}" if why else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,11 +13,10 @@ from balance_service.avro.arrow_rows import rows_of
 from balance_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from balance_service.engine.dead_letter import Letter
-    from balance_service.engine.progress import Stand
     from balance_service.model.generations import Comparison
     from balance_service.model.stream import Partitioner
 
@@ -25,13 +25,18 @@ RESERVED_PREFIX = b"\xff"
 
 POSITION_KEY = RESERVED_PREFIX + b"position"
 
-_POSITION_FORMAT = 1
+_POSITION_FORMAT = 2
+# Format 1 had no `inherited`. A version that writes it would take a silent generation for one that sends.
+_READABLE_FORMATS = (1, _POSITION_FORMAT)
 
 MISPLACED = "key-not-of-this-partition"
 """The dead-letter cause of a record whose key belongs to another partition by its topic's partitioner."""
 
 Record = tuple[bytes, bytes | None]
 """A changelog record: key and framed value; None deletes the key."""
+
+
+STANDS_AFTER_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,10 @@ class Role(Enum):
     STANDBY = "STANDBY"
 
 
-SILENT = 2**63 - 1
-"""As `Position.emitted_up_to`: nothing is sent."""
+NEVER = -1
+"""As `Position.inherited`."""
+_FORMERLY_SILENT = 2**63 - 1
+"""`emittedUpTo` of a generation that did not send, in records without `inherited`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +76,10 @@ class Position:
         stream_time_ms: the greatest timestamp of an applied event with an idempotency key, which expires such keys;
             -1 if there is none.
         keys: the number of keys with a state.
-        emitted_up_to: outputs of events below this offset were sent before the stage started from scratch, and are not
-            sent again, except those of open dead letters. `SILENT`: the stage sends nothing, as another generation of
-            the read model does.
+        emitted_up_to: outputs of events below this offset were sent by another generation, or before the stage started
+            from scratch, and are not sent again, except those of open dead letters.
+        inherited: the number of the state of the generations as of which this one sends the outputs, which it took
+            over from the others; -1 if it never did.
         letters: the number of dead letters by cause and status.
         partitioner: the function that checked that the states' keys belong to the partition.
         owner: the `Stage.mark` of the stage that the changelog belongs to; empty in old records that lack it.
@@ -85,6 +93,7 @@ class Position:
     source: str = ""
     keys: int = 0
     emitted_up_to: int = 0
+    inherited: int = NEVER
     letters: Mapping[str, int] = field(default_factory=dict)
     partitioner: Partitioner = "murmur2"
     owner: str = ""
@@ -100,6 +109,7 @@ class Position:
             "changelogTopicId": self.changelog_topic_id,
             "keys": self.keys,
             "emittedUpTo": self.emitted_up_to,
+            "inherited": self.inherited,
             "letters": dict(self.letters),
             "partitioner": self.partitioner,
             "owner": self.owner,
@@ -112,12 +122,15 @@ class Position:
         Raises:
             ConfigurationError: a newer version wrote the record.
         """
-        if record["format"] != _POSITION_FORMAT:
+        if record["format"] not in _READABLE_FORMATS:
             raise ConfigurationError(
                 f"a position has format {record['format']}, this version knows {_POSITION_FORMAT}; "
                 "run the version that wrote it, or rebuild the read model"
             )
         ((source, offset),) = record["offsets"].items()
+        sent, inherited = record["emittedUpTo"], record["inherited"]
+        if sent == _FORMERLY_SILENT:
+            sent, inherited = 0, NEVER
         return Position(
             offset,
             record["epoch"],
@@ -126,7 +139,8 @@ class Position:
             record["changelogTopicId"],
             source,
             record["keys"],
-            record["emittedUpTo"],
+            sent,
+            inherited,
             record["letters"],
             record["partitioner"],
             record["owner"],
@@ -220,6 +234,7 @@ class TaskBatch:
         forgotten: closed dead letters that expire with this commit.
         left_out: offsets of `[start, end)` that the batch lacks, because their dead letters are open or discarded.
         unsent: offsets of records below the position whose outputs were never sent.
+        is_silent: whether another generation sends the outputs.
     """
 
     start: int
@@ -234,32 +249,31 @@ class TaskBatch:
     forgotten: Sequence[Letter] = ()
     left_out: frozenset[int] = frozenset()
     unsent: frozenset[int] = frozenset()
-
-    def without(self, letters: Mapping[int, Letter]) -> TaskBatch:
-        """Returns the batch with some of its records as dead letters, with the causes of these.
-
-        Only for stages whose events are not combined.
-        """
-        others = {at: letter for at, letter in letters.items() if at not in self.left_out}
-        if not others:
-            return self
-
-        def rest(events: Iterable[KeyedUpdate]) -> list[KeyedUpdate]:
-            return [event for event in events if event.offset not in others]
-
-        events = rest(self.events)
-        failed = [DeadLetter(at, -1, letter.key, None, letter.cause, letter.detail) for at, letter in others.items()]
-        return replace(
-            self,
-            events=events,
-            applied=self.applied - (len(self.events) - len(events)),
-            singles=lambda keys: rest(self.singles(keys)),
-            dead_letters=(*(letter for letter in self.dead_letters if letter.offset not in others), *failed),
-        )
+    is_silent: bool = False
 
     def is_to_be_sent(self, offset: int, sent_before: int) -> bool:
         """Returns whether a record's outputs are sent. Those below `sent_before` were sent, except `unsent`."""
-        return sent_before != SILENT and (offset >= sent_before or offset in self.unsent)
+        return not self.is_silent and (offset >= sent_before or offset in self.unsent)
+
+
+class Difference(NamedTuple):
+    """A key whose state differs, with both states as queries show them; None where there is no state.
+
+    A state without its class is shown as it is kept.
+    """
+
+    key: bytes
+    serving: object
+    building: object
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The result for a partition at a position of its source, with the first differences."""
+
+    position: int
+    counts: Comparison
+    differences: tuple[Difference, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,12 +292,43 @@ class StoreSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class Stand:
+    """A task that has records to apply, or whose query failed, and how long its position has not moved."""
+
+    position: int
+    lag: int
+    seconds: float
+    since_ms: int
+    """When the position moved last, or records came for it. In ms since 1970."""
+    error: str
+    """Why the query failed that should read the record at the position; empty if none has."""
+
+    @property
+    def is_still(self) -> bool:
+        """Whether the position should have moved long ago."""
+        return self.lag > 0 and self.seconds >= STANDS_AFTER_SECONDS
+
+    def told(self, task_id: TaskId, why: str) -> str:
+        """Returns the sentence for operators.
+
+        Args:
+            why: the last error, or where to find it; may be empty.
+        """
+        if not self.is_still:
+            return f"{task_id} is not folded: {why}"
+        since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        told = f"{task_id} stands still: partition {task_id.partition} has been at position {self.position}"
+        return f"{told} since {since}, and is {self.lag} records behind" + (f": {why}" if why else "")
+
+
+@dataclass(frozen=True, slots=True)
 class TaskSnapshot:
     """The state of a task, for the directory of instances and for operators.
 
     `answers` is whether the task answers queries in its role, without regard to the owner's lease. `letters` is the
     number of dead letters by cause and status, `comparison` that of a generation that is built with the serving one,
-    `sends_as_of` as that of a task. `stand` is how an owner stands that has records to apply, or whose query failed.
+    `sends_as_of` the `Position.inherited` of a task that sends the outputs, else -1. `stand` is how an owner stands
+    that has records to apply, or whose query failed.
     """
 
     task_id: TaskId
@@ -299,5 +344,5 @@ class TaskSnapshot:
     answers: bool
     letters: Mapping[str, int] = field(default_factory=dict)
     comparison: Comparison | None = None
-    sends_as_of: int = 0
+    sends_as_of: int = NEVER
     stand: Stand | None = None

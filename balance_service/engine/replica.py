@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from balance_service.engine.changelog_reader import ChangelogReader
 from balance_service.engine.completeness import Completeness, check_tombstones_since_offset
+from balance_service.engine.inheritance import check_owner
 from balance_service.engine.opening import (
-    check_owner,
     check_same_changelog,
     check_same_log,
     check_same_partitioner,
@@ -45,6 +45,8 @@ class Replica:
         self.completeness = Completeness(self._end)
         self.store: StateStore | None = None
         self.changelog_topic_id = ""
+        self.end = 0
+        """The end of the changelog when `catch_up` began last."""
         self.restoration = Restoration(log)
 
     def open(self, *, is_owned: bool) -> None:
@@ -79,6 +81,7 @@ class Replica:
         """
         store, reader = self._opened()
         start, end = store.changelog_offset, self._end(committed=not is_fenced)
+        self.end = end
         if store.reaches > end:
             raise StoreCorruptedError(f"the store reaches to {store.reaches}, beyond the changelog's end {end}")
         self.restoration.begin(start, end)

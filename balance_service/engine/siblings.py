@@ -1,31 +1,18 @@
-"""The generations of a read model in this instance, one of which sends its outputs.
+"""The generations of a read model in this instance. One serves, and sends the outputs.
 
-Which one, each partition's changelogs say: `Position.emitted_up_to` is `SILENT` in all generations but one. A task that
-takes over writes to two changelogs in one transaction, so a task that opens must know that no such transaction of a
-predecessor is still open, by its own transactional id or by one of another generation.
+Which one should, the topic of generations says. A task that opens, or takes over, makes sure that no other one can send
+before it does: see `engine.inheritance`.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import defaultdict
-from contextlib import closing
-from typing import TYPE_CHECKING
-
-from balance_service.engine.opening import open_writer
-from balance_service.engine.records import SILENT, Role, TaskId
-from balance_service.errors import RetriableError
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from contextlib import AbstractContextManager
 
     from balance_service.engine.dead_letter import Letter
-    from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.store import StoreView
-    from balance_service.engine.task import Task
-    from balance_service.engine.tasks import Tasks
     from balance_service.model.generations import Generations
     from balance_service.model.stage import Stage
 
@@ -33,107 +20,101 @@ if TYPE_CHECKING:
 _NO_OFFSET = 2**63 - 1
 
 
+class Sibling(Protocol):
+    """The task of a partition in one generation."""
+
+    @property
+    def sends(self) -> bool:
+        """Whether the task sends the outputs of its events, or did until it halted."""
+
+    @property
+    def last_view(self) -> StoreView | None:
+        """The view after the last commit, even of a halted task; None without an open store."""
+
+    def follow(self, decided: Mapping[int, Letter], /) -> None:
+        """Has the task follow another generation: see `Siblings.follow`."""
+
+
+class Generation(Protocol):
+    """The tasks of one generation."""
+
+    def task(self, partition: int, /) -> Sibling | None:
+        """Returns the task of a partition; None if it is not here."""
+
+    def first_needed(self, partition: int, /) -> int:
+        """Returns the first record that is not applied in a partition, 0 while that is unknown."""
+
+
 class Siblings:
     """The tasks of the last stage of one read model, by generation. Any thread may call it."""
 
-    def __init__(self, now: Callable[[], Generations]) -> None:
+    def __init__(self, now: Callable[[], Generations], newest: Callable[[], Generations] | None = None) -> None:
         """Args:
-        now: returns the model's generations. The one that serves should send.
+        now: returns the model's generations as this instance knows them.
+        newest: reads their topic to its end; raises RetriableError if that fails.
         """
         self._now = now
-        self._tasks: dict[int, Tasks] = {}
-        self._pacing = threading.Lock()
-        self._due = 0.0
-        self._fencing: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+        self._newest = newest or now
+        self._generations: dict[int, Generation] = {}
+        self._new: int | None = None
 
-    def add(self, tasks: Tasks) -> None:
-        self._tasks = {**self._tasks, tasks.hosted.stage.generation: tasks}
+    def add(self, generation: int, tasks: Generation) -> None:
+        self._generations = {**self._generations, generation: tasks}
 
     def remove(self, generation: int) -> None:
-        self._tasks = {number: tasks for number, tasks in self._tasks.items() if number != generation}
+        self._generations = {number: tasks for number, tasks in self._generations.items() if number != generation}
 
-    def fencing(self, partition: int) -> AbstractContextManager[bool]:
-        """A lock: tasks of two generations must not fence each other."""
-        return self._fencing[partition]
-
-    def fence_others(self, hosted: HostedStage, partition: int, should_stop: Callable[[], bool]) -> None:
-        """Fences the predecessors of the other generations' tasks that have not done so themselves.
+    def serves_since(self, stage: Stage, *, anew: bool = False) -> int | None:
+        """Returns the number of the state of the generations since which one serves; None if another one serves.
 
         Args:
-            should_stop: as in `ChangelogWriter.fence`. Raises as that.
-        """
-        live = {*self._now().live, *self._tasks}
-        for stage in [hosted.stage.of_generation(number) for number in sorted(live - {hosted.stage.generation})]:
-            # One that is not hosted here yet may be elsewhere.
-            tasks = self._tasks.get(stage.generation)
-            task = None if tasks is None else tasks.task(partition)
-            if task is None or not task.has_fenced:
-                task_id = TaskId(stage.name, partition)
-                with closing(open_writer(task_id, hosted.settings, stage, hosted.topics, hosted.source)) as writer:
-                    writer.fence(should_stop)
-
-    def starts_silent(self, stage: Stage, partition: int) -> bool:
-        """Whether a task without a position must not send.
+            anew: whether to read the topic to its end.
 
         Raises:
-            RetriableError: that depends on a task that has not opened yet.
+            RetriableError: the topic cannot be read.
         """
-        if self._now().serving != stage.generation:
-            return True
-        return any(self._opened(tasks, partition).sends for tasks in self._others(stage))
+        now = self._newest() if anew else self._now()
+        return now.serving_since if now.serving == stage.generation else None
+
+    def others(self, stage: Stage) -> list[Stage]:
+        """Returns the other generations that have a changelog, hosted here or not."""
+        return [stage.of_generation(number) for number in self._now().writable if number != stage.generation]
+
+    def begin(self, stage: Stage) -> None:
+        """Notes that this process has begun a generation, so that no task has sent anything for it before."""
+        self._new = stage.generation
+
+    def is_new(self, stage: Stage) -> bool:
+        """Whether this process has begun a generation: see `begin`."""
+        return self._new == stage.generation
 
     def follow(self, stage: Stage, partition: int, decided: Mapping[int, Letter]) -> None:
         """Has the other generations follow a decision about dead letters, or retry those that were applied.
 
-        Returns at once. A task that has not fenced its predecessors yet reads the topic of decisions afterwards.
+        Returns at once.
 
         Args:
             decided: the dead letters after it.
         """
         for tasks in self._others(stage) if decided else ():
-            task = tasks.task(partition)
-            # A standby that is promoted may have read the topic already.
-            if task is not None and (task.role is Role.ACTIVE or task.has_fenced):
+            if (task := tasks.task(partition)) is not None:
                 task.follow(decided)
 
-    def decided(self, hosted: HostedStage, partition: int) -> Mapping[int, Letter]:
-        """Returns what was decided about dead letters of a partition, if other generations may have carried it out.
-
-        Raises:
-            RetriableError: the broker does not respond.
-        """
-        if not self._others(hosted.stage):
-            return {}
-        now_ms = hosted.processor.letters.now_ms()
-        return hosted.decisions.decided_letters(hosted.settings, hosted.topics, [partition], now_ms)[partition]
-
     def sender(self, stage: Stage, partition: int) -> StoreView | None:
-        """Returns the view of the task that sends the outputs in place of a silent one; None if it does not answer."""
-        for tasks in self._others(stage):
-            task = tasks.task(partition)
-            view = None if task is None or task.role is not Role.ACTIVE else task.view
-            if view is not None and view.position is not None and view.position.emitted_up_to != SILENT:
-                return view
-        return None
+        """Returns the view of the task that sends the outputs in place of a silent one; None if there is none here."""
+        tasks = (tasks.task(partition) for tasks in self._others(stage))
+        return next((task.last_view for task in tasks if task is not None and task.sends), None)
+
+    def last_view(self, stage: Stage, partition: int) -> StoreView | None:
+        """Returns the last view of the task of a generation; None if it is not open here."""
+        tasks = self._generations.get(stage.generation)
+        task = None if tasks is None else tasks.task(partition)
+        return None if task is None else task.last_view
 
     def first_needed(self, stage: Stage, partition: int) -> int:
         """Returns the first record that another generation has not applied in a partition, 0 while that is unknown."""
-        others = [self._tasks.get(number) for number in self._now().live if number != stage.generation]
-        return min((_first_needed(tasks, partition) for tasks in others), default=_NO_OFFSET)
-
-    def still_at(self, stage: Stage, partition: int) -> int | None:
-        """Returns the position where the generation that sends stands still, 0 while it is unknown.
-
-        None if none does.
-        """
-        for tasks in self._others(stage):
-            if tasks.hosted.stands_still:
-                task = tasks.task(partition)
-                if task is None or task.position < 0:
-                    return 0
-                if task.sends:
-                    return task.position
-        return None
+        others = [self._generations.get(number) for number in self._now().live if number != stage.generation]
+        return min((0 if tasks is None else tasks.first_needed(partition) for tasks in others), default=_NO_OFFSET)
 
     def have_same_code(self, one: Stage, other: Stage) -> bool:
         """Whether two generations are folded by one version of the model with one declaration."""
@@ -155,29 +136,5 @@ class Siblings:
         building = self._now().building
         return None if building is None or building.generation != stage.generation else building.max_rate
 
-    def seconds_after(self, stage: Stage, events: int) -> float:
-        """Returns how long a task of a generation that is built must wait after some events, to keep its rate."""
-        max_rate = self.max_rate(stage)
-        if max_rate is None:
-            return 0.0
-        with self._pacing:
-            now = time.monotonic()
-            self._due = max(self._due, now) + events / max_rate
-            return self._due - now
-
-    def _others(self, stage: Stage) -> list[Tasks]:
-        return [tasks for number, tasks in sorted(self._tasks.items()) if number != stage.generation]
-
-    @staticmethod
-    def _opened(tasks: Tasks, partition: int) -> Task:
-        task = tasks.task(partition)
-        if task is None or task.view is None or task.role is not Role.ACTIVE:
-            sent = tasks.hosted.stage.sent
-            raise RetriableError(f"{tasks.name}_{partition} must open first: it may send {sent}")
-        return task
-
-
-def _first_needed(tasks: Tasks | None, partition: int) -> int:
-    task = None if tasks is None else tasks.task(partition)
-    view = None if task is None else task.view
-    return 0 if tasks is None or view is None else tasks.hosted.processor.letters.first_needed(view)
+    def _others(self, stage: Stage) -> list[Generation]:
+        return [tasks for number, tasks in sorted(self._generations.items()) if number != stage.generation]

@@ -11,7 +11,7 @@ from balance_service.avro import arrow_rows
 from balance_service.avro.schemas import fields_of
 from balance_service.engine.dead_letter import Letter
 from balance_service.engine.outputs import OutputBuilder, encoded, forwarded
-from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, records_of_own_code
+from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, Tolerance, records_of_own_code
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.errors import FatalError, PoisonRecordError
 from balance_service.model.events import event_of
@@ -81,16 +81,20 @@ class EmitProcessor:
     outputs: Sequence[tuple[Emit, Target, AvroCodec | None]]
     position_codec: AvroCodec
     letters: Letters
+    tolerance: Tolerance
 
     def outcome(self, batch: TaskBatch, partition: int, position: Position, _store: StateStore) -> BatchOutcome:
         outputs = [(emit, OutputBuilder(target, self.source, partition), codec) for emit, target, codec in self.outputs]
 
         def made(key: bytes | None, row: Row) -> Sequence[Output]:
             try:
-                return self._made(key, row, outputs)
+                sent = self._made(key, row, outputs)
             except OwnCodeFailedError as error:
-                error.require_retried(batch, self.read_model, f"{self.source}:{partition}", row["offset"])
+                why_not = self.tolerance.why_not(error, partition, row["offset"])
+                error.require_retried(batch, self.read_model, f"{self.source}:{partition}", row["offset"], why_not)
                 raise
+            self.tolerance.applied(partition)
+            return sent
 
         return _of_each_event(batch, position, made)
 

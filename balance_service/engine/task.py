@@ -7,9 +7,8 @@ The lock is held while the task opens, tails, processes or is freed. Views and s
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -19,18 +18,9 @@ import structlog
 from balance_service.engine.commit import Committed, commit, decide, write_position
 from balance_service.engine.dead_letters import DueLetters
 from balance_service.engine.decisions import Decision
-from balance_service.engine.opening import (
-    beginning_to_send,
-    check_owner,
-    check_same_log,
-    check_still_there,
-    found_sent,
-    last_position,
-    open_writer,
-    starting_letters,
-    starting_position,
-)
-from balance_service.engine.records import POSITION_KEY, SILENT, Output, Role, StoreSizes, TaskBatch, TaskSnapshot
+from balance_service.engine.inheritance import check_owner, inherit, last_positions, open_writer
+from balance_service.engine.opening import check_same_log, check_still_there, starting_changes, starting_position
+from balance_service.engine.records import NEVER, Role, StoreSizes, TaskBatch, TaskSnapshot
 from balance_service.engine.replica import Replica
 from balance_service.engine.store import offset_of
 from balance_service.errors import FatalError, RetriableError, TaskHaltedError, TaskMigratedError
@@ -43,11 +33,10 @@ if TYPE_CHECKING:
 
     from balance_service.engine.changelog_reader import Part
     from balance_service.engine.changelog_writer import ChangelogWriter
-    from balance_service.engine.comparison import Compared
     from balance_service.engine.dead_letter import Letter
     from balance_service.engine.decisions import Verdict
     from balance_service.engine.hosted_stage import HostedStage
-    from balance_service.engine.records import Position, TaskId
+    from balance_service.engine.records import Compared, Output, Position, TaskId
     from balance_service.engine.store import StateStore, StoreView
     from balance_service.kafka.topics import Topic
 
@@ -94,8 +83,6 @@ TRANSITIONS = {
 }
 ANSWERING = frozenset({TaskState.RUNNING, TaskState.TAILING, TaskState.WAITING})
 _MOST_CHANGED_KEYS = 10_000
-_BEHIND_SECONDS = 2.0
-_LOOK_SECONDS = 0.002
 _FIRST_RECORD_SECONDS = 3.0
 
 
@@ -147,6 +134,11 @@ class Task:
         self._closing = threading.Event()
         self._writer: ChangelogWriter | None = None
         self._has_fenced = False
+        self._sends = False
+        self._left_out_changed = False
+        self._limit = 0
+        self._follows_part = False
+        """Whether the sending generation has more dead letters below its position than this task knows."""
         self._epoch = 0
         self._shown: StoreView | None = None
         self._watcher: Watcher | None = None
@@ -154,8 +146,6 @@ class Task:
         self._decided_elsewhere: deque[Mapping[int, Letter]] = deque()
         self.compared: Compared | None = None
         """The comparison with the serving generation, once made."""
-        self.sends_as_of = 0
-        """The number of the newest state of the generations in which the task is sure to send the outputs."""
         self.bound: Bound | None = None
         """How far the task folds now; None: as far as there are events."""
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
@@ -176,37 +166,47 @@ class Task:
         return max(self._least_epoch, self._epoch + 1)
 
     @property
-    def has_fenced(self) -> bool:
-        """Whether no other process can write the task's changelog, until a successor fences this one."""
-        return self._has_fenced and not self._closing.is_set()
+    def sends(self) -> bool:
+        """Whether the task sends the outputs of its events, or did until it halted; another generation does otherwise.
+
+        A task that sends does so until it is fenced.
+        """
+        return self._sends
 
     @property
-    def sends(self) -> bool:
-        """Whether the task sends the outputs of its events; another generation does otherwise."""
-        return self._required_position().emitted_up_to != SILENT
+    def sends_since(self) -> int:
+        """The number of the state of the generations since which the task sends; -1 if it does not."""
+        stands_at = self._stands_at
+        return stands_at.inherited if self._sends and stands_at is not None else NEVER
 
     @property
     def limit(self) -> int | None:
-        """The source offset that a silent task must not go beyond; None if there is none.
+        """The source offset that a silent task must not go beyond; None if the task sends.
 
-        Another generation's task may make a dead letter of any record that it has not read. If this one applied the
-        record first, its outputs would never be sent. One without outputs waits too where the sending one stands still,
-        so that the two can be compared.
+        Only what the generation that sends has applied, or made a dead letter of, is known: see `follow_sender`.
         """
-        siblings, stage, partition = self._hosted.siblings, self._hosted.stage, self.task_id.partition
-        at = self._stands_at
-        if at is not None and at.emitted_up_to != SILENT:
+        return None if self._sends else self._limit
+
+    @property
+    def goal(self) -> int | None:
+        """The source offset that a silent task is to reach: where the one that sends is. None if it should send."""
+        siblings, stage = self._hosted.siblings, self._hosted.stage
+        if self._sends or siblings.serves(stage):
             return None
-        if not stage.outputs:
-            return siblings.still_at(stage, partition)
-        sender = siblings.sender(stage, partition)
-        return 0 if sender is None else offset_of(sender)
+        sender = siblings.sender(stage, self.task_id.partition)
+        return self._limit if sender is None else max(self._limit, offset_of(sender))
 
     @property
     def position(self) -> int:
         """The next source offset to apply; -1 without an open store."""
         stands_at = self._stands_at
         return -1 if stands_at is None else stands_at.offset
+
+    @property
+    def last_view(self) -> StoreView | None:
+        """As `view`, but of a halted task too."""
+        store = self.replica.store
+        return None if store is None or self._closing.is_set() else store.view
 
     @property
     def view(self) -> StoreView | None:
@@ -246,7 +246,7 @@ class Task:
             self.view is not None,
             {} if stands_at is None else stands_at.letters,
             None if self.compared is None else self.compared.counts,
-            self.sends_as_of,
+            self.sends_since,
         )
 
     def open(self) -> None:
@@ -273,14 +273,19 @@ class Task:
             if self._state is TaskState.HALTED:
                 # The supervisor decided before it saw the halt.
                 return
+            try:
+                self._hosted.siblings.serves_since(self._hosted.stage, anew=True)
+            except RetriableError as error:
+                # It goes on as a standby. Opened as the owner, it would wait for the same.
+                self._reason = str(error)
+                self._apply(self.replica.tail())
+                self._answer_if_complete()
+                return
             self.replica.check_same_logs()
             self._own()
 
     def process(self, batch: TaskBatch) -> Committed:
         """Commits a micro-batch.
-
-        A silent task keeps the dead letters open that are open in the sending generation, which sends their outputs
-        when it applies their records.
 
         Raises:
             TaskMigratedError: the batch does not start at the position, or the task was fenced or closed.
@@ -291,19 +296,46 @@ class Task:
         """
         with self._held():
             store, writer = self._running()
-            if self._is_bound_to_sender:
-                batch = batch.without(self._open_in_sender(batch))
+            if not self._sends and batch.end > self._limit:
+                raise RetriableError(f"no other generation has applied the records below {batch.end} yet")
             return self._commit(batch, store, writer)
 
     def due(self) -> DueLetters:
         """Returns the dead letters that are due. Raises TaskMigratedError if the task is closed."""
         with self._held():
             store, _ = self._running()
-            limit = self.limit
-            # The sender has not read all of the records yet.
-            if limit is not None and limit < self.position:
+            if self._sends:
+                return self._hosted.processor.letters.due(store)
+            sender = self._hosted.siblings.sender(self._hosted.stage, self.task_id.partition)
+            # It has not read all of the records yet.
+            if sender is None or offset_of(sender) < self.position:
                 return DueLetters()
-            return self._hosted.processor.letters.due(store)
+            return self._hosted.processor.letters.due(store, sender)
+
+    def follow_sender(self) -> bool:
+        """Takes over the dead letters of the generation that sends, and raises `limit`. Does nothing if the task sends.
+
+        Returns:
+            Whether `left_out` has changed.
+
+        Raises:
+            BalanceServiceError: as `process`.
+        """
+        if self._sends:
+            has_changed, self._left_out_changed = self._left_out_changed, False
+            return has_changed
+        sender = self._hosted.siblings.sender(self._hosted.stage, self.task_id.partition)
+        if sender is None or offset_of(sender) <= self._limit or (self._follows_part and self.position < self._limit):
+            return False
+        with self._held():
+            store, writer = self._running()
+            processor, start = self._hosted.processor, max(self._limit, self.position)
+            changes, end = processor.letters.on_following(store, sender, start)
+            if changes.records:
+                decide(changes, (), processor, store, writer)
+                self._shown = store.view
+            self._limit, self._follows_part = end, end < offset_of(sender)
+            return bool(changes.records)
 
     def left_out(self) -> list[int]:
         """Returns offsets from the position on that must be skipped. Raises TaskMigratedError if the task is closed."""
@@ -326,6 +358,9 @@ class Task:
         letters, decisions = self._hosted.processor.letters, self._hosted.decisions
         with self._held():
             store, writer = self._running(or_waiting=True)
+            if not self._sends:
+                # The one that sends until the switch may apply the record at this moment.
+                return dict.fromkeys(offsets, "another generation still sends the outputs; try again")
             known = letters.at(store, offsets)
             refused = {at: why for at in offsets if (why := verdict.refusal(known.get(at))) is not None}
             decided = [letter for at, letter in known.items() if at not in refused]
@@ -378,6 +413,7 @@ class Task:
     ) -> Committed:
         if not self._hosted.siblings.serves(self._hosted.stage):
             store.require_room(serves=False)
+        batch = batch if self._sends else replace(batch, is_silent=True)
         done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer, audit)
         self._shown = store.view
         # After the view: who began to watch before may have read the former one.
@@ -394,7 +430,8 @@ class Task:
         Args:
             decided: the dead letters after the decision.
         """
-        if self._state not in _ENDS:
+        # A standby that is promoted may have read the topic already.
+        if self._state not in _ENDS and (self._role is Role.ACTIVE or self._has_fenced):
             self._decided_elsewhere.append(decided)
 
     def carry_out(self) -> None:
@@ -409,103 +446,40 @@ class Task:
         with self._held():
             return self._hosted.processor.letters.at(self._store(), offsets)
 
-    def take_over(self, other: Task) -> bool:
-        """Sends the outputs from now on, in place of the task of another generation that sent them until now.
+    def inherit(self) -> bool:
+        """Sends the outputs from now on, in place of the generation that sent them until now.
 
-        One transaction makes the other task silent and this one its successor, from the position of the other one on.
-        The other task must be opened again then: its store lacks the record. If the transaction fails, both must be.
+        The tasks of the other generations must be opened again then: they are fenced. If the write fails, this one
+        must be.
 
         Returns:
             False if this task sends already.
 
         Raises:
-            RetriableError: the other task is behind, or does not send.
-            BalanceServiceError: as `process`.
+            RetriableError: another generation serves.
+            BalanceServiceError: as `process`, or as `engine.inheritance`.
         """
-        processor, until = self._hosted.processor, time.monotonic() + _BEHIND_SECONDS
+        hosted, partition = self._hosted, self.task_id.partition
         with self._held():
             store, writer = self._running()
-            mine = self._required_position()
-            if mine.emitted_up_to != SILENT:
+            position = self._required_position()
+            if (since := hosted.siblings.serves_since(hosted.stage)) is None:
+                raise RetriableError(f"another generation than that of {self.task_id} serves")
+            if self._sends and position.inherited >= since:
                 return False
             reach("successor-held")
-            # What this task has folded and not sent, the other one must have sent.
-            while other.position < mine.offset:
-                if time.monotonic() > until:
-                    raise RetriableError(f"{other.task_id} is behind {self.task_id}")
-                time.sleep(_LOOK_SECONDS)
-            with other._held():
-                others, _ = other._running(or_waiting=True)
-                theirs = other._required_position()
-                if theirs.emitted_up_to == SILENT:
-                    raise RetriableError(f"{other.task_id} does not send")
-                is_same_code = self._hosted.siblings.have_same_code(self._hosted.stage, other._hosted.stage)
-                letters = processor.letters.on_take_over(store, others, mine.offset, is_same_code=is_same_code)
-                silent = replace(theirs, emitted_up_to=SILENT).record()
-                record = Output(
-                    0,
-                    other._hosted.stage.changelog,
-                    self.task_id.partition,
-                    POSITION_KEY,
-                    other._hosted.processor.position_codec.encode(silent),
-                    0,
-                    [],
-                )
-                sends = replace(mine, emitted_up_to=max(theirs.offset, theirs.emitted_up_to))
-                reach("both-held")
-                other.give_up()
-                try:
-                    write_position(sends, processor.position_codec, store, writer, letters, [record])
-                except BaseException:
-                    self.give_up()
-                    raise
-                self._shown = store.view
-        reach("taken-over")
-        self._log.info("outputs are sent by another generation", before=str(other.task_id), position=theirs.offset)
-        return True
-
-    def begin_to_send(self, others: Iterable[Task]) -> None:
-        """Sends the outputs from now on, as no other generation does.
-
-        The one that sent has lost its changelog, or the end that says so. What it had sent is not sent again. If the
-        transaction fails, this task must be opened again.
-
-        Args:
-            others: the tasks of all other generations of the partition. None of them can begin to send meanwhile.
-
-        Raises:
-            RetriableError: one of them sends, or the broker does not respond.
-            BalanceServiceError: as `process`.
-        """
-        hosted, processor = self._hosted, self._hosted.processor
-        with self._all_silent(others) as (store, _, stores):
-            known = processor.letters.open_in_any(store, stores).keys()
-        # For long, if the topics are. Silent tasks with outputs fold nothing meanwhile.
-        found = found_sent(hosted, self.task_id.partition, known)
-        with self._all_silent(others) as (store, writer, stores):
-            up_to, letters = beginning_to_send(store, stores, hosted, found)
-            sends = replace(self._required_position(), emitted_up_to=up_to)
+            sent_up_to, changes = inherit(hosted, partition, store, position.offset, {}, self._closing.is_set)
             try:
-                write_position(sends, processor.position_codec, store, writer, letters)
+                moved = replace(position, emitted_up_to=sent_up_to, inherited=since)
+                write_position(moved, hosted.processor.position_codec, store, writer, changes)
             except BaseException:
                 self.give_up()
                 raise
+            self._sends = self._left_out_changed = True
             self._shown = store.view
-        self._log.warning("no generation sent the outputs, so this one begins to", first=up_to)
-
-    @contextmanager
-    def _all_silent(self, others: Iterable[Task]) -> Iterator[tuple[StateStore, ChangelogWriter, list[StateStore]]]:
-        """Holds this task and the others, of which none may send. Raises as `begin_to_send`."""
-        with ExitStack() as held:
-            held.enter_context(self._held())
-            store, writer = self._running()
-            stores = []
-            for other in others:
-                held.enter_context(other._held())
-                stores.append(other._running(or_waiting=True)[0])
-                if other.sends:
-                    raise RetriableError(f"{other.task_id} sends")
-            yield store, writer, stores
+        reach("taken-over")
+        self._log.info("the task sends the outputs now", first=max(sent_up_to, position.offset))
+        return True
 
     def check_log(self, topic: Topic | None, start: int, position: int, end: int) -> None:
         """Halts the task if the source is no longer the log that it folds.
@@ -549,29 +523,19 @@ class Task:
         """Stops serving and cancels restoration; call `close` next. Returns at once."""
         self._closing.set()
 
-    def close(self, timeout_seconds: float) -> None:
+    def close(self, timeout_seconds: float, reason: str = "") -> None:
         """Stops serving, waits for a running commit, and frees store and writer. Idempotent.
 
         If the commit outlasts the timeout, its thread frees the task afterwards. A successor's fencing prevents that
         commit from taking effect.
         """
         self.give_up()
+        self._reason = reason or self._reason
         if self._lock.acquire(timeout=timeout_seconds):
             try:
                 self._free()
             finally:
                 self._lock.release()
-
-    @property
-    def _is_bound_to_sender(self) -> bool:
-        return bool(self._hosted.stage.outputs) and not self.sends
-
-    def _open_in_sender(self, batch: TaskBatch) -> Mapping[int, Letter]:
-        """Returns the dead letters of a batch's records that are open in the generation that sends."""
-        sender = self._hosted.siblings.sender(self._hosted.stage, self.task_id.partition)
-        if sender is None or offset_of(sender) < batch.end:
-            raise RetriableError(f"no other generation has applied the records below {batch.end} yet")
-        return self._hosted.processor.letters.open_of(sender, batch)
 
     @property
     def _stands_at(self) -> Position | None:
@@ -625,34 +589,39 @@ class Task:
         hosted, task_id = self._hosted, self.task_id
         store = self._store()
         self._check_owner(store)
-        # (b) No predecessor can commit from here on, in any generation: one of another generation could make this one
-        # send, or silent.
-        with hosted.siblings.fencing(task_id.partition):
-            self._writer = open_writer(task_id, hosted.settings, hosted.stage, hosted.topics, hosted.source)
-            self._writer.fence(self._closing.is_set)
-            self._has_fenced = True
-            hosted.siblings.fence_others(hosted, task_id.partition, self._closing.is_set)
+        # (b) No predecessor can commit from here on.
+        self._writer = open_writer(task_id, hosted.settings, hosted.stage, hosted.topics, hosted.source)
+        self._writer.fence(self._closing.is_set)
+        self._has_fenced = True
         reach("fenced")
         # (c) Therefore the changelog's present end is final.
         self._catch_up(is_fenced=True)
+        self._writer.expect(self.replica.end)
         reach("restored")
         # (d) The epoch rises above that of every previous owner.
         changelog_topic_id = self.replica.changelog_topic_id
-        position = starting_position(store.position, hosted, task_id.partition, changelog_topic_id, self._least_epoch)
-        for letters in starting_letters(store, hosted, task_id.partition):
+        start = starting_position(store.position, hosted, task_id.partition, changelog_topic_id, self._least_epoch)
+        # A generation that began to serve before the fencing may be unknown here.
+        since = hosted.siblings.serves_since(hosted.stage, anew=True)
+        for position, changes in starting_changes(store, hosted, task_id.partition, start, since, self._closing.is_set):
             if self._closing.is_set():
                 raise TaskMigratedError("the task was closed while it was opened")
-            write_position(position, hosted.processor.position_codec, store, self._writer, letters)
-            position = self._required_position()
+            write_position(position, hosted.processor.position_codec, store, self._writer, changes)
+        position = self._required_position()
         reach("position-written")
         self.replica.stop_reading()
         self._epoch = position.epoch
+        self._sends, self._limit = since is not None, position.offset
         self._to(TaskState.RUNNING)
         # The role changes after the view has the new epoch.
         self._role = Role.ACTIVE
         self._reason = ""
         self._log.info(
-            "task running", epoch=position.epoch, position=position.offset, restored=self.replica.restoration.restored
+            "task running",
+            epoch=position.epoch,
+            position=position.offset,
+            sends=self._sends,
+            restored=self.replica.restoration.restored,
         )
 
     def _check_owner(self, store: StateStore) -> None:
@@ -660,8 +629,9 @@ class Task:
         hosted, position = self._hosted, store.position
         if position is None or position.owner != hosted.stage.mark:
             codec, partition = hosted.processor.position_codec, self.task_id.partition
-            position = last_position(hosted.settings, hosted.topics, codec, hosted.stage.changelog, partition)
-            check_owner(hosted.stage, position)
+            changelog = hosted.stage.changelog
+            found = last_positions(hosted.settings, hosted.topics, codec, changelog, [partition])
+            check_owner(hosted.stage, found.get(partition))
 
     def _catch_up(self, *, is_fenced: bool) -> None:
         answers = self._state is TaskState.TAILING

@@ -180,6 +180,12 @@ class Tasks:
             task.task_id.partition: task.position for task in self.all() if task.view is not None and task.position >= 0
         }
 
+    def first_needed(self, partition: int) -> int:
+        """Returns the first record that is not applied in a partition, 0 while that is unknown."""
+        task = self.task(partition)
+        view = None if task is None else task.view
+        return 0 if view is None else self.hosted.processor.letters.first_needed(view)
+
     def look(self) -> None:
         """Notes how far the owned tasks are. To be called every second."""
         owned = [task for task in self.all() if task.role is Role.ACTIVE]
@@ -187,13 +193,8 @@ class Tasks:
 
     def _seen(self, task: Task) -> Seen:
         position, bound = task.position, task.bound
-        try:
-            limit = task.limit
-        except TaskMigratedError:
-            # The task of another generation is closed at this moment.
-            return Seen(position, None, restores=False)
         # A task does not go beyond these.
-        ends = [self.hosted.watermarks.end(task.task_id.partition), limit, None if bound is None else bound.offset]
+        ends = [self.hosted.watermarks.end(task.task_id.partition), task.goal, None if bound is None else bound.offset]
         end = min((end for end in ends if end is not None), default=None)
         restores = task.state in (TaskState.CREATED, TaskState.RESTORING)
         return Seen(position, None if end is None else max(0, end - position), restores)
@@ -427,7 +428,7 @@ class _Supervisor:
             raise error
         is_fenced = isinstance(error, TaskMigratedError)
         self._log.warning("task closed; a new one is opened", error=str(error), fenced=is_fenced)
-        self.task.close(max(_BACK_OFF_SECONDS))
+        self.task.close(max(_BACK_OFF_SECONDS), str(error))
         self._on_change()
         if isinstance(error, StoreCorruptedError):
             Database.wipe(self._hosted.state_directory.store_path(self._task_id))

@@ -33,7 +33,7 @@ from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.signing import ControlRecords, begin_to_sign
-from balance_service.kafka.topic_specs import prepare_changelog, prepare_topics
+from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics, Watermarks
 from balance_service.model.generations import Generations
 from balance_service.model.stage import model_and_generation
@@ -145,16 +145,19 @@ class Engine:
         decisions_topic = settings.dead_letter_decisions_topic
         self.decision_records = ControlRecords.of(settings, decisions_topic)
         self.versions = versions = Versions(models, settings, self.generations.of)
-        self._prepared = prepared = until_up(partial(self._prepare, stages))
+        self._prepared = until_up(partial(self._prepare, stages))
+        known = {generation.name for stage in stages for generation in self.live(stage)}
         until_up(partial(begin_to_sign, settings, self.topics, decisions_topic))
-        begun = {name: versions.declaration(name) for name in versions.with_states}
-        until_up(partial(self.generations.begin, begun))
+        until_up(self._begin)
         versions.check_serving()
         # Another instance may have begun them, with other versions.
         stages = [generation for stage in stages for generation in self.live(stage)]
         for stage in stages:
+            if stage.name not in known:
+                until_up(partial(self._prepare_also, stage))
             if versions.has_changed(stage.owner, stage.generation):
                 log.warning("a read model is declared in another way, and its version is not", stage=stage.name)
+        prepared = self._prepared
         sources = {stage.source: prepared[stage.source] for stage in stages}
         tasks, brokers = _most_tasks(stages, prepared), until_up(self.topics.brokers)
         # A second generation of each read model, as far as there is room.
@@ -200,8 +203,8 @@ class Engine:
             # The warm-up runs one more, and so do records that are decoded again.
             self.spark = start_spark(settings, state_directory.scratch, self._slots.total + 1)
             self.spark_sampler = SparkSampler(self.spark)
-            self._wipe_dropped(stages)
             warm_ups = [until_up(partial(self._host_if_live, stage)) for stage in stages]
+            self._wipe_dropped()
             on_failure.pop_all()
         # The first query of a JVM is slow. It runs while the instance joins its group and opens its tasks.
         self._warm_up = threading.Thread(target=next(filter(None, warm_ups), None), name="warm-up", daemon=True)
@@ -265,11 +268,10 @@ class Engine:
         self.generations.start()
         self.memberships.start()
 
-    def _wipe_dropped(self, live: Iterable[Stage]) -> None:
-        """Removes the stores of generations that were dropped while this instance did not run."""
-        names = {stage.name for stage in live}
+    def _wipe_dropped(self) -> None:
+        """Removes the stores of generations that were dropped while this instance did not run, or started."""
         for name, path in self.state_directory.stores():
-            if name not in names and self.versions.of(model_and_generation(name)[0]):
+            if name not in self.stages and self.versions.of(model_and_generation(name)[0]):
                 log.info("the store of a dropped generation is removed", stage=name)
                 Database.wipe(path)
 
@@ -282,7 +284,7 @@ class Engine:
         """Hosts one more stage, of a source that is read already, and owns the partitions of it that are owned here.
 
         Raises:
-            ConfigurationError: its changelog, or a schema, is not usable.
+            ConfigurationError: a topic of it, or a schema, is not usable.
             RetriableError: the broker or the registry does not respond.
         """
         partitions = self._prepared[stage.source].partitions
@@ -291,7 +293,7 @@ class Engine:
                 f"{stage.name} needs more open files for its {partitions} tasks than are left: wait until another "
                 "generation is dropped, or raise `ulimit -Hn` and restart the instance"
             )
-        prepare_changelog(self.topics, stage, self._prepared[stage.source])
+        self._prepare_also(stage)
         self._host(stage)
         self._more_tasks -= partitions
         tasks = self.stages[stage.name]
@@ -378,6 +380,23 @@ class Engine:
             self.generations.refresh()
             raise
 
+    def _prepare_also(self, stage: Stage) -> None:
+        """Prepares the topics of one more stage. The others stay as they were prepared, to notice that one is replaced.
+
+        Raises as `prepare_topics`.
+        """
+        self._prepared = {**prepare_topics(self.topics, self.settings, [stage]), **self._prepared}
+
+    def _begin(self) -> None:
+        """Writes what the first generations of new read models are folded by, and from where on."""
+        begun = {}
+        for name in self.versions.with_states:
+            if name not in self.generations.known:
+                source = self._prepared[self.versions.stage(name, 1).source]
+                starts = self.topics.offsets(source.name, range(source.partitions), earliest=True)
+                begun[name] = self.versions.declaration(name).beginning_at(starts)
+        self.generations.begin(begun)
+
     def _host_if_live(self, stage: Stage) -> Callable[[], None] | None:
         """As `_host`; but leaves a generation alone that was dropped since the start, and lost its changelog."""
         try:
@@ -395,7 +414,7 @@ class Engine:
         hosted = self._hosted(stage)
         runner, warm_up = self._runner(hosted)
         tasks = Tasks(hosted, runner, self.on_change, self._openings)
-        hosted.siblings.add(tasks)
+        hosted.siblings.add(stage.generation, tasks)
         with self._changing:
             self.stages = {**self.stages, stage.name: tasks}
         return warm_up
@@ -425,7 +444,7 @@ class Engine:
         model = self.versions.read_model(stage)
         decisions_topic = settings.dead_letter_decisions_topic
         processor = processor_of(stage, model, around)
-        siblings = Siblings(lambda: self.generations.of(stage.owner))
+        siblings = Siblings(partial(self.generations.of, stage.owner), partial(self.generations.newest, stage.owner))
         is_last = model is not None and not stage.passes_on
         return HostedStage(
             stage=stage,

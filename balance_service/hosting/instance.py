@@ -62,14 +62,15 @@ class Instance:
         """Returns why the instance should get no queries now; empty if it should."""
         engine = self.engine
         memberships = engine.memberships
-        reasons = [] if memberships.have_joined else ["this instance has not joined its groups yet"]
+        joining = memberships.joining
+        reasons = [f"this instance joins the group of {', '.join(joining)}"] if joining else []
         directory = self.directory
         reasons += filter(None, (*memberships.problems, directory.problem, directory.shared_address_problem))
         # An instance that answers for one of its read models should get queries.
         owners = {tasks.hosted.stage.owner for tasks in engine.models.values()}
         if all(any(_is_unfit(tasks) for tasks in engine.stages_of(name)) for name in owners):
             reasons += self.problems()
-        if unconfirmed := memberships.unconfirmed:
+        if unconfirmed := [topic for topic in memberships.unconfirmed if topic not in joining]:
             topics = ", ".join(unconfirmed)
             reasons.append(
                 f"the group of {topics} has not confirmed this instance lately: it cannot reach Kafka, or was suspended"

@@ -17,7 +17,8 @@ import structlog
 from balance_service import api
 from balance_service.engine.comparison import MOST_DIFFERENCES, compare
 from balance_service.engine.database import has_room_for, room_bytes
-from balance_service.engine.opening import owners_of
+from balance_service.engine.inheritance import last_positions, owners_of
+from balance_service.engine.opening import was_purged
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError
@@ -27,16 +28,17 @@ from balance_service.process.failpoints import reach
 from balance_service.process.runtime import PeriodicThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 
-    from balance_service.cluster.directory import ServerTable
-    from balance_service.engine.comparison import Compared
+    from balance_service.avro.codec import AvroCodec
+    from balance_service.cluster.directory import PublishedTask, ServerTable
     from balance_service.engine.hosted_stage import HostedStage
+    from balance_service.engine.records import Compared, Position
     from balance_service.engine.task import Task
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
     from balance_service.kafka.topics import Topic
-    from balance_service.model.generations import Building, Generations, Switch
+    from balance_service.model.generations import Building, Declaration, Generations, Switch
     from balance_service.model.stage import Stage
 
 log = structlog.get_logger(__name__)
@@ -46,6 +48,7 @@ _LOOK_SECONDS = 0.25
 _PAUSE_SECONDS = 0.002
 _SLICE_SECONDS = 0.1
 _CAUGHT_UP_RECORDS = 10_000
+_MOST_TOLD = 3
 _SPREAD_SECONDS = 0.5
 _LOOK_AGAIN_SECONDS = 60.0
 _DELETE_AGAIN_SECONDS = 5.0
@@ -100,7 +103,9 @@ class Rebuilds(PeriodicThread):
             "problem": self._servers.problem(model)
             or self.problems.get(model, "")
             or self._lacks_class(now, other)
-            or self._stopped(now, other, TaskState.HALTED, TaskState.WAITING),
+            or self._stopped(now, other, TaskState.HALTED, TaskState.WAITING)
+            # Why it does not serve by itself.
+            or (now.reason if now.action == "compare" else ""),
         }
 
     def status_of(self, stage: Stage) -> str:
@@ -173,12 +178,13 @@ class Rebuilds(PeriodicThread):
         serving = self._engine.models[self._versions.stage(model, generations.serving).name]
         # A partition that cannot take a step must not keep the others from theirs.
         steps = [*self._switches(generations, serving)]
-        steps += [partial(self._confirm, task, generations.number) for task in self._owned(serving).values()]
         building = None if generations.building is None else self._tasks(model, generations.building.generation)
-        if building is not None:
+        if building is not None and generations.building is not None:
+            owned = self._owned(building)
+            near = _near(generations.building.max_rate, len(owned))
             steps += [
-                partial(self._compare, partition, serving, building, task)
-                for partition, task in self._owned(building).items()
+                partial(self._compare, partition, serving, building, task, near)
+                for partition, task in owned.items()
                 if task.compared is None
             ]
         if self._is_responsible(serving):
@@ -190,23 +196,28 @@ class Rebuilds(PeriodicThread):
 
     def _upgrade(self, generations: Generations) -> None:
         """Begins to build a generation of the version here, if it is higher than any before."""
-        declaration = self._versions.declaration(generations.model)
-        if declaration.version <= generations.newest_version or generations.building is not None:
+        version = self._versions.declaration(generations.model).version
+        if version <= generations.newest_version:
             return
+        if (building := generations.building) is not None:
+            raise RetriableError(
+                f"version {version} of '{generations.model}' is built once generation {building.generation}, which is "
+                "being built, is dropped, or serves and the former one is dropped"
+            )
         if generations.kept is not None:
             raise RetriableError(
-                f"version {declaration.version} of '{generations.model}' is built once generation {generations.kept}, "
+                f"version {version} of '{generations.model}' is built once generation {generations.kept}, "
                 "which is kept after a switch, is dropped"
             )
         at, failure = self._unbuildable.get(generations.model, (float("-inf"), None))
         if failure is not None and time.monotonic() - at < _CHECK_AGAIN_SECONDS:
             raise failure
         try:
-            self.check_buildable(generations.model)
+            declaration = self.buildable(generations.model)
         except BalanceServiceError as error:
             self._unbuildable[generations.model] = time.monotonic(), error
             raise
-        log.info("a generation of a new version is built", model=generations.model, version=declaration.version)
+        log.info("a generation of a new version is built", model=generations.model, version=version)
         self._log.write(
             generations.model, lambda now: now.upgraded(declaration, self._switch_of_upgrade, api.KEEP_OLD_SECONDS)
         )
@@ -243,6 +254,124 @@ class Rebuilds(PeriodicThread):
         if problem := self._lacks_class(now, now.serving):
             raise InvalidInputError(problem)
 
+    def check_switch(self, now: Generations, to: int, *, anyway: bool) -> str:
+        """Checks that a generation can serve, and has all that the serving one has.
+
+        The one that serves may be halted or gone: a switch is the way out then.
+
+        Args:
+            now: before the switch.
+            anyway: whether it may serve all the same, if it is only folded everywhere.
+
+        Returns:
+            What is lost by the switch; empty if nothing is.
+
+        Raises:
+            InvalidInputError: an instance cannot fold it; or, unless `anyway`, it is not fit to serve. The message
+                names what would be lost.
+            RetriableError: the broker does not respond, or no instance is known here yet.
+        """
+        if not self._servers.running():
+            raise RetriableError("this instance has not heard of any other yet, nor of itself: try again")
+        if problem := self._lacks_class(now, to):
+            raise InvalidInputError(problem)
+        lost = [*filter(None, [self._uncompared(now, to), self._cut(now, to)]), *self._unfit(now, to)]
+        if not lost:
+            return ""
+        told = "; ".join(lost[:_MOST_TOLD]) + (f"; and {more} more" if (more := len(lost) - _MOST_TOLD) > 0 else "")
+        if not anyway:
+            raise InvalidInputError(f"{told}. With `anyway` (`--anyway`), generation {to} serves all the same")
+        log.warning("a generation serves although it is not fit to", model=now.model, generation=to, lost=told)
+        return told
+
+    @staticmethod
+    def _uncompared(now: Generations, number: int) -> str:
+        is_built = now.building is not None and now.building.generation == number
+        if not is_built or now.comparison is not None:
+            return ""
+        return f"generation {number} has not been compared with {now.serving} yet"
+
+    def _cut(self, now: Generations, number: int) -> str:
+        """Returns which events a generation lacks that the serving one was built of; empty if it has all.
+
+        Raises RetriableError.
+        """
+        hosted = self._any_hosted(now.model)
+        source, partitions = hosted.source.name, range(hosted.source.partitions)
+        if hosted.stage.reads_rekeyed:
+            # No task folds what is left of such a topic: it halts.
+            return ""
+        ours, theirs = now.declarations[number], now.declarations[now.serving]
+        if now.building is not None and now.building.generation == number and now.comparison is None:
+            ours = ours.cut_to(self._engine.topics.offsets(source, partitions, earliest=True))
+        for partition in partitions:
+            begins, all_begin = ours.begins_at(partition), theirs.begins_at(partition)
+            if begins > all_begin:
+                return (
+                    f"generation {number} begins at offset {begins} of {source}-{partition}, and {now.serving} at "
+                    f"{all_begin}: what only the events before say is in {now.serving} alone, and is deleted with it"
+                )
+        return ""
+
+    def _unfit(self, now: Generations, number: int) -> Iterator[str]:
+        """Yields why a generation cannot serve as the serving one does, and what would be lost. Raises RetriableError.
+
+        What it lacks of the source's end is not counted: a silent one does not go beyond the one that sends.
+        """
+        stage, serving = (self._versions.stage(now.model, one) for one in (number, now.serving))
+        partitions = self._partitions(now)
+        # A task of the serving one may be restoring, or halted.
+        stood_at = self._last_positions(serving, partitions)
+        for partition in partitions:
+            task_name, owner = f"{stage.name}_{partition}", self._owner(stage.name, partition)
+            if owner is None:
+                yield f"no instance runs {task_name}, so that queries for its keys would get 503"
+                continue
+            address, task = owner
+            if task.state != TaskState.RUNNING.value:
+                why = f": {task.reason}" if task.reason else ""
+                is_answering = task.state == TaskState.WAITING.value
+                what = "its answers would stand still" if is_answering else "queries for its keys would get 503"
+                yield f"{task_name} is {task.state} at {address}{why}; {what}"
+                continue
+            before = stood_at.get(partition)
+            lag = 0 if before is None else before.offset - task.position
+            if lag > _CAUGHT_UP_RECORDS:
+                yield f"{task_name} is {lag} records behind generation {now.serving}, and its answers would be"
+        yield from self._missing_standbys(stage.name, partitions)
+        yield from self._foreign_changelog(now, stage, partitions)
+
+    def _owner(self, stage: str, partition: int) -> tuple[str, PublishedTask] | None:
+        """Returns the task of a partition's owner, and its address; one that has not opened yet counts."""
+        found = [
+            (server.address, task)
+            for server in self._servers.running()
+            for task in server.tasks
+            if (task.stage, task.partition, task.role) == (stage, partition, Role.ACTIVE.value)
+        ]
+        return max(found, key=lambda owner: owner[1].epoch, default=None)
+
+    def _foreign_changelog(self, now: Generations, stage: Stage, partitions: Collection[int]) -> Iterator[str]:
+        """Yields that a changelog is not the one that its tasks wrote. An idle task does not notice that."""
+        changelog, found = self._engine.topics.find_patiently(stage.changelog), self._last_positions(stage, partitions)
+        for partition in partitions:
+            position = found.get(partition)
+            if changelog is None or position is None or position.changelog_topic_id not in ("", changelog.topic_id):
+                # One that is kept is the only way back.
+                remedy = "" if stage.generation == now.kept else ": drop the generation, and build another one"
+                yield (
+                    f"the changelog '{stage.changelog}' was deleted or recreated, so that {stage.name}_{partition} "
+                    f"would be folded again{remedy}"
+                )
+                return
+
+    def _last_positions(self, stage: Stage, partitions: Collection[int]) -> Mapping[int, Position]:
+        """Returns where a generation stands according to its changelog, hosted here or not. Raises RetriableError."""
+        topics = self._engine.topics
+        if topics.find_patiently(stage.changelog) is None:
+            return {}
+        return last_positions(self._engine.settings, topics, self._position_codec(), stage.changelog, partitions)
+
     def _stopped(self, now: Generations, generation: int | None, *states: TaskState) -> str:
         """Returns why the task of a partition of a generation is in one of some states; empty if none is."""
         if generation is None:
@@ -256,15 +385,27 @@ class Rebuilds(PeriodicThread):
         )
         return next(told, "")
 
-    def check_buildable(self, model: str) -> None:
-        """Checks that a new generation would be built of all events, and has room on the disk here.
+    def buildable(self, model: str) -> Declaration:
+        """Returns the newest version here as a generation would be built of it now. It has room on the disk here.
 
-        Raises InvalidInputError, or as `Topics`.
+        With BALANCE_ALLOW_FINITE_RETENTION, it may be built of the events that are left.
+
+        Raises InvalidInputError: it would lack events, or room. Or as `Topics`.
         """
-        engine = self._engine
-        stage = self._any_hosted(model).stage
+        engine, hosted = self._engine, self._any_hosted(model)
+        stage, source = hosted.stage, hosted.source
         if lost := losses(engine.topics, engine.settings, stage, with_changelog=False):
             raise InvalidInputError(f"a new generation of '{model}' would be built from what is left: {lost[0]}")
+        starts = engine.topics.offsets(source.name, range(source.partitions), earliest=True)
+        for partition, start in starts.items():
+            if start > 0 and stage.reads_rekeyed:
+                raise InvalidInputError(was_purged(source.name, partition, start))
+            if start > 0 and not engine.settings.allow_finite_retention:
+                raise InvalidInputError(
+                    f"a new generation of '{model}' would be built from what is left: the first {start} offsets of "
+                    f"{source.name}-{partition} are gone; copy all events to a new topic and start again with it, or "
+                    "set BALANCE_ALLOW_FINITE_RETENTION=true to build from what is left"
+                )
         serving = self._engine.models[self._versions.stage(model, self._log.of(model).serving).name]
         needed, path = sum(task.sizes.store_bytes for task in serving.snapshots()), engine.settings.state_dir
         if not has_room_for(path, needed):
@@ -272,6 +413,7 @@ class Rebuilds(PeriodicThread):
                 f"a new generation of '{model}' may take as much of the disk of {path} here as the one that serves, "
                 f"{needed >> 20} MiB, and {room_bytes(path) >> 20} MiB are left, of which it leaves 512 MiB: make room"
             )
+        return self._versions.declaration(model).beginning_at(starts)
 
     def _lacks_class(self, now: Generations, generation: int | None) -> str:
         """Returns which instances cannot fold a generation; empty if all can."""
@@ -292,51 +434,37 @@ class Rebuilds(PeriodicThread):
         """
         if time.monotonic() - self._served_since(generations.model)[1] < _SPREAD_SECONDS:
             return
-        live = [self._tasks(generations.model, number) for number in generations.live if number != generations.serving]
-        others = [tasks for tasks in live if tasks is not None]
         for partition, task in self._owned(serving).items():
-            if not task.sends:
-                yield partial(self._switch, partition, serving, task, others, are_all=None not in live)
+            if task.sends_since < generations.serving_since:
+                yield partial(self._switch, serving, task)
+                continue
+            for number in generations.live:
+                tasks = None if number == generations.serving else self._tasks(generations.model, number)
+                other = None if tasks is None else tasks.task(partition)
+                if tasks is not None and other is not None and other.sends:
+                    # It is fenced. Opened again, it is silent.
+                    tasks.failed(other, RetriableError("another generation serves"))
 
     @staticmethod
-    def _switch(partition: int, serving: Tasks, task: Task, others: Sequence[Tasks], *, are_all: bool) -> None:
-        opened: dict[Task, Tasks] = {}
-        for tasks in others:
-            other = tasks.answering().get(partition)
-            # Whether it sends is unknown until then.
-            if other is None or other.role is not Role.ACTIVE:
-                sent = tasks.hosted.stage.sent
-                raise _WaitingError(f"{tasks.name}_{partition}, which may send {sent}, does not answer yet")
-            opened[other] = tasks
-        sender = next((other for other in opened if other.sends), None)
-        if sender is None and not are_all:
-            raise _WaitingError(f"{task.task_id} does not send, and a generation that may is not hosted here")
+    def _switch(serving: Tasks, task: Task) -> None:
         try:
-            if sender is None:
-                task.begin_to_send(opened)
-            else:
-                task.take_over(sender)
+            task.inherit()
         finally:
-            # It was given up before the transaction, whose outcome may be unknown: the changelogs have it.
-            if sender is not None and sender.view is None:
-                opened[sender].failed(sender, RetriableError("another generation sends the outputs"))
             if task.view is None:
-                serving.failed(task, RetriableError("it is unknown which generation sends the outputs"))
+                serving.failed(task, RetriableError("it is unknown which generation serves"))
 
-    def _confirm(self, task: Task, number: int) -> None:
-        """Publishes that a task sends. No earlier switch can make it silent: this thread makes them."""
-        if task.sends and task.sends_as_of != number:
-            task.sends_as_of = number
-            self._engine.on_change()
+    def _compare(self, partition: int, serving: Tasks, building: Tasks, task: Task, near: int) -> None:
+        """Compares a partition for a while, so that other steps have their turn too.
 
-    def _compare(self, partition: int, serving: Tasks, building: Tasks, task: Task) -> None:
-        """Compares a partition for a while, so that other steps have their turn too."""
+        Args:
+            near: how many records the task may be behind for that.
+        """
         before = serving.answering().get(partition)
         if before is None or before.role is not Role.ACTIVE:
             raise _WaitingError(f"{serving.name}_{partition}, which serves, does not answer yet")
         comparing = self._comparing.pop((before, task), None)
         if comparing is None:
-            if before.position - task.position > _CAUGHT_UP_RECORDS:
+            if before.position - task.position > near:
                 return
             comparing = compare(serving, building, (before, task))
         until = time.monotonic() + _SLICE_SECONDS
@@ -373,11 +501,16 @@ class Rebuilds(PeriodicThread):
         found = [self._comparison(stage, partition) for partition in partitions]
         if None in found:
             return
-        self._check_standbys(stage, partitions)
+        if unfit := next(self._unfit(generations, building.generation), ""):
+            raise _WaitingError(unfit)
+        cut = self._cut(generations, building.generation)
         total = sum((one for one in found if one is not None), Comparison())
+        # Its tasks may have opened after more was deleted than had been when it was begun.
+        source = self._any_hosted(generations.model).source
+        starts = self._engine.topics.offsets(source.name, range(source.partitions), earliest=True)
 
         def compared(now: Generations) -> Generations:
-            after = now.compared(building.generation, total)
+            after = now.compared(building.generation, total, starts, why_not=cut)
             if after.serving != now.serving:
                 self.check_known(after)
             return after
@@ -396,37 +529,41 @@ class Rebuilds(PeriodicThread):
         return next(tasks.hosted for tasks in self._engine.models.values() if tasks.hosted.stage.owner == model)
 
     def _check_sending(self, generations: Generations) -> None:
-        """Checks that the serving generation sends the outputs of all partitions. Raises _WaitingError.
+        """Checks that the serving generation has taken over all partitions. Raises _WaitingError.
 
-        What an owner published before it knew of the last switch says nothing: it may be making the one before.
+        Its changelog says so: a task that has inherited may wait, or be halted, since.
         """
         stage = self._versions.stage(generations.model, generations.serving)
         for partition in self._partitions(generations):
             claims = self._servers.claims(stage.name, partition)
-            is_running = claims and claims[0][1].state == TaskState.RUNNING.value
-            if not is_running or claims[0][1].sends_as_of < generations.number:
-                raise _WaitingError(f"{stage.name}_{partition}, which serves, does not send {stage.sent} yet")
+            if not claims or claims[0][1].sends_as_of < generations.serving_since:
+                raise _WaitingError(f"{stage.name}_{partition}, which serves, has not taken over yet")
 
     def _comparison(self, stage: str, partition: int) -> Comparison | None:
         claims = self._servers.claims(stage, partition)
         return claims[0][1].comparison if claims else None
 
-    def _check_standbys(self, stage: str, partitions: Iterable[int]) -> None:
-        """Checks that each partition has as many standbys as the instances allow. Raises _WaitingError."""
+    def _missing_standbys(self, stage: str, partitions: Iterable[int]) -> Iterator[str]:
+        """Yields which partitions have fewer standbys than the instances allow."""
         hosting = [server for server in self._servers.running() if server.hosts(stage)]
         wanted = min(self._engine.settings.num_standby_replicas, max(0, len(hosting) - 1))
         states = frozenset({TaskState.TAILING.value})
         for partition in partitions:
             if len(self._servers.standbys(stage, partition, states)) < wanted:
-                raise _WaitingError(f"{stage}_{partition} does not have its standbys yet")
+                yield (
+                    f"{stage}_{partition} does not have its standbys yet: if its instance ended, queries for its keys "
+                    "would get 503 until it is restored"
+                )
 
     def _delete_dropped(self, generations: Generations) -> None:
         """Deletes the changelogs of dropped generations that no instance uses any more, and their subjects.
 
         The brokers forget transactional ids by themselves.
         """
-        topics, live, waiting = self._engine.topics, set(generations.live), None
-        published = {task.stage for server in self._servers.servers() for task in server.tasks}
+        topics, live, waiting = self._engine.topics, set(generations.writable), None
+        # The group has given the partitions of an instance that is silent for longer to others.
+        alive = self._servers.heard_within(self._engine.settings.session_timeout_ms / 1000)
+        published = {task.stage for server in alive for task in server.tasks}
         for number in range(1, generations.newest + 1):
             stage = self._versions.stage(generations.model, number)
             if number in live or stage.name in published:
@@ -456,14 +593,16 @@ class Rebuilds(PeriodicThread):
 
     def _check_ours(self, stage: Stage, changelog: Topic) -> None:
         """Checks that a changelog is not one of another application that has the same name. Raises _WaitingError."""
-        codec = next(iter(self._engine.models.values())).hosted.processor.position_codec
-        owners = owners_of(self._engine.settings, self._engine.topics, codec, changelog)
+        owners = owners_of(self._engine.settings, self._engine.topics, self._position_codec(), changelog)
         if owners - {stage.mark}:
             named = ", ".join(sorted(owner.replace("\0", "/") or "no stage" for owner in owners))
             raise _WaitingError(
                 f"the changelog '{changelog.name}' of a dropped generation is not deleted, because its positions name "
                 f"{named} as owner: if no other application uses the topic, delete it"
             )
+
+    def _position_codec(self) -> AvroCodec:
+        return next(iter(self._engine.models.values())).hosted.processor.position_codec
 
     @staticmethod
     def _owned(tasks: Tasks) -> dict[int, Task]:
@@ -490,3 +629,13 @@ class Rebuilds(PeriodicThread):
                 log.exception("a step of a rebuild failed", model=model)
             return RetriableError(why)
         return None
+
+
+def _near(max_rate: int | None, tasks: int) -> int:
+    """Returns how many records a task may be behind that is compared: it must apply them within seconds.
+
+    Args:
+        max_rate: events a second that all tasks here apply together at most; None without such a bound.
+        tasks: how many they are.
+    """
+    return _CAUGHT_UP_RECORDS if max_rate is None else min(_CAUGHT_UP_RECORDS, max(1, max_rate // max(1, tasks)))

@@ -37,6 +37,7 @@ from balance_service.http.requests import (
     JsonBody,
     Limit,
     Parameters,
+    Partial,
     Partitions,
     Position,
     formed,
@@ -105,6 +106,10 @@ class ListParameters(Parameters):
         None, description="List dead letters after this one: `next` of the previous page.", examples=["balance/1:42"]
     )
     limit: Limit | None = None
+    partial: Partial = Field(
+        False,
+        description="`true`: list those of the partitions that can be read; `missing` names the others.",
+    )
 
 
 class _ForwardedList(Parameters):
@@ -177,6 +182,7 @@ class DeadLetters:
             return await self._page_for_peer(request, given, limit)
         after, following = given.after, None
         found: list[Any] = []
+        missing: list[str] = []
         for name in self._stages_of(given.model):
             if after is not None and name < after.stage:
                 continue
@@ -185,14 +191,15 @@ class DeadLetters:
             stage = self._stages[name]
             scan = replace(stage.scan, cause=given.cause, status=given.status, start=start, limit=limit - len(found))
             with ending_with(request):
-                page, following = await stage.page(scan, asker_of(request))
+                page, following, lacking = await stage.page(scan, asker_of(request), is_partial=given.partial)
             found += page
+            missing += [f"{name}/{partition}" for partition in lacking]
             if following is not None or len(found) == limit:
                 break
         if following is None and len(found) == limit:
             # Another stage may have more.
             following = found[-1]["id"]
-        return json_response({"deadLetters": found, "next": following})
+        return json_response({"deadLetters": found, "next": following, "missing": missing})
 
     async def _page_for_peer(self, request: web.Request, given: ListParameters, limit: int) -> web.Response:
         forwarded = _ForwardedList.of(request)
@@ -336,6 +343,8 @@ class DecodedDeadLetter(DeadLetter):
 class DeadLettersPage(TypedDict):
     deadLetters: list[DeadLetter]
     next: str | None
+    missing: Annotated[list[str], Field(examples=[["balance/1"]])]
+    """The stages and partitions whose dead letters the page lacks; empty unless `partial` is `true`."""
 
 
 @closed
@@ -452,7 +461,7 @@ DEAD_LETTER_ROUTES = (
         "seven days. If few have the cause or status, a page may have fewer than `limit` and still a `next`.",
         parameters=ListParameters,
         responses=(
-            ok("A page.", DeadLettersPage, {"deadLetters": [_EXAMPLE], "next": None}),
+            ok("A page.", DeadLettersPage, {"deadLetters": [_EXAMPLE], "next": None, "missing": []}),
             problem(400, "A parameter is malformed or repeated."),
             problem(404, "This instance does not host that read model."),
             MISDIRECTED,

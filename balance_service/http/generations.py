@@ -6,8 +6,8 @@ Any instance takes a request: it writes the topic of generations, which all inst
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -20,7 +20,7 @@ from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem, exact_json_response, unavailable
 from balance_service.http.dead_letters import Reason  # noqa: TC001  # pydantic reads the annotations
 from balance_service.http.model_queries import ModelName
-from balance_service.http.requests import JsonBody, JsonNumber, Parameters, whole_number
+from balance_service.http.requests import JsonBody, JsonNumber, Parameters, true_or_false, whole_number
 from balance_service.http.route import Count, RequestBody, Response, Route, Tag, closed, ok, problem, retry_later
 from balance_service.model.generations import Switch
 
@@ -72,6 +72,14 @@ class SwitchBody(JsonBody):
 
     model: BodyModel
     to: Annotated[Number | None, Field(description="The generation; by default the only other one.")] = None
+    anyway: Annotated[
+        bool,
+        true_or_false(),
+        Field(
+            description="Whether it serves although something would be lost by that. Without it, the refusal names "
+            "what; with it, that is kept with the reason.",
+        ),
+    ] = False
     reason: Reason
 
 
@@ -88,20 +96,24 @@ class ModelParameter(Parameters):
     model: ModelName
 
 
+class CheckSwitch(Protocol):
+    def __call__(self, now: Generations, to: int, *, anyway: bool) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequests:
     """Handles the requests.
 
-    `status` returns the generations of a read model as JSON, None if the model is not known here; `declaration` what
-    its newest version here is declared to be; `check_buildable` raises InvalidInputError if no generation can be built
-    now, `check_known` if an instance cannot fold the generation that serves; `write` applies a transition, see
-    `GenerationLog.write`; `differences` returns the first differences found here.
+    `status` returns the generations of a read model as JSON, None if the model is not known here; `newest` and `write`
+    are those of `GenerationLog`; `buildable` returns what its newest version here is declared to be, or raises
+    InvalidInputError if no generation can be built now; `check_switch` is that of `Rebuilds`; `differences` returns the
+    first differences found here.
     """
 
     status: Callable[[str], Mapping[str, Any] | None]
-    declaration: Callable[[str], Declaration]
-    check_buildable: Callable[[str], None]
-    check_known: Callable[[Generations], None]
+    newest: Callable[[str], Generations]
+    buildable: Callable[[str], Declaration]
+    check_switch: CheckSwitch
     write: Callable[[str, Callable[[Generations], Generations]], Generations]
     differences: Callable[[str], Sequence[Mapping[str, Any]] | None]
 
@@ -120,10 +132,8 @@ class GenerationRequests:
         switch = None if given.switch is None else Switch(given.switch)
 
         def change(now: Generations) -> Generations:
-            declaration = self.declaration(given.model)
-            after = now.rebuilt(declaration, switch, given.keepOld, given.maxRate, by, given.reason)
-            self.check_buildable(given.model)
-            return after
+            declaration = self.buildable(given.model)
+            return now.rebuilt(declaration, switch, given.keepOld, given.maxRate, by, given.reason)
 
         return await self._changed(given.model, change)
 
@@ -132,8 +142,8 @@ class GenerationRequests:
 
         def change(now: Generations) -> Generations:
             after = now.switched(given.to, by, given.reason)
-            self.check_known(after)
-            return after
+            lost = self.check_switch(now, after.serving, anyway=given.anyway)
+            return replace(after, reason=f"{given.reason} (anyway: {lost})") if lost else after
 
         return await self._changed(given.model, change)
 
@@ -143,8 +153,20 @@ class GenerationRequests:
 
     async def _changed(self, model: str, change: Callable[[Generations], Generations]) -> web.Response:
         self._status_of(model)
+        found: dict[int, Generations] = {}
+
+        def found_once(now: Generations) -> Generations:
+            if now.number not in found:
+                found[now.number] = change(now)
+            return found[now.number]
+
+        def write() -> None:
+            # Its checks may take seconds, for which the other writers would be fenced.
+            found_once(self.newest(model))
+            self.write(model, found_once)
+
         try:
-            await asyncio.to_thread(self.write, model, change)
+            await asyncio.to_thread(write)
         except InvalidInputError as error:
             raise Problem(409, str(error)) from error
         except BalanceServiceError as error:
@@ -347,7 +369,9 @@ GENERATION_ROUTES = (
     _request(
         "switch",
         "Have another generation serve",
-        "The one that was built and has caught up, or the one that is kept.",
+        "The one that was built and has caught up, or the one that is kept. Refused while a partition of it does not "
+        "run, is more than 10,000 records behind the serving one or lacks its standbys, while its changelog is not the "
+        "one that it wrote, and if it lacks first events that the serving one has; `anyway` switches all the same.",
         SwitchBody,
         {"model": "balance", "to": 2, "reason": "the corrected fold is right"},
         "generation 2 of 'balance' has not caught up yet",

@@ -185,6 +185,8 @@ def _refusals(route: Route, *, authorises: bool, limits_rate: bool) -> list[Resp
     if route.is_open:
         return []
     refusals = [problem(403, "A browser sent the request for a page of another site or origin.")]
+    if route.checks_names:
+        refusals.append(problem(400, "The query has a parameter that is not known here."))
     if route.body is not None:
         refusals.append(problem(415, f"`Content-Type` is not `{JSON}`. Nothing was done."))
     if not authorises:

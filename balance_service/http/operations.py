@@ -254,6 +254,8 @@ class Status(TypedDict):
     """Whether `/health/ready` answers 200."""
     reasons: list[str]
     """Why the instance is not ready; empty while it is."""
+    unknownSettings: Annotated[list[str], Field(examples=[["BALANCE_DISCOUNT"]])]
+    """Environment variables of this instance that begin like settings and are none, without those of Kubernetes."""
     partitions: Positive | None
     """The largest number of partitions of a source topic; null while the instance is starting."""
     models: list[HostedModel]
@@ -304,6 +306,7 @@ _STATUS: Status = {
     "applicationServer": "localhost:5051",
     "ready": True,
     "reasons": [],
+    "unknownSettings": [],
     "partitions": 2,
     "models": [
         {

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from balance_service.model.keys import KeyType
 
 _MAX_PARAMETERS = 16
+_MOST_NAME = 100
 # JSON Schema takes 1.0 for an integer.
 _WHOLE = re.compile(r"([0-9]{1,18})(?:\.0{1,18})?")
 POSITION_PATTERN = "[0-9]{1,10}:[0-9]{1,18}"
@@ -152,6 +153,15 @@ class Parameters(Validated):
         cls.not_in_header = frozenset(names - cls.in_header)
 
     @classmethod
+    def check_names(cls, request: web.Request) -> None:
+        """Checks that a request's query has no parameter of another name. Raises InvalidInputError."""
+        known = sorted(cls.not_in_header - request.match_info.keys())
+        for name, _ in _query(request):
+            if name not in known:
+                told = f"it may have {', '.join(known)}" if known else "it may have none"
+                raise InvalidInputError(f"the query has '{name[:_MOST_NAME]}', which is not known here; {told}")
+
+    @classmethod
     def of(cls, request: web.Request) -> Self:
         """Validates the parameters of a request.
 
@@ -225,6 +235,17 @@ def whole_number(least: int, most: int) -> PlainValidator:
         )
 
     return PlainValidator(parse, json_schema_input_type=Annotated[int, Field(ge=least, le=most)])
+
+
+def true_or_false() -> PlainValidator:
+    """A validator for a boolean in a `JsonBody`."""
+
+    def parse(given: object) -> bool:
+        if isinstance(given, bool):
+            return given
+        raise PydanticCustomError("form", "must be true or false")
+
+    return PlainValidator(parse, json_schema_input_type=bool)
 
 
 class JsonBody(Validated):

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from balance_service import api
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import JSON, PROBLEM_JSON, Problem
+from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.requests import POSITION_PATTERN, Parameters
 
 if TYPE_CHECKING:
@@ -138,6 +139,11 @@ class Route:
         return self.is_open and not self.is_file
 
     @property
+    def checks_names(self) -> bool:
+        """Whether a parameter of the query that the route does not know is an error. Probes may add some."""
+        return not (self.is_open or self.is_never_refused)
+
+    @property
     def is_of_operations(self) -> bool:
         """Whether the route is about the service, not its data. Such requests are frequent and have no spans."""
         return self.tag is OPERATIONS
@@ -201,14 +207,17 @@ class RouteTable:
         for route in self:
             # aiohttp's default pattern does not match a parameter that contains a brace.
             path = re.sub(r"\{(\w+)\}", r"{\1:[^/]+}", route.path)
-            handler = _handler(route.handle, handlers)
+            handler = _handler(route, handlers)
             for method in (_GET, hdrs.METH_HEAD) if route.method == _GET else (route.method,):
                 app.router.add_route(method, path, handler)
 
 
-def _handler(handle: Handle, handlers: Any) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _handler(route: Route, handlers: Any) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handler(request: web.Request) -> web.StreamResponse:
-        return await handle(handlers, request)
+        # Peers name more than clients, and those of a later version perhaps more than is known here.
+        if route.checks_names and FORWARDED_HEADER not in request.headers:
+            route.parameters.check_names(request)
+        return await route.handle(handlers, request)
 
     return handler
 

@@ -201,8 +201,10 @@ class SourceRecords:
                 self.scheduler.admitted(asker, self.timeout_seconds / 2),
             ):
                 return await self.scheduler.run(asker, in_one_step(work, *arguments))
-        except (TimeoutError, RetriableError) as error:
-            raise unavailable("the records of dead letters cannot be read now") from error
+        except TimeoutError as error:
+            raise unavailable(f"the records of dead letters were not read within {self.timeout_seconds:g} s") from error
+        except RetriableError as error:
+            raise unavailable(f"the records of dead letters cannot be read now: {error}") from error
 
     def _read(self, letters: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         shown: list[dict[str, Any]] = []
@@ -268,22 +270,32 @@ class StageDeadLetters:
         if letter_id.partition >= self.scatter.partitions:
             return None
         scan = replace(self.scan, start=(letter_id.partition, letter_id.offset), limit=1)
-        found, _ = await self._listed(scan, asker, [letter_id.partition])
+        found, _, _ = await self._listed(scan, asker, [letter_id.partition])
         letters = [one for one in found if one["id"] == str(letter_id)]
         letter = next(iter(await self.records.added_to(letters, asker)), None)
         return None if letter is None else await self.records.decoded(letter, asker)
 
-    async def page(self, scan: DeadLetterScan, asker: Asker) -> tuple[list[dict[str, Any]], str | None]:
-        """Returns dead letters with their records, and the id after which the next page begins. Raises Problem 503."""
-        found, following = await self._listed(scan, asker)
+    async def page(
+        self, scan: DeadLetterScan, asker: Asker, *, is_partial: bool = False
+    ) -> tuple[list[dict[str, Any]], str | None, Sequence[int]]:
+        """Returns dead letters with their records, the id after which the next page begins, and missing partitions.
+
+        Args:
+            is_partial: whether the page may lack partitions.
+
+        Raises:
+            Problem: 503, a partition cannot be read, or the client's share is used up.
+        """
+        found, following, missing = await self._listed(scan, asker, is_partial=is_partial)
         letters = await self.records.added_to(found, asker)
-        return letters, letters[-1]["id"] if len(letters) < len(found) else following
+        return letters, letters[-1]["id"] if len(letters) < len(found) else following, missing
 
     async def _listed(
-        self, scan: DeadLetterScan, asker: Asker, partitions: Iterable[int] | None = None
-    ) -> tuple[list[Any], str | None]:
-        page = json.loads((await self.scatter.answer("deadLetters", scan, asker, partitions=partitions)).body)
-        return page["deadLetters"], page["next"]
+        self, scan: DeadLetterScan, asker: Asker, partitions: Iterable[int] | None = None, *, is_partial: bool = False
+    ) -> tuple[list[Any], str | None, Sequence[int]]:
+        answer = await self.scatter.answer("deadLetters", scan, asker, partitions=partitions, is_partial=is_partial)
+        page, missing = json.loads(answer.body), answer.headers.get(api.MISSING, "")
+        return page["deadLetters"], page["next"], [int(partition) for partition in missing.split(",") if partition]
 
     async def decided(self, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str]:
         """Has the owner of the partition carry out a decision. Returns the reasons for refusals, by offset."""

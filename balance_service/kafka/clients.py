@@ -77,21 +77,27 @@ def producer_config(settings: Settings, partitioner: Partitioner = "murmur2") ->
     }
 
 
-def transactional_config(settings: Settings, transactional_id: str) -> ClientConfig:
+def transactional_config(
+    settings: Settings, transactional_id: str, transaction_timeout_ms: int | None = None
+) -> ClientConfig:
     """The producer of a task.
 
     If it leaves a transaction open, its successor aborts that; without a successor, the transaction times out.
+
+    Args:
+        transaction_timeout_ms: by default a minute, or the session's timeout if that is longer.
     """
+    # Not the session timeout: a commit that takes longer would be retried unchanged forever.
+    timeout_ms = transaction_timeout_ms or max(settings.session_timeout_ms, _TRANSACTION_TIMEOUT_MS)
     return {
         # The default follows the transaction's timeout, but a silently dead connection must not last that long.
-        "socket.timeout.ms": settings.session_timeout_ms - 100,
+        "socket.timeout.ms": min(settings.session_timeout_ms, timeout_ms) - 100,
         **producer_config(settings),
         "queue.buffering.max.messages": _TASK_QUEUE_MESSAGES,
         # A commit waits for its records, and no more records follow.
         "linger.ms": 0,
         "transactional.id": transactional_id,
-        # Not the session timeout: a commit that takes longer would be retried unchanged forever.
-        "transaction.timeout.ms": max(settings.session_timeout_ms, _TRANSACTION_TIMEOUT_MS),
+        "transaction.timeout.ms": timeout_ms,
     }
 
 

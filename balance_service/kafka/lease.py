@@ -24,10 +24,13 @@ class Lease:
         self._length = session_timeout_ms / 1000 - _MARGIN_SECONDS
         self._clock = clock
         self._expires = float("-inf")
+        self.was_confirmed = False
+        """Whether it was renewed since the instance started."""
 
     def renew(self, sent_at: float) -> None:
         """Extends the lease: the coordinator confirmed a request that was sent at this time of the clock."""
         self._expires = max(self._expires, sent_at + self._length)
+        self.was_confirmed = True
 
     def revoke(self) -> None:
         """Ends the lease until the next renewal."""

@@ -87,6 +87,11 @@ class Topics:
         self._errors.accepted()
         return None if described is None else Topic(name, str(described.topic_id), len(described.partitions))
 
+    def names(self) -> set[str]:
+        """The names of all topics that the user may describe."""
+        with self._mapped_errors("listing the topics"):
+            return {*self._admin.list_topics(timeout=_REQUEST_TIMEOUT_SECONDS).topics}
+
     def find_patiently(self, name: str) -> Topic | None:
         """As `find`, tried twice: a broker that has just started may not know the topic yet."""
         found = self.find(name)
@@ -187,6 +192,12 @@ class Topics:
 
         with self._mapped_errors(f"describing group {group}", f"Describe on group '{group}'"):
             return _retried_while_moved(describe)
+
+    def starting_with(self, prefix: str) -> list[str]:
+        """Returns the names of topics that begin so. Raises RetriableError."""
+        with self._mapped_errors("listing the topics"):
+            topics = self._admin.list_topics(timeout=_REQUEST_TIMEOUT_SECONDS).topics
+        return [name for name in topics if name.startswith(prefix)]
 
     def brokers(self) -> int:
         """The number of brokers in the cluster."""

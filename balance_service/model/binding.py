@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
@@ -42,7 +43,7 @@ def _in_registry(
 ) -> Schema | str:
     """Returns the schema of a record, or a sentence that says where the registry has none."""
     read = settings.topic_of(topic)
-    subject = f"{settings.application_id}-{model.name}-v{model.version}-{name}"
+    subject = f"{_recorded(settings.application_id, model.name)}{model.version}-{name}"
     found = registry.recorded(subject, partial(registry.newest, read, name))
     if found is not None:
         return found
@@ -50,3 +51,12 @@ def _in_registry(
         f"the schema registry at {registry.url} has no record {name} under the subjects {read}-NAMESPACE.{name}, "
         f"{read}-value or NAMESPACE.{name}"
     )
+
+
+def recorded_subjects(application_id: str, model: str) -> re.Pattern[str]:
+    """Returns which subjects a read model's schemas are recorded under, in all its versions."""
+    return re.compile(rf"{re.escape(_recorded(application_id, model))}[0-9]+-\w+")
+
+
+def _recorded(application_id: str, model: str) -> str:
+    return f"{application_id}-{model}-v"

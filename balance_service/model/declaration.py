@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import fields_of, simple_name, type_name, without_null
 from balance_service.errors import ConfigurationError
-from balance_service.model.events import ANY, EVENT, PER_KEY, Emit, Order
-from balance_service.model.folds import Combination, Count, Earliest, Greatest, Latest, StandardFold, Top
+from balance_service.model.events import ANY, EVENT, PER_KEY, Emit, OnFailure, Order
 from balance_service.model.keys import KeyType
 from balance_service.model.stage import declared_stages
+from balance_service.model.standard_fold import StandardFold
 from balance_service.model.states import converter_of, located, unconverted
 from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, Table, join_misfit
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
     from balance_service.model.stage import Stage
+    from balance_service.model.standard_fold import Combination, Form
     from balance_service.model.states import StateConverter
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
@@ -60,10 +61,12 @@ class Declared:
     """How keys of states are encoded; None if the model has no states."""
     state: StateConverter | None = None
     """How states are written; None if the model has no states."""
+    kinds: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of states as the model declares them, and their Avro types."""
     folds: Mapping[str, StandardFold] = field(default_factory=dict)
     """Standard folds by field."""
-    kinds: Mapping[str, Any] = field(default_factory=dict)
-    """The Avro types of these fields."""
+    forms: Mapping[str, Form] = field(default_factory=dict)
+    """What an event adds to these fields."""
     combine: Mapping[str, Combination] | None = None
     """Update column → how updates combine; None if they do not."""
     keeps_order: bool = False
@@ -203,9 +206,12 @@ def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Decl
 def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_emit: bool) -> Declared:
     if not hasattr(model, "state"):
         refuse(model, "has no `state`")
+    if not isinstance(model.on_failure, OnFailure):
+        refuse(model, f"has `on_failure = {model.on_failure!r}`, which is neither HALT nor DEAD_LETTER")
     folds = _folds(model)
     folded = [fold.field for fold in folds.values()]
-    stages = checked_stages(model, outputs, filter(None, [getattr(model, "key", None), *folded]))
+    asked = [column for fold in folds.values() if fold.where is not None for column in fold.where.columns]
+    stages = checked_stages(model, outputs, filter(None, [getattr(model, "key", None), *folded, *asked]))
     events = events_of(model, stages[-1])
     key, key_type = _key(model, stages[-1], events)
     form = _state(model)
@@ -223,6 +229,7 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
         key=key,
         key_type=key_type,
         state=form,
+        kinds=state,
         keeps_order=_keeps_order(model, stages, folds),
     )
     if not folds:
@@ -234,12 +241,20 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     if different := folds.keys() ^ (state.keys() - {key}):
         refuse(model, f"folds {sorted(folds)}, but {named} has other fields: {sorted(different)}")
     folds = {name: folds[name] for name in state if name != key}
+    columns = {name: _checked_column(model, name, fold, events, state[name]) for name, fold in folds.items()}
     kinds = {name: without_null(state[name])[0] for name in folds}
-    combine = {name: _combination(model, name, fold, events, state[name]) for name, fold in folds.items()}
+    stored = {name: fold.stored(columns[name], kinds[name], name) for name, fold in folds.items()}
+    combine = {name: fold.combination(columns[name]) for name, fold in folds.items()}
     exact = {name: how for name, how in combine.items() if how is not None}
     # An emitted record names its event, so the events of a model with outputs are folded one by one.
     combines = len(exact) == len(folds) and not outputs
-    return replace(declared, folds=folds, kinds=kinds, combine=exact if combines else None)
+    return replace(
+        declared,
+        folds=folds,
+        forms={name: fold.form(kinds[name]) for name, fold in folds.items()},
+        combine=exact if combines else None,
+        state=replace(form, schema=_as_stored(form.schema, {n: k for n, k in stored.items() if k is not kinds[n]})),
+    )
 
 
 def _state(model: Any) -> StateConverter:
@@ -255,7 +270,7 @@ def _made(model: Any, outputs: Sequence[Emit]) -> dict[str, Schema]:
 def _keeps_order(model: Any, stages: Sequence[Stage], folds: Mapping[str, StandardFold]) -> bool:
     """Returns the declared order; by default, whether the folds depend on the order."""
     is_rekeyed = len(stages) > 1
-    depends = not folds or any(isinstance(fold, Latest | Earliest) for fold in folds.values())
+    depends = not folds or any(fold.keeps_order for fold in folds.values())
     order: Order = getattr(model, "order", PER_KEY if depends and not is_rekeyed else ANY)
     if order is PER_KEY and is_rekeyed:
         refuse(
@@ -311,29 +326,25 @@ def _folds(model: Any) -> dict[str, StandardFold]:
     return {**getattr(declared, "folds", {}), **attributes}
 
 
-def _combination(
-    model: Any, name: str, fold: StandardFold, events: Mapping[str, Schema], kept: Any
-) -> Combination | None:
-    """Checks that a fold fits its column and its field; returns how its updates combine."""
+def _checked_column(model: Any, name: str, fold: StandardFold, events: Mapping[str, Schema], kept: Any) -> Any:
+    """Checks that a fold fits its column and its field; returns the type of the column."""
     schema = events.get(fold.record)
     if schema is None:
         refuse(model, f"folds {fold.column} into '{name}', but {fold.record} is not a record of its source")
-    written = _column(model, name, fold, schema)
-    kind, is_nullable = without_null(written)
+    kind, is_nullable = without_null(_column(model, name, fold, schema))
+    if fold.where is not None:
+        check_condition(model, fold.where, {fold.record: schema})
     kept, keeps_null = without_null(kept)
-    if why := fold.misfit(kind, kept):
+    if why := fold.unfit(kind) or fold.misfit(kind, kept, fields_of(schema)):
         refuse(model, f"folds {fold.column} into '{name}': {why}")
-    # NaN is skipped.
-    is_skipped = isinstance(fold, Greatest) and simple_name(kind) in ("double", "float")
-    if fold.starts_empty and not keeps_null and (is_nullable or is_skipped or len(events) > 1):
+    may_be_empty = is_nullable or fold.where is not None or fold.may_skip(kind) or len(events) > 1
+    if fold.starts_empty and not keeps_null and may_be_empty:
         refuse(model, f"may have no value of {fold.column} for '{name}': make the field nullable")
-    if isinstance(fold, Top):
-        _check_entries(model, name, fields_of(kept["items"]), schema)
-    return fold.combination(kind)
+    return kind
 
 
 def _column(model: Any, name: str, fold: StandardFold, schema: Schema) -> Any:
-    if isinstance(fold, Count) != (not fold.field):
+    if fold.takes_column != bool(fold.field):
         refuse(model, f"folds {fold.column} into '{name}': a count needs a record, any other fold a column")
     written = schema if not fold.field else fields_of(schema).get(fold.field)
     if written is None:
@@ -341,17 +352,17 @@ def _column(model: Any, name: str, fold: StandardFold, schema: Schema) -> Any:
     return written
 
 
-def _check_entries(model: Any, name: str, entries: Mapping[str, Any], schema: Schema) -> None:
-    columns = fields_of(schema)
-    for entry, kept in entries.items():
-        if entry not in columns:
-            refuse(
-                model, f"keeps '{entry}' in '{name}', but {schema['name']} has no such column, or does not select it"
-            )
-        (kind, is_nullable), (inner, keeps_null) = without_null(columns[entry]), without_null(kept)
-        why = StandardFold("").misfit(kind, inner)
-        if why or (is_nullable and not keeps_null):
-            refuse(model, f"keeps '{entry}' in '{name}': {why or 'it may be null'}")
+def _as_stored(schema: Schema, stored: Mapping[str, Any]) -> Schema:
+    """Returns the schema of states, given the types of the fields that are stored as another type than declared."""
+
+    def changed(field: Mapping[str, Any]) -> dict[str, Any]:
+        _, is_nullable = without_null(field["type"])
+        kind = stored[field["name"]]
+        # A default other than null is one of the declared type.
+        kept = {name: value for name, value in field.items() if name != "default" or value is None}
+        return {**kept, "type": ["null", kind] if is_nullable else kind}
+
+    return {**schema, "fields": [changed(one) if one["name"] in stored else one for one in schema["fields"]]}
 
 
 def checked_stages(model: Any, outputs: Sequence[Emit], needed: Iterable[str]) -> tuple[Stage, ...]:

@@ -62,6 +62,19 @@ PER_KEY = Order.PER_KEY
 """Later events become dead letters too, and are applied after the earlier one, in their original order."""
 
 
+class OnFailure(Enum):
+    """What a task does if the model's own code fails at a new event, rather than refuses it."""
+
+    HALT = "halt"
+    DEAD_LETTER = "dead-letter"
+
+
+HALT = OnFailure.HALT
+"""The task halts until the code is corrected: queries for its keys get 503, and nothing is applied out of turn."""
+DEAD_LETTER = OnFailure.DEAD_LETTER
+"""The event becomes a dead letter, which is applied late, once the code is corrected and an operator redrives it."""
+
+
 Sent = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 """A record to emit, or several, or none."""
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from balance_service import api
 from balance_service.avro.rules import DECODER_RULES
 from balance_service.errors import InvalidInputError
 
@@ -69,7 +70,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """The code that folds a generation: see the topic's record."""
+    """The code that folds a generation: see the topic's record. Two are equal if their code is."""
 
     version: int
     fingerprint: str
@@ -77,6 +78,19 @@ class Declaration:
     state: str
     own_view: bool
     decoder_rules: int = DECODER_RULES
+    begins: tuple[int, ...] = field(default=(), compare=False)
+    """The first offset of each partition of the source when the generation began; 0 for those that are missing."""
+
+    def begins_at(self, partition: int) -> int:
+        return self.begins[partition] if partition < len(self.begins) else 0
+
+    def cut_to(self, starts: Mapping[int, int]) -> Declaration:
+        """Returns the declaration of a generation that has nothing below these offsets, by partition."""
+        return self.beginning_at({p: max(start, self.begins_at(p)) for p, start in starts.items()})
+
+    def beginning_at(self, starts: Mapping[int, int]) -> Declaration:
+        """Returns the declaration of a generation that begins at these offsets, by partition."""
+        return replace(self, begins=tuple(start for _, start in sorted(starts.items())))
 
     def record(self, generation: int) -> dict[str, Any]:
         """Returns the Avro record `Declaration`."""
@@ -88,6 +102,7 @@ class Declaration:
             "state": self.state,
             "ownView": self.own_view,
             "decoderRules": self.decoder_rules,
+            "begins": [*self.begins],
         }
 
     @staticmethod
@@ -99,6 +114,7 @@ class Declaration:
             record["state"],
             record["ownView"],
             record["decoderRules"],
+            tuple(record["begins"]),
         )
 
 
@@ -122,15 +138,21 @@ class Generations:
     newest_version: int = 0
     """The highest version that a generation was built of."""
     declarations: Mapping[int, Declaration] = field(default_factory=dict)
-    """By live generation; empty until the model has a record."""
+    """By live or former generation; empty until the model has a record."""
     serving: int = 1
     building: Building | None = None
     comparison: Comparison | None = None
     """Of the two live generations, once the newer one had caught up."""
     kept: int | None = None
+    former: tuple[int, ...] = ()
+    """Replaced by an offline rebuild. Their changelogs say what was sent, until the serving one has taken that over."""
+    serving_since: int = 0
+    """The `number` with which the serving generation began to serve."""
     is_settled: bool = True
     """Whether the serving generation sends the outputs of all partitions, so that no other one is needed for that."""
     kept_until: datetime | None = None
+    keep_old_seconds: int = api.KEEP_OLD_SECONDS
+    """How long a generation is kept after each switch, by the rebuild of the newest one that served."""
     action: str = ""
     by: str = ""
     reason: str = ""
@@ -141,6 +163,11 @@ class Generations:
         """The generations that are folded, in order."""
         others = (None if self.building is None else self.building.generation, self.kept)
         return sorted({self.serving, *(number for number in others if number is not None)})
+
+    @property
+    def writable(self) -> list[int]:
+        """The generations whose changelogs exist, in order: the live ones, and `former`."""
+        return sorted({*self.live, *self.former})
 
     def status_of(self, number: int) -> str:
         """Returns what a live generation is for: `serving`, `building`, `ready` (to serve) or `kept`."""
@@ -154,7 +181,8 @@ class Generations:
         """Returns why this cannot be the state after another one; empty if it can."""
         if self.number != before.number + 1:
             return f"its number is {self.number}, and {before.number + 1} is next"
-        if self.serving not in before.live:
+        is_replaced = self.serving == self.newest == before.newest + 1 and {*before.writable} <= {*self.former}
+        if self.serving not in before.live and not is_replaced:
             return f"generation {self.serving} serves in it, which was not live before"
         if not before.newest <= self.newest <= before.newest + 1:
             return f"generation {self.newest} is its newest, and {before.newest} was before"
@@ -174,18 +202,22 @@ class Generations:
         return self.rebuilt(declaration, switch, keep_old_seconds, None, "", reason)
 
     def replaced(self, declaration: Declaration) -> Generations:
-        """The serving generation was deleted, and is folded again by a declaration. Others are dropped."""
+        """A new generation serves at once, which takes over from all others. For a stopped application."""
+        number = self.newest + 1
         return self._next(
             "rebuild offline",
             "",
             "",
+            newest=number,
             newest_version=max(self.newest_version, declaration.version),
-            declarations={self.serving: declaration},
+            declarations={**self.declarations, number: declaration},
+            serving=number,
             building=None,
             comparison=None,
             kept=None,
             kept_until=None,
-            is_settled=True,
+            former=tuple(self.writable),
+            is_settled=False,
         )
 
     def rebuilt(
@@ -226,8 +258,14 @@ class Generations:
             declarations={**self.declarations, number: declaration},
         )
 
-    def compared(self, generation: int, comparison: Comparison) -> Generations:
+    def compared(
+        self, generation: int, comparison: Comparison, starts: Mapping[int, int] | None = None, *, why_not: str = ""
+    ) -> Generations:
         """The generation that is built has caught up, and serves if its `switch` says so.
+
+        Args:
+            starts: the first offset of each partition of the source now; None: as when the generation was begun.
+            why_not: why it must not serve by itself, in any case; empty if it may.
 
         Raises:
             InvalidInputError: another one is built now, or none.
@@ -235,19 +273,22 @@ class Generations:
         building = self.building
         if building is None or building.generation != generation:
             raise InvalidInputError(f"generation {generation} of '{self.model}' is not being built")
-        after = replace(self, comparison=comparison)
-        if building.switch is Switch.ALWAYS or (building.switch is Switch.WHEN_EQUAL and comparison.is_equal):
+        declared = self.declarations[generation]
+        declared = declared if starts is None else declared.cut_to(starts)
+        after = replace(self, comparison=comparison, declarations={**self.declarations, generation: declared})
+        serves = building.switch is Switch.ALWAYS or (building.switch is Switch.WHEN_EQUAL and comparison.is_equal)
+        if serves and not why_not:
             return after._serve_built(building, "", "")
-        return after._next("compare", "", "")
+        return after._next("compare", "", why_not if serves else "")
 
     def switched(self, to: int | None, by: str, reason: str) -> Generations:
-        """Another generation serves: the one that is built and has caught up, or the one that is kept.
+        """Another generation serves: the one that is built, or the one that is kept. `Rebuilds` checks that it is fit.
 
         Args:
             to: None for the only one possible.
 
         Raises:
-            InvalidInputError: it does not exist, or has not caught up.
+            InvalidInputError: it does not exist, or serves.
         """
         building, kept = self.building, self.kept
         to = to or (building.generation if building is not None else kept)
@@ -256,11 +297,9 @@ class Generations:
         if to == self.serving:
             raise InvalidInputError(f"generation {to} of '{self.model}' serves already")
         if building is not None and to == building.generation:
-            if self.comparison is None:
-                raise InvalidInputError(f"generation {to} of '{self.model}' has not caught up yet")
             return self._serve_built(building, by, reason)
         if to == kept:
-            return self._next("switch", by, reason, serving=kept, kept=self.serving, is_settled=False)
+            return self._switched(kept, self.keep_old_seconds, by, reason)
         raise InvalidInputError(f"'{self.model}' has no generation {to} now")
 
     def dropped(self, generation: int, by: str, reason: str) -> Generations:
@@ -272,26 +311,29 @@ class Generations:
         if generation == self.kept:
             if not self.is_settled:
                 raise InvalidInputError(
-                    f"generation {generation} of '{self.model}' still sends the outputs of a partition: try again, and "
-                    "look at `problem` of the generations if it stays so"
+                    f"generation {self.serving} of '{self.model}' has not taken over all partitions from {generation} "
+                    "yet: try again, and look at `problem` of the generations if it stays so"
                 )
             return self._next("drop", by, reason, kept=None, kept_until=None, comparison=None)
         raise InvalidInputError(f"'{self.model}' has no generation {generation} now")
 
     def settled(self) -> Generations:
         """The serving generation sends the outputs of all partitions."""
-        return self._next("settle", "", "", is_settled=True)
+        return self._next("settle", "", "", is_settled=True, former=())
 
     def _serve_built(self, building: Building, by: str, reason: str) -> Generations:
-        until = datetime.now(UTC) + timedelta(seconds=building.keep_old_seconds)
+        return self._switched(building.generation, building.keep_old_seconds, by, reason)
+
+    def _switched(self, to: int, keep_old_seconds: int, by: str, reason: str) -> Generations:
         return self._next(
             "switch",
             by,
             reason,
-            serving=building.generation,
+            serving=to,
             building=None,
             kept=self.serving,
-            kept_until=until,
+            kept_until=datetime.now(UTC) + timedelta(seconds=keep_old_seconds),
+            keep_old_seconds=keep_old_seconds,
             is_settled=False,
         )
 
@@ -299,8 +341,12 @@ class Generations:
         after = replace(
             self, number=self.number + 1, action=action, by=by, reason=reason, at=datetime.now(UTC), **changes
         )
-        live = after.live
-        return replace(after, declarations={n: declared for n, declared in after.declarations.items() if n in live})
+        known = after.writable
+        return replace(
+            after,
+            declarations={n: declared for n, declared in after.declarations.items() if n in known},
+            serving_since=self.serving_since if after.serving == self.serving else after.number,
+        )
 
     def record(self) -> dict[str, Any]:
         """Returns the state as the Avro record `Generations`."""
@@ -321,8 +367,11 @@ class Generations:
             },
             "comparison": None if self.comparison is None else self.comparison.record(),
             "kept": self.kept,
+            "former": list(self.former),
+            "servingSince": self.serving_since,
             "settled": self.is_settled,
             "keptUntil": self.kept_until,
+            "keepOldSeconds": self.keep_old_seconds,
             "action": self.action,
             "by": self.by,
             "reason": self.reason,
@@ -349,8 +398,11 @@ class Generations:
             ),
             None if record["comparison"] is None else Comparison.of(record["comparison"]),
             record["kept"],
+            tuple(record["former"]),
+            record["servingSince"],
             record["settled"],
             record["keptUntil"],
+            record["keepOldSeconds"],
             record["action"],
             record["by"],
             record["reason"],

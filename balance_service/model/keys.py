@@ -108,6 +108,22 @@ TEXT = KeyType("key", is_number=False)
 """Leaves keys unchanged."""
 
 
+def key_problems(key: str | None, by: str | None) -> dict[str, str]:
+    """Returns what is wrong with the key of an event, by the cause of its dead letter.
+
+    Args:
+        key: the column that is the key of the states; None for a model without states.
+        by: the column whose value becomes the key of the records that a stage passes on; None for a last stage.
+    """
+    problems = {"key-reserved": "the key begins with 0xFF"}
+    if by is not None:
+        problems["field-null"] = f"{by} is null"
+        problems[f"{'-'.join(words_of(by))}-malformed"] = f"{by} is not UTF-8, or has more than {MAX_KEY_BYTES:,} bytes"
+    elif key is not None:
+        problems[f"key-is-not-{'-'.join(words_of(key))}"] = f"the record's key is not the {key} of its event"
+    return problems
+
+
 def words_of(column: str) -> list[str]:
     """Splits a column's name into words, for causes: `customerId` is customer and id."""
     return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", column).lower().split("_")

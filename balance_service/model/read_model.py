@@ -7,22 +7,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from balance_service.avro.named_types import expanded
-from balance_service.avro.schemas import fields_of, type_name
+from balance_service.avro.schemas import fields_of, type_name, without_null
 from balance_service.errors import InvalidInputError, PoisonRecordError
 from balance_service.model.declaration import check_class, check_declaration, refuse
-from balance_service.model.events import EVENT
-from balance_service.model.folds import OutOfRangeError, StandardFold
+from balance_service.model.events import EVENT, HALT
 from balance_service.model.keys import words_of
 from balance_service.model.schemas import Schemas
+from balance_service.model.standard_fold import OutOfRangeError, StandardFold
+from balance_service.model.states import StateConverter, returned_by
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
     from balance_service.model.addition import Addition
-    from balance_service.model.events import Emit, Event, Order, Sent, State, Update
-    from balance_service.model.folds import Combination
+    from balance_service.model.events import Emit, Event, OnFailure, Order, Sent, State, Update
     from balance_service.model.keys import KeyType
     from balance_service.model.stage import Stage
+    from balance_service.model.standard_fold import Combination, Form
     from balance_service.model.stream import Stream
 
 
@@ -50,6 +53,7 @@ class Collection:
     noun: str
 
 
+_NO_FIELDS = "neither `fields` that name the types in it nor a return annotation that does: a dataclass or a TypedDict"
 # Each attempt of a command sets these fields of its event to new values.
 _ANEW = frozenset({"id", "occurredOn"})
 
@@ -92,13 +96,27 @@ class ReadModel:
     The default is PER_KEY for a `fold` of the model's own, `Latest` and `Earliest`, and ANY for other folds and after a
     re-key.
     """
+    on_failure: ClassVar[OnFailure] = HALT
+    """What a task does if the model's own code fails at a new event: `HALT`, or `DEAD_LETTER`.
+
+    With `DEAD_LETTER`, a task halts all the same if the code fails at more than 20 of the last 1,000 events of its
+    partition, or at the first 5 after a start, since the code is probably wrong then; and at a `MemoryError`, an
+    `ImportError`, or an output with `each=LAST`, which no single event explains.
+    """
     fields: ClassVar[Mapping[str, str]]
-    """The types of the view's fields, for people. Only a model with its own view names them."""
+    """The types of the view's fields, for people. Only a model with its own view names them.
+
+    By default, they are those of the dataclass or TypedDict that `view` is annotated to return.
+    """
     folds: ClassVar[Mapping[str, StandardFold]]
     """Standard folds whose fields cannot be attributes: `folds = {"name": Latest("Event.name")}`."""
 
+    _view: StateConverter | None = None
+    """Converts what the model's own view returns."""
     standard_folds: Mapping[str, StandardFold]
     """By field of the state, in the state's order; empty if the model overrides `fold`."""
+    update_forms: Mapping[str, Form]
+    """What an event adds to the fields of standard folds."""
     field_types: Mapping[str, str]
     """The types of the view's fields, for people."""
     schemas: Schemas
@@ -114,17 +132,19 @@ class ReadModel:
     key_type: KeyType
     """The encoding of the states' keys. Not set for a model without states."""
     state_schema: Schema
-    """The Avro schema of the states. Not set for a model without states."""
+    """The Avro schema of the states as they are stored. Not set for a model without states."""
     state_fields: Mapping[str, Any]
-    """The fields of the states: name → Avro type, with named types inlined."""
+    """The fields of the stored states: name → Avro type, with named types inlined."""
+    computes_answers: bool
+    """Whether views differ from the stored states, so that without its class, a model cannot answer."""
     combine: Mapping[str, Combination] | None
     """Update column → how it combines; None if events are folded one by one, in offset order."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         check_class(cls)
-        if cls.view is not ReadModel.view and not hasattr(cls, "fields"):
-            refuse(cls, "has a view of its own, but no `fields` that name the types in it")
+        if cls.view is not ReadModel.view and not hasattr(cls, "fields") and "return" not in cls.view.__annotations__:
+            refuse(cls, f"has a view of its own, but {_NO_FIELDS}")
 
     def __init__(self, schemas: Schemas | None = None) -> None:
         """Binds the declaration to its schemas.
@@ -144,20 +164,34 @@ class ReadModel:
         self.stages = declared.stages
         self.outputs = declared.outputs
         self.made_schemas = declared.made
-        self.standard_folds = declared.folds
+        self.standard_folds, self.update_forms = declared.folds, declared.forms
         self.needs_events = not declared.folds or any(emit.each is EVENT and emit.record for emit in self.outputs)
         self.combine = declared.combine
         self.keeps_order = declared.keeps_order
         self._anew = frozenset(field for field, fold in declared.folds.items() if fold.field in _ANEW)
-        self._steps = [(field, fold.step(declared.kinds[field])) for field, fold in declared.folds.items()]
+        self._steps: list[tuple[str, Callable[[Any, Any], Any]]] = []
+        self._answers: list[tuple[str, Callable[[Any], Any]]] = []
+        self.computes_answers = own.view is not ReadModel.view
         if declared.key_type is None or declared.state is None:
             self.field_types = {}
             return
         self.key, self.key_type, self.state_schema = declared.key, declared.key_type, declared.state.schema
         self._states = declared.state
         self.state_fields = fields_of(expanded(self.state_schema))
-        as_kept = {name: type_name(kind) for name, kind in self.state_fields.items() if name != self.key}
+        as_kept = {name: type_name(kind) for name, kind in declared.kinds.items() if name != self.key}
         self.field_types = getattr(own, "fields", as_kept)
+        if own.view is not ReadModel.view:
+            has_fields = hasattr(own, "fields")
+            self._view = returned_by(own.view, self.name, has_fields=has_fields)
+            if self._view is None and not has_fields:
+                refuse(own, f"has a view of its own, but {_NO_FIELDS}")
+            if self._view is not None and not has_fields:
+                self.field_types = {name: type_name(kind) for name, kind in fields_of(self._view.schema).items()}
+        for field, fold in declared.folds.items():
+            self._steps.append((field, fold.step(without_null(self.state_fields[field])[0])))
+            if (answer := fold.answer(without_null(declared.kinds[field])[0])) is not None:
+                self._answers.append((field, answer))
+        self.computes_answers |= bool(self._answers)
 
     def fold(self, state: Any, event: Event) -> Any:
         """Returns the next state of a key; pure. Models without standard folds override it.
@@ -201,21 +235,32 @@ class ReadModel:
         return hasattr(cls, "state")
 
     def view(self, state: Any) -> Any:
-        """Returns the answer to a query: values of Avro types. By default, the state without its key."""
+        """Returns the answer to a query: values of Avro types, or a dataclass of them, as annotated.
+
+        By default, the state without its key.
+        """
         return self._without_key(state if isinstance(state, Mapping) else self._states.to_record(state))
 
     def view_of(self, state: State) -> Any:
-        """Returns the view of a state's record. Called by the service."""
+        """Returns the view of a stored state. Called by the service."""
         if type(self).view is ReadModel.view:
-            return self._without_key(state)
-        return self.view(self._states.from_record(state))
+            return self._without_key(self._answered(state))
+        answer = self.view(self._states.from_record(self._answered(state)))
+        return answer if self._view is None or answer is None else self._view.to_record(answer)
 
     def _without_key(self, record: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in record.items() if name != self.key}
 
     def sent(self, state: State | None, event: Event | None) -> Sent:
-        """Returns the records to emit for a state's record. Called by the engine. Raises as `emit`."""
-        return self.emit(None if state is None else self._states.from_record(state), event)
+        """Returns the records to emit for a stored state. Called by the engine. Raises as `emit`."""
+        return self.emit(None if state is None else self._states.from_record(self._answered(state)), event)
+
+    def _answered(self, state: State) -> State:
+        """Returns a stored state as the model declares it."""
+        if not self._answers:
+            return state
+        found = {name: (state[name], answer) for name, answer in self._answers}
+        return {**state, **{name: None if kept is None else answer(kept) for name, (kept, answer) in found.items()}}
 
     def next_state(self, state: State | None, key: bytes, update: Update, event: Event | None = None) -> State | None:
         """Returns the state after an update of one event or several; None if it is deleted. Called by the engine.
@@ -230,11 +275,12 @@ class ReadModel:
         if not self._steps:
             return None if event is None else self._folded(state, event)
         after = {self.key: before[self.key]}
+        name = ""
         try:
             for name, step in self._steps:
                 after[name] = step(before.get(name), update[name])
         except OutOfRangeError:
-            raise PoisonRecordError(f"{self.name}-overflow", f"the {self.name} does not fit into its type") from None
+            raise PoisonRecordError(f"{self.name}-overflow", f"the new '{name}' does not fit into its type") from None
         return after
 
     def _folded(self, state: State | None, event: Event) -> State | None:
@@ -266,11 +312,8 @@ class ReadModel:
         """Returns the value of a key that has no state yet; keys with a state were checked when they got it."""
         try:
             return self.key_type.decode(key)
-        except InvalidInputError:
-            words = words_of(self.key)
-            raise PoisonRecordError(
-                f"{'-'.join(words)}-malformed", f"the {' '.join(words)} is empty, too long, or not text"
-            ) from None
+        except InvalidInputError as error:
+            raise PoisonRecordError(f"{'-'.join(words_of(self.key))}-malformed", str(error)) from None
 
 
 def _without_new(value: Any) -> Any:

@@ -77,11 +77,6 @@ class Stage:
     """Whether the stage has no read model, and its source holds another consumer's dead letters."""
 
     @property
-    def sent(self) -> str:
-        """What one generation of the read model sends while the others are silent, as messages name it."""
-        return "the outputs" if self.outputs else "dead letters"
-
-    @property
     def passes_on(self) -> bool:
         """Whether the stage writes the topic that the next stage reads."""
         return self.by is not None

@@ -15,7 +15,7 @@ from decimal import Context, Decimal, InvalidOperation, Rounded
 from enum import Enum, Flag
 from operator import attrgetter
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from balance_service.errors import ConfigurationError, PoisonRecordError
 
@@ -86,6 +86,41 @@ def converter_of(state: type, name: str) -> StateConverter:
     """
     kind = _Compiler(name.replace("-", "_")).record(state, "State")
     return StateConverter(kind.schema, kind.write, kind.read)
+
+
+def returned_by(view: Any, name: str, *, has_fields: bool) -> StateConverter | None:
+    """Returns the converter for what a read model's view returns; None if it is annotated with no type that has fields.
+
+    A dataclass is converted to a record; the value of a TypedDict is one.
+
+    Args:
+        has_fields: whether the model names the fields, so that an annotation may name what only a type checker imports.
+
+    Raises:
+        ConfigurationError: as `converter_of`, or the annotation names what its module does not have.
+    """
+    # Of the annotations, only this one: others may be of types that are not imported.
+    alone = type("Returned", (), {"__annotations__": {"return": view.__annotations__.get("return")}})
+    try:
+        returned = get_type_hints(alone, view.__globals__, include_extras=True)["return"]
+    except NameError as error:
+        if has_fields:
+            return None
+        raise ConfigurationError(
+            f"the return type of {view.__qualname__} cannot be resolved ({error}): import it at run time, or give "
+            "`fields`"
+        ) from error
+    if not isinstance(returned, type) or not (dataclasses.is_dataclass(returned) or is_typeddict(returned)):
+        return None
+    owner = returned
+    if is_typeddict(returned):
+        owner = dataclasses.make_dataclass(returned.__name__, [*_hints(returned).items()])
+        owner.__module__, owner.__qualname__ = returned.__module__, returned.__qualname__
+    try:
+        kind = _Compiler(name.replace("-", "_")).record(owner, "View")
+    except ConfigurationError as error:
+        raise ConfigurationError(str(error).replace("cannot be a state:", "cannot be a view:")) from None
+    return StateConverter(kind.schema, kind.write if owner is returned else _same, _same)
 
 
 def unconverted(schema: Schema) -> StateConverter:

@@ -14,6 +14,7 @@ from balance_service.avro.named_types import contracted, expanded
 from balance_service.avro.resolution import difference
 from balance_service.avro.schemas import fields_of, type_name
 from balance_service.errors import ConfigurationError, RetriableError
+from balance_service.model.events import HALT
 from balance_service.model.generations import Declaration
 from balance_service.model.placing import stages_of
 from balance_service.model.read_model import ReadModel
@@ -142,7 +143,7 @@ class Versions:
                 f"the read model '{name}', version {ours.version}, reads another topic, re-keys differently, or has "
                 f"another key than version {declared.version}, which has states, so neither can be built next to the "
                 "other: give the new one a name of its own; or stop all instances and run `balance-service rebuild "
-                "--offline`, which deletes the states first"
+                "--offline`, which folds new ones"
             )
 
 
@@ -152,7 +153,7 @@ def _check_state(model: ReadModel, declared: Declaration, generation: int) -> No
             f"the read model '{model.name}', version {model.version}, cannot read the states of its generation "
             f"{generation}, which has the same version: {why}; give the class the next `version`, which is built next "
             "to the one that serves, or give back what it has there; or stop all instances and run "
-            "`balance-service rebuild --offline`, which deletes the states first"
+            "`balance-service rebuild --offline`, which folds new ones"
         )
 
 
@@ -175,9 +176,10 @@ def declaration_of(model: ReadModel) -> Declaration:
         "made": {name: contracted(schema) for name, schema in model.made_schemas.items()},
         "state": state,
         "keepsOrder": model.keeps_order,
+        # Without it, the fingerprints of models that do not name it would change.
+        **({} if model.on_failure is HALT else {"onFailure": model.on_failure.value}),
     }
-    own_view = type(model).view is not ReadModel.view
-    return Declaration(model.version, _digest(folded), _digest(reads), json.dumps(state), own_view)
+    return Declaration(model.version, _digest(folded), _digest(reads), json.dumps(state), model.computes_answers)
 
 
 def _described(stage: Stage) -> Mapping[str, Any]:
@@ -215,7 +217,8 @@ def _without_class(newest: ReadModel, declared: Declaration) -> ReadModel:
         self._states = unconverted(state_schema)
         self.state_fields = fields_of(expanded(state_schema))
         self.field_types = {name: type_name(kind) for name, kind in self.state_fields.items() if name != self.key}
-        self.stages, self.outputs, self.made_schemas, self.standard_folds = newest.stages, (), {}, {}
+        self.stages, self.outputs, self.made_schemas = newest.stages, (), {}
+        self.standard_folds, self._answers = {}, []
         self.needs_events, self.combine, self.keeps_order = False, None, newest.keeps_order
 
     members: dict[str, Any] = {"name": newest.name, "source": newest.source, "state": state_schema["name"]}

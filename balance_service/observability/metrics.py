@@ -126,6 +126,11 @@ class Metrics:
             "Changes of a followed key that its reader got only the newest state of.",
             registry=self.registry,
         )
+        self.second_writers = Counter(
+            "balance_second_writers",
+            "Commits given up because another producer had written to the changelog; the task opened again.",
+            registry=self.registry,
+        )
         self.refused = Counter(
             "balance_requests_refused",
             "Requests answered 503 because too many were in progress. No other metric counts them.",

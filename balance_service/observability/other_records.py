@@ -1,18 +1,24 @@
-"""Tells the operator which records a stage ignores because they are of other types."""
+"""Tells the operator which records a stage ignores because they are of other types, and which it cannot apply."""
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import structlog
 
+from balance_service.process.runtime import elapsed
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
+
+    from balance_service.engine.records import DeadLetter
 
 log = structlog.get_logger(__name__)
 
 # Names come from the schemas of producers.
 _MOST_NAMES = 50
+_AGAIN_SECONDS = 60.0
 
 
 class OtherRecords:
@@ -40,3 +46,44 @@ class OtherRecords:
                 log.warning("records are ignored: only the namespace differs from one that is read", **about)
             else:
                 log.info("records of another type are ignored", **about)
+
+
+class DeadRecords:
+    """Logs the dead letters of one stage: a line for each cause, at most one a minute. Any thread may use it."""
+
+    def __init__(self, stage: str, topic: str, clock: Callable[[], float] = elapsed) -> None:
+        """Args:
+        clock: seconds.
+        """
+        self._stage = stage
+        self._topic = topic
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._told_at: dict[str, float] = {}
+        self._untold: dict[str, int] = {}
+        """Records since the last line, by cause."""
+
+    def tell(self, partition: int, causes: Mapping[str, int], first: Mapping[str, DeadLetter]) -> None:
+        """Args:
+        causes: how many records became dead letters, by cause.
+        first: the first of them, by cause.
+        """
+        for cause, letter in first.items():
+            with self._lock:
+                # Own code may name any causes.
+                if cause not in self._told_at and len(self._told_at) == _MOST_NAMES:
+                    continue
+                self._untold[cause] = self._untold.get(cause, 0) + causes[cause]
+                if self._clock() - self._told_at.get(cause, float("-inf")) < _AGAIN_SECONDS:
+                    continue
+                self._told_at[cause], records = self._clock(), self._untold.pop(cause)
+            log.warning(
+                "records are dead letters",
+                read_model=self._stage,
+                topic=self._topic,
+                records=records,
+                cause=cause,
+                partition=partition,
+                offset=letter.offset,
+                detail=letter.detail,
+            )

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 HIDDEN = "********"
+HTTP = r"^https?://"
+WITHOUT_COLON = r"^[^:]+$"
 _P = "BALANCE_"
 _SECRET_WORDS = (
     "password",
@@ -101,10 +103,10 @@ class KafkaSettings(BaseSettings):
         "localhost:9092", description="Kafka brokers for the first connection.", min_length=1
     )
     schema_registry_url: str = Field(
-        "http://localhost:8081", repr=False, description="Confluent-compatible schema registry.", pattern=r"^https?://"
+        "http://localhost:8081", repr=False, description="Confluent-compatible schema registry.", pattern=HTTP
     )
     schema_registry_user: str | None = Field(
-        None, pattern=r"^[^:]+$", description="Basic-auth user of the registry; goes together with the password."
+        None, pattern=WITHOUT_COLON, description="Basic-auth user of the registry; goes together with the password."
     )
     schema_registry_password: SecretStr | None = Field(None, description="Basic-auth password of the registry.")
     schema_registry_token: SecretStr | None = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from balance_service import api
 from balance_service.errors import ConfigurationError
 from balance_service.settings.http_security import HttpSecuritySettings
-from balance_service.settings.kafka import HIDDEN, KafkaSettings, printable_properties
+from balance_service.settings.kafka import HIDDEN, HTTP, WITHOUT_COLON, KafkaSettings, printable_properties
 from balance_service.settings.network import (
     DEFAULT_PORT,
     OWN_HOST_NAME,
@@ -25,6 +26,8 @@ from balance_service.settings.network import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pydantic_core import ErrorDetails
 
 PREFIX = "BALANCE_"
@@ -39,6 +42,35 @@ _HOST_NAME = re.compile(r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z
 _USER_IN_URL = re.compile(r"(//)\S*@|(?<![^\s'\"])(?!\S*//)[^\s'\"@]*:\S*@")
 _LEAST_HEAP_MB = 500
 _MEGABYTES = {"m": 1, "g": 1024}
+_HEAP = r"^\d+[mg]$"
+_HTTP_WITHOUT_USER = r"^https?://[^@\s]+$"
+# The rules of values, by the types of pydantic's errors. Braces have the error's context.
+_RULES = {
+    "bool_parsing": "must be true or false",
+    "finite_number": "must be a number",
+    "float_parsing": "must be a number",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a whole number",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "string_too_short": "must have at least {min_length} characters",
+    "too_short": "must not be empty",
+}
+_FORMS = {
+    _NAME: "must be 1 to 200 letters, digits, '.', '_' and '-'",
+    _HEAP: "must be a number of megabytes or gigabytes, such as 512m or 2g",
+    _HTTP_WITHOUT_USER: "must be a URL of http or https, without a user",
+    HTTP: "must be a URL of http or https",
+    WITHOUT_COLON: "must be a name without ':'",
+}
+_OF_TESTS = "BALANCE_FAILPOINTS"
+# Kubernetes sets these in each container, by the names of the services there, and links of Docker do.
+# Source: https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
+_LINK = re.compile(r".+_SERVICE_(?:HOST|PORT(?:_.+)?)|.+_PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?")
+_LINKED = re.compile(r"(?:tcp|udp|sctp)://")
+_NEAR = 2
 _SECRETS = {
     "kafka_config",
     "peer_secret",
@@ -125,7 +157,7 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     )
     spark_driver_memory: str = Field(
         "512m",
-        pattern=r"^\d+[mg]$",
+        pattern=_HEAP,
         description="Heap of the Spark driver, at least `500m`.",
     )
     read_timeout_seconds: float = Field(
@@ -198,15 +230,13 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     )
     tracing_endpoint: str | None = Field(
         None,
-        pattern=r"^https?://[^@\s]+$",
+        pattern=_HTTP_WITHOUT_USER,
         description="OpenTelemetry collector that traces are sent to, by OTLP over HTTP; no tracing when unset. "
         "Requires the extra `tracing`.",
     )
-    log_level: str = Field(
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO",
-        pattern=r"^(DEBUG|INFO|WARNING|ERROR)$",
-        description="Least severe level that is logged: `DEBUG`, `INFO`, `WARNING` or `ERROR`. Logs are JSON lines on "
-        "stderr.",
+        description="Least severe level that is logged. Logs are JSON lines on stderr.",
     )
 
     @field_validator("models", "peer_allow_list", "peer_secrets_former", "retry_topics", mode="before")
@@ -332,18 +362,57 @@ def load_settings(**overrides: Any) -> Settings:
     """Loads the settings from the environment, with overrides by field name.
 
     Raises:
-        ConfigurationError: names each wrong variable and the reason.
+        ConfigurationError: names each wrong variable and the reason. A variable that is no setting is wrong if its name
+            is that of one with at most two characters changed.
         TypeError: an override is no setting.
     """
     fields = Settings.model_fields
     if unknown := sorted(overrides.keys() - fields.keys()):
         raise TypeError(f"no such setting: {', '.join(unknown)}")
+    wrong = [
+        f"{name} is no setting: correct it to {nearest}, or remove it"
+        for name in unknown_variables(os.environ)
+        if (nearest := _nearest(name)) is not None
+    ]
     try:
-        return Settings(**{str(fields[name].validation_alias or name): v for name, v in overrides.items()})
+        settings = Settings(**{str(fields[name].validation_alias or name): v for name, v in overrides.items()})
     except ValidationError as error:
         # A default that depends on another setting is not computed while any setting is wrong.
-        errors = [e for e in error.errors() if e["type"] != "default_factory_not_called"]
-        raise ConfigurationError("; ".join(map(_sentence, errors))) from None
+        wrong += [_sentence(e) for e in error.errors() if e["type"] != "default_factory_not_called"]
+    if wrong:
+        raise ConfigurationError("; ".join(wrong))
+    return settings
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Returns the variables with the prefix of settings that are none, without those that Kubernetes sets."""
+    known = {*map(variable_of, Settings.model_fields), _OF_TESTS}
+    return sorted(
+        name
+        for name, value in environment.items()
+        if name.upper().startswith(PREFIX)
+        and name.upper() not in known
+        and not _LINK.fullmatch(name)
+        and not (name.endswith("_PORT") and _LINKED.match(value))
+    )
+
+
+def _nearest(name: str) -> str | None:
+    """Returns the setting whose name is nearest; None if more than two characters differ."""
+    distance, nearest = min(
+        (_distance(name.upper(), known), known) for known in map(variable_of, Settings.model_fields)
+    )
+    return nearest if distance <= _NEAR else None
+
+
+def _distance(one: str, other: str) -> int:
+    """Returns how many characters must be added, removed or replaced to make one text of another."""
+    row: list[int] = [*range(len(other) + 1)]
+    for n, character in enumerate(one, 1):
+        before, row = row, [n]
+        for m, wanted in enumerate(other, 1):
+            row.append(min(before[m] + 1, row[-1] + 1, before[m - 1] + (character != wanted)))
+    return row[-1]
 
 
 def _is_unspecified(host: str) -> bool:
@@ -357,6 +426,12 @@ def _sentence(error: ErrorDetails) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if not error["loc"]:
         return message
+    context = error.get("ctx", {})
+    if error["type"] == "string_pattern_mismatch":
+        message = _FORMS.get(context["pattern"], message)
+    elif (rule := _RULES.get(error["type"])) is not None:
+        # Bounds of numbers with a fraction are whole, too.
+        message = rule.format(**{k: int(v) if isinstance(v, float) else v for k, v in context.items()})
     name = str(error["loc"][0])
     variable = name if name.startswith(PREFIX) else PREFIX + name.upper()
     if name in _SECRETS:

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from balance_service.avro.named_types import contracted
 from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.model.conditions import COMPARISONS, IN, IS_NULL, LOWER, UPPER, Compound, Not
-from balance_service.model.folds import StandardFold, Top
-from balance_service.model.keys import MAX_KEY_BYTES, SIGN_BIT, words_of
+from balance_service.model.keys import MAX_KEY_BYTES, SIGN_BIT, key_problems, words_of
+from balance_service.model.standard_fold import columns_of
 from balance_service.spark.combine import IGNORED
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from balance_service.model.conditions import Condition, Predicate
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
+    from balance_service.model.standard_fold import Form, StandardFold
 
 _DIGITS = 38
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -45,7 +46,8 @@ def update_columns(read_model: ReadModel | None, stage: Stage) -> dict[str, Colu
     if stage.by is not None:
         # Records of a stage with joins keep their key until the join.
         return time | unchanged | (_events(stage) if stage.joins else {"record_key": F.col("record_key")})
-    columns = {name: _update(fold, read_model, name) for name, fold in read_model.standard_folds.items()}
+    forms = read_model.update_forms
+    columns = {name: _update(fold, forms[name], stage) for name, fold in read_model.standard_folds.items()}
     if read_model.needs_events:
         columns |= _events(stage)
     if read_model.outputs or not read_model.standard_folds:
@@ -75,14 +77,10 @@ def cause_column(read_model: ReadModel, stage: Stage) -> Column:
 
 def detail_column(read_model: ReadModel, stage: Stage, cause: Column) -> Column:
     """Returns what is wrong with the key of an event that has one of the causes of `cause_column`; null for others."""
-    detail = F.when(cause == "key-reserved", "the key begins with 0xFF")
-    if (by := stage.by) is not None:
-        malformed = f"{by} is not UTF-8, or has more than {MAX_KEY_BYTES:,} bytes"
-        return detail.when(cause == "field-null", f"{by} is null").when(cause == f"{_words(by)}-malformed", malformed)
-    if not read_model.has_states():
-        return detail
-    key = read_model.key
-    return detail.when(cause == f"key-is-not-{_words(key)}", f"the record's key is not the {key} of its event")
+    detail = F.when(F.lit(False), "")
+    for name, problem in key_problems(read_model.key if read_model.has_states() else None, stage.by).items():
+        detail = detail.when(cause == name, problem)
+    return detail
 
 
 def read_schemas(read_model: ReadModel, stage: Stage) -> list[Schema]:
@@ -110,11 +108,10 @@ def _used_columns(read_model: ReadModel, stage: Stage) -> set[tuple[str, str]]:
     events = {schema["name"]: fields_of(schema) for schema in stage.wanted_schemas.values()}
     if stage.joins or (stage.by is None and read_model.needs_events):
         return {(record, field) for record, fields in events.items() for field in fields}
-    used = set[tuple[str, str]]()
-    for name, fold in read_model.standard_folds.items() if stage.by is None else ():
-        fields = _entries(read_model, name) if isinstance(fold, Top) else [fold.field] if fold.field else []
-        used |= {(fold.record, field) for field in fields}
-    return used
+    folds = read_model.standard_folds if stage.by is None else {}
+    return {
+        (fold.record, column) for name, fold in folds.items() for column in columns_of(read_model.update_forms[name])
+    }
 
 
 def _words(name: str) -> str:
@@ -133,7 +130,11 @@ def _pass_misfit(stage: Stage, by: str) -> Column:
 
 def _holds(stage: Stage, condition: Condition) -> Column:
     """Returns whether a condition holds for an event; never null."""
-    return F.coalesce(column_of(condition, [*stage.wanted_schemas.values()]), F.lit(False))
+    return _is_true(condition, [*stage.wanted_schemas.values()])
+
+
+def _is_true(condition: Condition, schemas: Sequence[Schema]) -> Column:
+    return F.coalesce(column_of(condition, schemas), F.lit(False))
 
 
 def _key_of(stage: Stage, name: str) -> Column:
@@ -156,13 +157,25 @@ def _of_all_records(stage: Stage, name: str) -> Column:
     return columns[0] if len(columns) == 1 else F.coalesce(*columns)
 
 
-def _update(fold: StandardFold, read_model: ReadModel, name: str) -> Column:
-    is_there = F.col(fold.record).isNotNull()
-    if not fold.field:
-        return F.when(is_there, F.lit(1).cast("bigint"))
-    if isinstance(fold, Top):
-        return F.when(is_there, F.array(_struct(fold.record, _entries(read_model, name))))
-    return F.col(fold.column)
+def _update(fold: StandardFold, form: Form, stage: Stage) -> Column:
+    """Returns what an event adds to a field; null if it adds nothing."""
+    added = _made(form, fold.record)
+    if fold.where is None:
+        return F.when(F.col(fold.column).isNotNull(), added) if isinstance(form, list | dict) else added
+    schemas = [schema for schema in stage.wanted_schemas.values() if schema["name"] == fold.record]
+    return F.when(F.col(fold.column).isNotNull() & _is_true(fold.where, schemas), added)
+
+
+def _made(form: Form, record: str) -> Column:
+    match form:
+        case str():
+            return F.col(f"{record}.{form}")
+        case list():
+            return F.array(_made(form[0], record))
+        case dict():
+            return F.struct(*(_made(part, record).alias(name) for name, part in form.items()))
+    # Nullable, as all columns: Arrow cannot read a member that is not, in a struct that is null.
+    return F.when(F.col(record).isNotNull(), F.lit(form).cast("bigint"))
 
 
 def _struct(record: str, fields: Iterable[str]) -> Column:
@@ -174,11 +187,6 @@ def _events(stage: Stage) -> dict[str, Column]:
         schema["name"]: F.when(F.col(schema["name"]).isNotNull(), _struct(schema["name"], fields_of(schema)))
         for schema in stage.wanted_schemas.values()
     }
-
-
-def _entries(read_model: ReadModel, name: str) -> list[str]:
-    kept, _ = without_null(read_model.state_fields[name])
-    return [*fields_of(kept["items"])]
 
 
 def column_of(condition: Condition, schemas: Sequence[Schema]) -> Column:

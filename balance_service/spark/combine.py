@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from balance_service.avro.arrow_rows import rows_of
-from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN
+from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN, SCHEMA_HEADER
 from balance_service.engine.records import CombinedUpdates, DeadLetter, KeyedUpdate
-from balance_service.model.folds import Best, Combine
+from balance_service.model.standard_fold import Groups
 from balance_service.observability.tracing import TRACEPARENT_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from balance_service.model.folds import Combination
+    from balance_service.model.standard_fold import Combination
 
 NOTE = "note"
 
@@ -30,8 +29,6 @@ UNRESOLVED = "unresolved"
 """The cause of a record whose schema is not known yet."""
 
 SCHEMA_ID_UNKNOWN = "schema-id-unknown"
-# No column can have this name.
-_ROW = "#row"
 # As Python objects, keys and states take a multiple of their bytes, so they are created in slices.
 _SLICE_KEYS = 20_000
 # Combining in Arrow costs as much as this number of single events.
@@ -43,8 +40,6 @@ _LETTER_BYTES = 500
 _DECIMAL_DIGITS = 38
 _INTEGER_LIMIT = 2**63
 _ENVELOPE = frozenset({"offset", "key", "timestamp"})
-# The result of these does not depend on the order of events, except among equal ones.
-_IN_ANY_ORDER = (Combine.SUM, Combine.MAX, Combine.MIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +81,17 @@ class PartitionUpdates:
     ) -> PartitionUpdates | None:
         """Returns both parts as one; None if the result could differ from applying them one after the other.
 
-        They can be merged if each key's updates are extremes, or sums of one sign: then merging hides no overflow
+        They can be merged if the order does not matter, and sums are of one sign: then merging hides no overflow
         between the parts.
         """
         if combine is None or self.events or later.events:
             return None
-        if any(how not in _IN_ANY_ORDER for how in combine.values()):
+        if not all(how.in_any_order for how in combine.values()):
             return None
         tables = [part.combined for part in (self, later) if part.combined is not None]
         both = pa.concat_tables(tables) if tables else None
         if both is not None and len(tables) > 1:
-            sums = [both[name] for name, how in combine.items() if how is Combine.SUM]
-            if _may_overflow(both, combine) or any(map(_is_of_both_signs, sums)):
+            if _may_overflow(both, combine) or any(map(_is_of_both_signs, _sums(both, combine))):
                 return None
             both = _aggregated(both, combine)
         return PartitionUpdates(
@@ -201,10 +195,7 @@ class PartitionRows:
             events=events,
             applied=self.updates.num_rows,
             ignored={one["values"]: one["counts"] for one in ignored.to_pylist()},
-            dead_letters=[
-                _record(row, _unknown(row) if row["cause"] == UNRESOLVED else row["cause"])
-                for row in letters.to_pylist()
-            ],
+            dead_letters=[_letter(row) for row in letters.to_pylist()],
         )
 
     def _combined(
@@ -229,14 +220,18 @@ class PartitionRows:
         return chunks
 
 
+def _sums(rows: pa.Table, combine: Mapping[str, Combination]) -> list[pa.ChunkedArray]:
+    return [summands for name, how in combine.items() for summands in how.sums(rows[name])]
+
+
 def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combination]) -> list[pa.Array]:
     """Returns keys with summands of both signs: their sum would hide an overflow of the state in between."""
     keys = [pa.array([], rows.schema.field("key").type)]
-    for name, how in combine.items():
-        if how is Combine.SUM and _is_of_both_signs(rows[name]):
-            signs = rows.group_by("key").aggregate([(name, "min"), (name, "max")])
-            both = pc.equal(pc.multiply(pc.sign(signs[f"{name}_min"]), pc.sign(signs[f"{name}_max"])), -1)
-            keys += signs.filter(both)["key"].chunks
+    for summands in filter(_is_of_both_signs, _sums(rows, combine)):
+        grouped = pa.table({"key": rows["key"], "n": summands}).group_by("key")
+        signs = grouped.aggregate([("n", "min"), ("n", "max")])
+        both = pc.equal(pc.multiply(pc.sign(signs["n_min"]), pc.sign(signs["n_max"])), -1)
+        keys += signs.filter(both)["key"].chunks
     return keys
 
 
@@ -248,61 +243,27 @@ def _is_of_both_signs(summands: pa.ChunkedArray) -> bool:
 
 def _aggregated(rows: pa.Table, combine: Mapping[str, Combination]) -> pa.Table:
     """Returns one row for each key, sorted by key."""
-    of_arrow = {name: how for name, how in combine.items() if how in _IN_ANY_ORDER}
-    aggregates = [(name, how.value) for name, how in of_arrow.items()]
-    if len(of_arrow) < len(combine):
-        # Arrow has no `first` and `last` for decimals, but the row numbers of a key identify its first and last row.
-        rows = rows.sort_by("offset").append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
-        for name, how in combine.items():
-            if isinstance(how, Combine) and how not in _IN_ANY_ORDER:
-                known = pc.if_else(pc.is_valid(rows[name]), rows[_ROW], None)
-                rows = rows.append_column(_ROW + name, known)
-                aggregates.append((_ROW + name, "max" if how is Combine.LAST else "min"))
-    result = rows.group_by("key", use_threads=False).aggregate(aggregates)
-    columns = {
-        name: _best_of(rows, name, how, result["key"])
-        if isinstance(how, Best)
-        else result[f"{name}_{how.value}"]
-        if name in of_arrow
-        else rows[name].take(result[f"{_ROW}{name}_{'max' if how is Combine.LAST else 'min'}"])
-        for name, how in combine.items()
-    }
+    if not all(how.in_any_order for how in combine.values()):
+        rows = rows.sort_by("offset")
+    asked = [aggregate for name, how in combine.items() for aggregate in how.aggregates(rows[name])]
+    columns = {str(number): column for number, (column, _) in enumerate(asked)}
+    functions = [(str(number), function) for number, (_, function) in enumerate(asked)]
+    found = pa.table({"key": rows["key"], **columns}).group_by("key", use_threads=False).aggregate(functions)
+    groups, aggregated = (
+        Groups(rows["key"], found["key"]),
+        (found[f"{name}_{function}"] for name, function in functions),
+    )
+    updates = {name: how.combined(rows[name], aggregated, groups) for name, how in combine.items()}
     # Reading and writing neighbouring keys one after the other costs the store half of any other order.
-    return pa.table({"key": result["key"], **columns}).sort_by("key").combine_chunks()
-
-
-def _best_of(rows: pa.Table, name: str, best: Best, keys: pa.ChunkedArray) -> pa.ListArray:
-    """Returns, for each of `keys`, a list of the best entries: greatest first; of equal ones, the earlier first.
-
-    Args:
-        rows: in the order of the events, with `key` and, as `name`, lists of entries.
-        keys: each key in `rows`, once.
-    """
-    lists = rows[name].combine_chunks()
-    entries = pc.list_flatten(lists)
-    owners = pc.index_in(rows["key"].combine_chunks().take(pc.list_parent_indices(lists)), keys.combine_chunks())
-    by = entries.field(best.by)
-    ranked = pc.is_valid(by)
-    if pa.types.is_floating(by.type):
-        ranked = pc.and_(ranked, pc.invert(pc.is_nan(by).fill_null(True)))
-    table = pa.table({"owner": owners, "by": by, "at": pa.array(range(len(by)), pa.int64())}).filter(ranked)
-    table = table.sort_by([("owner", "ascending"), ("by", "descending"), ("at", "ascending")])
-    owner = table["owner"].to_numpy()
-    rank = np.arange(len(owner)) - np.searchsorted(owner, owner, side="left")
-    kept = rank < best.most
-    counts = np.bincount(owner[kept], minlength=len(keys))
-    offsets = np.concatenate([[0], counts.cumsum()]).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, entries.take(table["at"].combine_chunks().filter(pa.array(kept))))
+    return pa.table({"key": found["key"], **updates}).sort_by("key").combine_chunks()
 
 
 def _may_overflow(rows: pa.Table, combine: Mapping[str, Combination]) -> bool:
     """Whether a sum could exceed Arrow's type, which would wrap around silently."""
-    for name, how in combine.items():
-        kind = rows.schema.field(name).type
-        if how is not Combine.SUM or not (pa.types.is_decimal(kind) or pa.types.is_integer(kind)):
-            continue
+    for summands in _sums(rows, combine):
+        kind = summands.type
         limit = 10 ** (_DECIMAL_DIGITS - kind.scale) if pa.types.is_decimal(kind) else _INTEGER_LIMIT
-        bounds = pc.min_max(rows[name]).as_py()
+        bounds = pc.min_max(summands).as_py()
         # Python rounds decimals to 28 digits here, so the product may be slightly below the limit. That is safe:
         # Arrow's decimals wrap around at 1.7 times the limit. Integers are not rounded.
         if max((abs(v) for v in bounds.values() if v is not None), default=0) * rows.num_rows >= limit:
@@ -310,8 +271,18 @@ def _may_overflow(rows: pa.Table, combine: Mapping[str, Combination]) -> bool:
     return False
 
 
-def _unknown(row: Mapping[str, Any]) -> str:
-    return SCHEMA_GUID_UNKNOWN if row["schema_id"] is None else SCHEMA_ID_UNKNOWN
+def unknown_schema(schema_id: int | None) -> str:
+    """Returns what a dead letter says whose schema the registry does not know."""
+    named = f"the schema that the header {SCHEMA_HEADER} names" if schema_id is None else f"schema {schema_id}"
+    return f"the registry does not know {named}"
+
+
+def _letter(row: Mapping[str, Any]) -> DeadLetter:
+    if row["cause"] != UNRESOLVED:
+        return _record(row, row["cause"])
+    schema_id = row["schema_id"]
+    cause = SCHEMA_GUID_UNKNOWN if schema_id is None else SCHEMA_ID_UNKNOWN
+    return replace(_record(row, cause), detail=unknown_schema(schema_id))
 
 
 def _record(row: Mapping[str, Any], cause: str) -> DeadLetter:

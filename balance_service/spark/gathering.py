@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping, Sequence
 
-    from balance_service.model.folds import Combination
+    from balance_service.model.standard_fold import Combination
     from balance_service.spark.combine import PartitionRows
 
 _LEAST_PACE_SECONDS = 0.010

@@ -25,7 +25,7 @@ from balance_service.engine.records import DeadLetter, TaskBatch
 from balance_service.errors import PoisonRecordError
 from balance_service.kafka.log_reader import records_at, records_from, records_left_at
 from balance_service.kafka.messages import headers_of, offset_of
-from balance_service.spark.combine import SCHEMA_ID_UNKNOWN, PartitionRows, PartitionUpdates
+from balance_service.spark.combine import SCHEMA_ID_UNKNOWN, PartitionRows, PartitionUpdates, unknown_schema
 from balance_service.spark.row_query import QueryEndedError, in_short
 from balance_service.spark.session import require_jvm
 from balance_service.spark.trials import Trials
@@ -155,9 +155,12 @@ class Redrive:
             if own.problem is None:
                 rows.append(own.record)
             else:
-                failed.append(replace(letters[offset], cause=own.problem.cause, detail=str(own.problem)))
+                failed.append(replace(letters[offset], cause=own.problem.cause, detail=own.problem.detail))
         unknown = self._still_unknown(due, rows)
-        failed += [replace(letters[offset], cause=SCHEMA_ID_UNKNOWN) for offset in unknown]
+        failed += [
+            replace(letters[offset], cause=SCHEMA_ID_UNKNOWN, detail=unknown_schema(schema_id))
+            for offset, schema_id in unknown.items()
+        ]
         rows = [row for row in rows if row["offset"] not in unknown]
         decoded, count = None, 0
         if rows:
@@ -175,12 +178,12 @@ class Redrive:
         batch = redriven(decoded, tried, letters, position, due, has_states=self._has_states)
         return replace(batch, dead_letters=(*batch.dead_letters, *failed))
 
-    def _still_unknown(self, due: DueLetters, records: Sequence[Mapping[str, Any]]) -> set[int]:
-        """Returns the offsets whose schema the registry still lacks. Needs no Spark job."""
+    def _still_unknown(self, due: DueLetters, records: Sequence[Mapping[str, Any]]) -> dict[int, int | None]:
+        """Returns the schemas that the registry still lacks, by offset. Needs no Spark job."""
         schema_ids = {record["offset"]: schema_id_of(record["value"]) for record in records}
         known = self._decoder.resolve({schema_id for schema_id in schema_ids.values() if schema_id is not None})
         failed_so = (letter.offset for letter in due.again if letter.cause == SCHEMA_ID_UNKNOWN)
-        return {offset for offset in failed_so if offset in schema_ids and schema_ids[offset] not in known}
+        return {at: schema_ids[at] for at in failed_so if at in schema_ids and schema_ids[at] not in known}
 
     def read(self, partition: int, start: int) -> list[tuple[dict[str, Any] | None, DeadLetter]]:
         """Reads some records from an offset on without Spark; returns each in Spark's form and as a dead letter.
@@ -203,7 +206,7 @@ class Redrive:
         try:
             record = _row(letter.offset, message)
         except PoisonRecordError as error:
-            return None, replace(letter, cause=error.cause, detail=str(error))
+            return None, replace(letter, cause=error.cause, detail=error.detail)
         # Without a schema, the plan says so itself.
         with suppress(PoisonRecordError):
             record = self._decoder.framed(record)

@@ -6,6 +6,7 @@ queries, and nothing else: while one waits for a query, or fails, the others con
 
 from __future__ import annotations
 
+import threading
 import time
 from bisect import bisect_left
 from contextlib import contextmanager
@@ -17,12 +18,13 @@ import pyarrow.compute as pc
 import structlog
 from opentelemetry.trace import SpanKind
 
+from balance_service.engine.changelog_writer import SecondWriterError
 from balance_service.engine.records import TaskBatch
 from balance_service.engine.task import TaskState
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader
-from balance_service.observability.other_records import OtherRecords
+from balance_service.observability.other_records import DeadRecords, OtherRecords
 from balance_service.observability.tracing import TRACEPARENT_HEADER, UNTRACED, W3C, links_to, open_span
 from balance_service.process.failpoints import reach
 from balance_service.spark.combine import PartitionRows, PartitionUpdates
@@ -34,7 +36,6 @@ from balance_service.spark.session import jvm_has_ended, one_record, read_source
 from balance_service.spark.shared_queries import SharedQueries
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from opentelemetry.trace import Tracer
@@ -111,9 +112,11 @@ class TaskRunner:
         self._known_end = hosted.watermarks.end
         self._joined = hosted.joined
         self._stage, self._siblings = stage, hosted.siblings
-        self._seconds_after = partial(hosted.siblings.seconds_after, stage)
+        self._pacing = threading.Lock()
+        self._paced_until = 0.0
         self._metrics = metrics
         self._other_records = OtherRecords(stage.name, self._source, stage.event_schemas)
+        self._dead_records = DeadRecords(stage.name, self._source)
         self._tracer = tracer
         without_slots = partial(metrics.without_slots, hosted.name)
         # Prometheus sees no increase if a series begins at one.
@@ -184,6 +187,9 @@ class TaskRunner:
                     self._progress.failed(partition, task.position, str(error))
                     self._begun.add(partition)
                     interrupted.wait(_BACK_OFF_SECONDS)
+        except SecondWriterError:
+            self._metrics.second_writers.inc()
+            raise
         except TaskMigratedError:
             # The task was halted or told to close while a batch was being committed: nothing was committed.
             if task.state is TaskState.RUNNING:
@@ -195,6 +201,7 @@ class TaskRunner:
         # Before the query, because starting one is expensive, and one that cannot commit would be restarted repeatedly.
         if not self._catch_up_tables(partition, interrupted):
             return
+        task.follow_sender()
         left_out = self._skip(task)
         part_of = partial(self._part, partition, pa.array(left_out, pa.int64()))
         with self._rows(task, left_out, interrupted) as rows:
@@ -208,6 +215,9 @@ class TaskRunner:
                     self._metrics.query_started(task.task_id, "replaced")
                     # The other query reads them again.
                     bounded.rest = None
+                if task.follow_sender():
+                    left_out = task.left_out()
+                    part_of = partial(self._part, partition, pa.array(left_out, pa.int64()))
                 # At a bounded rate, events that are gathered for seconds would be applied in bursts at full speed.
                 end = self._known_end(partition) if self._siblings.max_rate(self._stage) is None else None
                 gathered = gathering.gather(bounded.pull, _IDLE_SECONDS, end, part_of, interrupted)
@@ -289,7 +299,10 @@ class TaskRunner:
 
     def _pace(self, events: int, interrupted: threading.Event) -> None:
         """Waits as long as the generation is built at a bounded rate that these events have exceeded."""
-        until = time.monotonic() + self._seconds_after(events)
+        if (max_rate := self._siblings.max_rate(self._stage)) is None:
+            return
+        with self._pacing:
+            self._paced_until = until = max(self._paced_until, time.monotonic()) + events / max_rate
         while self._siblings.max_rate(self._stage) is not None and (left := until - time.monotonic()) > 0:
             if interrupted.wait(min(left, _PACED_SECONDS)):
                 return
@@ -384,6 +397,7 @@ class TaskRunner:
             raise
         self._metrics.committed(task.task_id, done)
         self._other_records.tell(done.others)
+        self._dead_records.tell(task.task_id.partition, done.causes, done.refused)
         self._metrics.batch_seconds.observe(time.monotonic() - began)
         return done.applied + done.ignored + done.duplicates + done.dead_lettered
 

@@ -2,6 +2,6 @@
 
 from balance_service.testing.contract import check_contract
 from balance_service.testing.driver import Driver
-from balance_service.testing.rows import InputEvent, event, tombstone
+from balance_service.testing.rows import InputEvent, TableRow, event, row, tombstone
 
-__all__ = ["Driver", "InputEvent", "check_contract", "event", "tombstone"]
+__all__ = ["Driver", "InputEvent", "TableRow", "check_contract", "event", "row", "tombstone"]

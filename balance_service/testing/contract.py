@@ -6,9 +6,14 @@ after the other. `balance_service.testing.strategies` generates batches.
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
+
+import click
 
 from balance_service.errors import PoisonRecordError
 from balance_service.model.events import Each, event_of
@@ -39,13 +44,13 @@ class Outcome(NamedTuple):
 def combined_equals_single(read_model: ReadModel, batches: Batches) -> None:
     """Combining all events in one batch has the same result as folding them one by one."""
     whole = [[event for batch in batches for event in batch]]
-    with Driver(read_model, combines_few=True, is_accelerated=False) as driver:
+    with Driver(read_model, after_joins=True, combines_few=True, is_accelerated=False) as driver:
         _check("combined", _driven(driver, whole), _folded(read_model, whole, driver.state_codec), driver.state_codec)
 
 
 def cuts_do_not_matter(read_model: ReadModel, batches: Batches) -> None:
     """The result does not depend on how the events are cut into batches."""
-    with Driver(read_model, combines_few=True) as driver:
+    with Driver(read_model, after_joins=True, combines_few=True) as driver:
         _check(
             "cut into batches",
             _driven(driver, batches),
@@ -56,7 +61,7 @@ def cuts_do_not_matter(read_model: ReadModel, batches: Batches) -> None:
 
 def redelivery_changes_nothing(read_model: ReadModel, batches: Batches) -> None:
     """A batch that is delivered twice counts once."""
-    with Driver(read_model) as driver:
+    with Driver(read_model, after_joins=True) as driver:
         expected = _folded(read_model, batches, driver.state_codec)
         _check("delivered twice", _driven(driver, batches, after_each=driver.redeliver), expected, driver.state_codec)
 
@@ -64,8 +69,8 @@ def redelivery_changes_nothing(read_model: ReadModel, batches: Batches) -> None:
 def acceleration_equals_fold(read_model: ReadModel, batches: Batches) -> None:
     """An accelerated fold makes the same states as the fold, byte for byte."""
     with (
-        Driver(read_model, combines_few=True) as accelerated,
-        Driver(read_model, combines_few=True, is_accelerated=False) as folded,
+        Driver(read_model, after_joins=True, combines_few=True) as accelerated,
+        Driver(read_model, after_joins=True, combines_few=True, is_accelerated=False) as folded,
     ):
         _check("accelerated", _driven(accelerated, batches), _driven(folded, batches), None)
 
@@ -73,7 +78,7 @@ def acceleration_equals_fold(read_model: ReadModel, batches: Batches) -> None:
 def deleted_keys_come_back(read_model: ReadModel, batches: Batches) -> None:
     """A state that the fold deletes is gone from store and changelog; the key's next event starts a new one."""
     history = [*batches, *batches]
-    with Driver(read_model) as driver:
+    with Driver(read_model, after_joins=True) as driver:
         expected = _folded(read_model, history, driver.state_codec)
         _check(
             "deleted and restored", _driven(driver, history, after_each=driver.restart), expected, driver.state_codec
@@ -83,7 +88,7 @@ def deleted_keys_come_back(read_model: ReadModel, batches: Batches) -> None:
 def outputs_are_of_events(read_model: ReadModel, batches: Batches) -> None:
     """Records that are emitted for each event do not depend on batches; nor does the last record of each key."""
     whole = [[event for batch in batches for event in batch]]
-    with Driver(read_model) as cut, Driver(read_model) as uncut:
+    with Driver(read_model, after_joins=True) as cut, Driver(read_model, after_joins=True) as uncut:
         _driven(cut, batches, after_each=cut.redeliver)
         _driven(uncut, whole)
         for output in read_model.outputs:
@@ -103,34 +108,76 @@ CONTRACT: tuple[Check, ...] = (
 )
 
 
-def check_contract(model: ReadModel | type[ReadModel], *, examples: int = 25) -> None:
+def check_contract(model: ReadModel | type[ReadModel], *, examples: int = 25, seconds: float = 10.0) -> None:
     """Runs every check of the contract on generated batches of events; for a test under pytest.
 
-    Needs the extra `testing`, which brings Hypothesis.
+    Prints a line for each check, which pytest shows with `-s`. Needs the extra `testing`, which brings Hypothesis.
 
     Args:
         examples: the number of histories for each check.
+        seconds: begins no further history after so long in all, so that a slow machine checks fewer.
 
     Raises:
-        AssertionError: a check fails; the message shows the smallest batches that make it fail.
+        AssertionError: a check fails; the message shows the smallest batches found in time that make it fail.
         ConfigurationError: the declaration of the model is invalid.
     """
-    from hypothesis import HealthCheck, given, settings
+    from hypothesis import HealthCheck, given, seed, settings
 
     from balance_service.testing.strategies import batches
 
     read_model = model() if isinstance(model, type) else model
     # Shrinking opens stores again and again, which is slow on some machines.
     limits = settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    for check in CONTRACT if read_model.has_states() else (outputs_are_of_events,):
-        limits(given(batches(read_model))(_keeps(check, read_model)))()
+    checks = CONTRACT if read_model.has_states() else (outputs_are_of_events,)
+    until = time.monotonic() + seconds
+    for number, check in enumerate(checks):
+        began = time.monotonic()
+        share = _Share(check, read_model, began + (until - began) / (len(checks) - number))
+        fewer = f" of {examples}, for lack of time; give more `seconds`"
+        with suppress(_TimeIsOver):
+            # With a seed, it says nothing when it is ended.
+            seed(random.getrandbits(64))(limits(given(batches(read_model))(share.checked)))()
+            fewer = ""
+        share.raise_failure()
+        took = f"{time.monotonic() - began:.1f} s"
+        click.echo(f"{read_model.name}: {check.__name__}: {share.histories} histories{fewer} ({took})", err=True)
 
 
-def _keeps(check: Check, read_model: ReadModel) -> Callable[[list[list[InputEvent]]], None]:
-    def keeps(drawn: list[list[InputEvent]]) -> None:
-        check(read_model, drawn)
+class _TimeIsOver(BaseException):
+    """Ends Hypothesis, which would take an Exception for a failure."""
 
-    return keeps
+
+class _Share:
+    """A check on as many histories as its share of the time allows."""
+
+    def __init__(self, check: Check, read_model: ReadModel, until: float) -> None:
+        self._check = check
+        self._read_model = read_model
+        self._until = until
+        self._smallest: tuple[str, Exception] | None = None
+        self.histories = 0
+
+    @property
+    def checked(self) -> Callable[[list[list[InputEvent]]], None]:
+        # Hypothesis takes functions only.
+        def checked(drawn: list[list[InputEvent]]) -> None:
+            if time.monotonic() > self._until:
+                raise _TimeIsOver
+            self.histories += 1
+            try:
+                self._check(self._read_model, drawn)
+            except Exception as error:
+                if self._smallest is None or len(repr(drawn)) <= len(self._smallest[0]):
+                    self._smallest = repr(drawn), error
+                raise
+
+        return checked
+
+    def raise_failure(self) -> None:
+        """Raises what Hypothesis would have raised at the end: it had no time to look for a smaller history."""
+        if self._smallest is not None:
+            batches, error = self._smallest
+            raise AssertionError(f"{error}; the batches: {batches}") from error
 
 
 def _driven(driver: Driver, batches: Batches, after_each: Callable[[], object] = lambda: None) -> Outcome:
@@ -140,7 +187,9 @@ def _driven(driver: Driver, batches: Batches, after_each: Callable[[], object] =
         deleted += driver.commit(batch).deleted
         if batch:
             after_each()
-    return Outcome(driver.states(), driver.dead_letters(), deleted, driver.counted)
+    # What is wrong with an event may be said differently by a combined update.
+    refused = [one._replace(detail="") for one in driver.dead_letters()]
+    return Outcome(driver.states(), refused, deleted, driver.counted)
 
 
 def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcome:
@@ -154,7 +203,7 @@ def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcom
         refused += passed_over
         if not came:
             continue
-        stage = driven_stages(read_model)[-1]
+        stage = driven_stages(read_model, after_joins=True)[-1]
         rows = PartitionRows(rows_of(read_model, stage, dict(enumerate(came))))
         causes = {letter.offset: letter.cause for letter in rows.combined(None).dead_letters}
         letters = {offset: letter_of(read_model, stage, event, offset) for offset, event in enumerate(came)}
@@ -177,9 +226,9 @@ def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcom
 
 def _arrived(read_model: ReadModel, batch: Sequence[InputEvent]) -> tuple[list[InputEvent], list[Refused]]:
     """Returns the events of a batch that reach the last stage, and those that an earlier stage rejects."""
-    first, *_ = driven_stages(read_model)
+    first, *_ = driven_stages(read_model, after_joins=True)
     came, refused = [encoded(given, first) for given in batch], []
-    for stage in driven_stages(read_model)[:-1]:
+    for stage in driven_stages(read_model, after_joins=True)[:-1]:
         ways = [(given, *passed_on(stage, given)) for given in came]
         refused += [Refused(given, cause) for given, _, cause in ways if cause not in (None, IGNORED)]
         came = [replace(given, record_key=key) for given, key, cause in ways if cause is None]

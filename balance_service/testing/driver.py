@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.engine.assembly import Surroundings, processor_of
@@ -15,13 +15,22 @@ from balance_service.engine.commit import Committed, commit, decide, write_posit
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position, TaskBatch
+from balance_service.engine.stateless import JoinProcessor
 from balance_service.engine.store import StateStore
-from balance_service.errors import FatalError, TaskMigratedError
+from balance_service.errors import TaskMigratedError
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES
 from balance_service.model.json_view import exact_json
 from balance_service.spark.combine import PartitionRows
-from balance_service.testing.fakes import FakeRegistry, FakeWriter
-from balance_service.testing.rows import InputEvent, driven_stages, encoded, key_of, letter_of, rows_of
+from balance_service.testing.fakes import FakeRegistry, FakeTables, FakeWriter
+from balance_service.testing.rows import (
+    InputEvent,
+    TableRow,
+    driven_stages,
+    encoded,
+    key_of,
+    letter_of,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,10 +48,11 @@ _CONFIG = {MAX_MESSAGE_BYTES: str(_LARGEST_BYTES), "cleanup.policy": "delete"}
 
 
 class Refused(NamedTuple):
-    """An event that became a dead letter, and its cause."""
+    """An event that became a dead letter, its cause, and what is wrong with it."""
 
     event: InputEvent
     cause: str
+    detail: str = ""
 
 
 class DrivenTask:
@@ -53,6 +63,7 @@ class DrivenTask:
         read_model: ReadModel,
         stage: Stage,
         registry: FakeRegistry,
+        tables: FakeTables,
         folder: str,
         *,
         few_rows: dict[str, int],
@@ -71,7 +82,7 @@ class DrivenTask:
             partitions=lambda _name: 1,
             topic_id=lambda _name: "source",
             config=lambda _name: _CONFIG,
-            joined=_joins_nothing,
+            joined=tables.joined,
             largest_bytes=_LARGEST_BYTES,
             retry_every_ms=_EVERY_MS,
             idempotency_window_ms=idempotency_window_ms,
@@ -86,7 +97,20 @@ class DrivenTask:
         stands_at = Position(0, 1, "source", source=f"{stage.source}:0")
         write_position(stands_at, self._processor.position_codec, self.store, self.writer)
         self.events: list[InputEvent] = []
+        self._passed_on = 0
         self.last: TaskBatch | None = None
+
+    def passed_on(self) -> list[InputEvent]:
+        """Returns what the stage passed on since the last call: each event under another key, or joined."""
+        new, self._passed_on = self.writer.sent[self._passed_on :], len(self.writer.sent)
+        return [self._event_of(output) for output in new]
+
+    def _event_of(self, output: Output) -> InputEvent:
+        event = replace(self.events[output.offset], record_key=output.key)
+        if not isinstance(self._processor, JoinProcessor) or output.value is None:
+            return event
+        joined = self._processor.codec.decode(output.value)
+        return replace(event, record=self._processor.schema["name"], fields=joined)
 
     def commit(self, events: Sequence[InputEvent]) -> Committed:
         start, end = len(self.events), len(self.events) + len(events)
@@ -158,9 +182,9 @@ class DrivenTask:
     def sent(self, topic: str) -> list[Output]:
         return [output for output in self.writer.sent if output.topic == topic]
 
-    def dead_letters(self) -> Iterator[tuple[InputEvent, str]]:
+    def dead_letters(self) -> Iterator[Refused]:
         letters = (letter for _, batch, _ in self.writer.commits for letter in batch)
-        yield from ((self.events[letter.offset], letter.cause) for letter in letters)
+        yield from (Refused(self.events[letter.offset], letter.cause, letter.detail) for letter in letters)
 
     def states(self) -> dict[bytes, bytes]:
         keys = self.store.keys(b"", RESERVED_PREFIX, _EVERY_KEY)
@@ -187,56 +211,61 @@ class DrivenTask:
         return StateStore(Path(tempfile.mkdtemp(dir=self._folder)), self._processor.position_codec)
 
 
-def _joins_nothing(stage: Stage) -> NoReturn:
-    """Stages with joins are not run: the driver receives the joined records."""
-    raise FatalError(f"stage {stage.name} joins, which the driver does not support")
-
-
 class Driver:
     """Runs a read model over events: `Driver(Balance()).given(events).when(event).then(view)`.
 
-    Of a model with joins, only the stages after the joins run: its events are the joined records. Close the driver, or
-    use it as a context manager: it has a store in a temporary folder.
+    All stages of the model run, one after the other. Close the driver, or use it as a context manager: it has stores in
+    a temporary folder.
     """
 
     def __init__(
         self,
         read_model: ReadModel | type[ReadModel],
         *,
+        after_joins: bool = False,
         combines_few: bool = False,
         is_accelerated: bool = True,
         idempotency_window_ms: int = _A_DAY_MS,
     ) -> None:
         """Args:
         read_model: its schemas must be files; see `Schemas`.
+        after_joins: whether only the stages after the last join run, so that the events are joined records.
         combines_few: whether to combine even a few events, which the service folds one by one.
         is_accelerated: whether to use the fold's acceleration, as the service does.
         """
         self._registry = FakeRegistry()
         self._read_model = read_model = read_model() if isinstance(read_model, type) else read_model
         self._folder = tempfile.TemporaryDirectory()
+        stages = driven_stages(read_model, after_joins=after_joins)
+        self._tables = FakeTables(read_model.name, stages, self._registry, Path(self._folder.name))
         self._stages = [
             DrivenTask(
                 read_model,
                 stage,
                 self._registry,
+                self._tables,
                 self._folder.name,
                 few_rows={"few_rows": 0} if combines_few else {},
                 is_accelerated=is_accelerated,
                 idempotency_window_ms=idempotency_window_ms,
             )
-            for stage in driven_stages(read_model)
+            for stage in stages
         ]
+        self._first_records = stages[0].records
         self._last = self._stages[-1]
         if read_model.has_states():
             self.state_codec = AvroCodec(self._registry, "states", read_model.state_schema)
 
-    def given(self, *events: InputEvent | Mapping[str, Any]) -> Self:
-        """Folds events in one batch. A mapping has the fields of the source's only record type."""
-        self.commit([self._given(event) for event in events])
+    def given(self, *events: InputEvent | TableRow | Mapping[str, Any]) -> Self:
+        """Folds events in one batch. A mapping has the fields of the source's only record type.
+
+        Rows of the call are in their tables before its events are joined.
+        """
+        self._tables.put([given for given in events if isinstance(given, TableRow)])
+        self.commit([self._given(event) for event in events if not isinstance(event, TableRow)])
         return self
 
-    def when(self, *events: InputEvent | Mapping[str, Any]) -> Self:
+    def when(self, *events: InputEvent | TableRow | Mapping[str, Any]) -> Self:
         """As `given`; `then` checks the key of the last event."""
         return self.given(*events)
 
@@ -245,10 +274,12 @@ class Driver:
 
         Raises:
             AssertionError: the answer differs.
-            ValueError: there was no event yet.
+            ValueError: no event has reached the last stage yet.
         """
         if not self._last.events:
-            raise ValueError("there was no event yet, so there is no key to query; call `given` or `when` first")
+            refused = ", ".join(dict.fromkeys(one.cause for one in self.dead_letters()))
+            why = f"every event is a dead letter ({refused})" if refused else "there was no event yet"
+            raise ValueError(f"{why}, so there is no key to query; call `given` or `when` first")
         given = self._last.events[-1]
         key = key_of(self._read_model, self._read_model.stages[-1], given) or b""
         found = self._view(key)
@@ -271,7 +302,7 @@ class Driver:
 
     def dead_letters(self) -> list[Refused]:
         """Returns every event that could not be applied, in the order of rejection by each stage."""
-        return [Refused(given, cause) for stage in self._stages for given, cause in stage.dead_letters()]
+        return [refused for stage in self._stages for refused in stage.dead_letters()]
 
     def redeliver(self) -> Self:
         """Delivers the last batch again, as a query that fails after its commit does; this must change nothing.
@@ -347,9 +378,7 @@ class Driver:
 
     def _passed_on(self, done: Committed) -> Committed:
         for before, after in pairwise(self._stages):
-            # A re-keyed record is the original one under another key.
-            passed = before.writer.sent[len(after.events) :]
-            done = after.commit([replace(before.events[o.offset], record_key=o.key) for o in passed])
+            done = after.commit(before.passed_on())
         return done
 
     def states(self) -> dict[bytes, bytes]:
@@ -365,6 +394,7 @@ class Driver:
         """Removes the stores. Idempotent."""
         for stage in self._stages:
             stage.store.close()
+        self._tables.close()
         self._folder.cleanup()
 
     def __enter__(self) -> Self:
@@ -392,5 +422,9 @@ class Driver:
     def _given(self, event: InputEvent | Mapping[str, Any]) -> InputEvent:
         if isinstance(event, InputEvent):
             return event
-        (record,) = driven_stages(self._read_model)[0].records
-        return InputEvent(record, event)
+        if len(self._first_records) > 1:
+            raise ValueError(
+                f"{self._read_model.name} reads several records: give `event(record, fields)` instead of a mapping, "
+                f"with one of {', '.join(self._first_records)}"
+            )
+        return InputEvent(self._first_records[0], event)

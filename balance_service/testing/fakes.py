@@ -1,20 +1,31 @@
-"""In-memory replacements for the schema registry and a changelog partition."""
+"""Replacements for the schema registry, a changelog partition, and the tables that a stage joins with."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
+from balance_service.avro.codec import AvroCodec, frame_header
 from balance_service.avro.writer_schema import WriterSchema
 from balance_service.engine.changelog_writer import ChangelogWriter
-from balance_service.errors import RetriableError, TaskMigratedError
+from balance_service.engine.table_partition import TablePartition
+from balance_service.engine.table_store import TableStore, Version
+from balance_service.engine.tables import JoinedTables, Tables
+from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
+from balance_service.testing.rows import body_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
     from balance_service.engine.records import DeadLetter, Output, Record
+    from balance_service.engine.table_store import TableView
+    from balance_service.engine.tables import TableId
     from balance_service.errors import BalanceServiceError
+    from balance_service.model.stage import Stage
+    from balance_service.testing.rows import TableRow
 else:
     # Importing its client takes longer than folding a thousand events.
     SchemaRegistry = object
@@ -85,3 +96,77 @@ class FakeWriter(ChangelogWriter):
 
     def close(self) -> None:
         self.is_closed = True
+
+
+class FakeTable(TablePartition):
+    """The only partition of a table, in a store on disk."""
+
+    def __init__(self, schema: Schema, codec: AvroCodec, path: Path, history_ms: int) -> None:
+        self.schema = schema
+        self.codec = codec
+        self.store = TableStore(path, history_ms)
+        self._offset = 0
+
+    @property
+    def view(self) -> TableView:
+        view = self.store.view
+        if view is None:
+            raise RetriableError("the table is closed")
+        return view
+
+    def note_joined(self, timestamp_ms: int) -> None: ...
+
+    def report_damage(self, error: StoreCorruptedError) -> None:
+        raise error
+
+    def put(self, row: TableRow) -> None:
+        fields = row.fields
+        frame = None if fields is None else frame_header(self.codec.schema_id) + body_of(fields, self.schema)
+        self.store.apply([(row.key, Version(row.timestamp_ms, self._offset, frame))], self._offset + 1)
+        self._offset += 1
+
+
+class FakeTables(Tables):
+    """The tables that the stages of a read model join with. A row is in its table once `put` returns."""
+
+    def __init__(self, read_model: str, stages: Iterable[Stage], registry: FakeRegistry, folder: Path) -> None:
+        self._read_model = read_model
+        self._tables: dict[str, FakeTable] = {}
+        declared: dict[str, list[tuple[Schema, timedelta]]] = {}
+        for stage in stages:
+            for join in stage.joins:
+                of_join = stage.rows[join.table.record], join.table.history
+                declared.setdefault(join.table.topic, []).append(of_join)
+        for topic, of_topic in declared.items():
+            schema, history = of_topic[0][0], max(history for _, history in of_topic)
+            codec, history_ms = AvroCodec(registry, topic, schema), history // timedelta(milliseconds=1)
+            self._tables[topic] = FakeTable(schema, codec, folder / f"table-{len(self._tables)}", history_ms)
+
+    def joined(self, stage: Stage) -> JoinedTables:
+        # Asked only for the ends of topics.
+        topics: Any = None
+        return JoinedTables(joins=stage.joins, tables=self, topics=topics)
+
+    def put(self, rows: Sequence[TableRow]) -> None:
+        """Raises ValueError if the model joins with no such table, or if a row does not fit its schema."""
+        for row in rows:
+            if row.topic not in self._tables:
+                known = ", ".join(self._tables) or "no table"
+                raise ValueError(f"{self._read_model} joins with no table '{row.topic}'; it joins with {known}")
+            self._tables[row.topic].put(row)
+
+    def partitions(self, topic: str) -> int:  # noqa: ARG002  (each has one)
+        return 1
+
+    def partition_of(self, topic: str, key: bytes) -> int:  # noqa: ARG002
+        return 0
+
+    def codec(self, topic: str) -> AvroCodec:
+        return self._tables[topic].codec
+
+    def partition(self, table: TableId) -> FakeTable:
+        return self._tables[table.topic]
+
+    def close(self) -> None:
+        for table in self._tables.values():
+            table.store.close()

@@ -11,21 +11,21 @@ from uuid import UUID
 import fastavro
 import pyarrow as pa
 
-from balance_service.avro.codec import parsed
-from balance_service.avro.schemas import fields_of, full_name, is_fixed_uuid, simple_name, type_name, without_null
+from balance_service.avro.codec import misfit, parsed
+from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
-from balance_service.model.folds import Top
-from balance_service.model.keys import MAX_KEY_BYTES, KeyType, words_of
+from balance_service.model.keys import MAX_KEY_BYTES, KeyType, key_problems, words_of
 from balance_service.model.placing import place_stages
 from balance_service.spark.combine import IGNORED, NOTE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.model.folds import StandardFold
+    from balance_service.avro.schemas import Schema
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
+    from balance_service.model.standard_fold import Form
 
 _NOTE = {
     "cause": pa.string(),
@@ -79,6 +79,18 @@ class InputEvent:
     """The fields as a reader decodes them, once the event is encoded."""
     body: bytes | None = field(default=None, repr=False, compare=False)
     """The encoded event; None for a tombstone."""
+    line: int = field(default=0, repr=False, compare=False)
+    """The line of a file that the event, or the one that it was made of, was read from."""
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A record of a table that events are joined with; `fields` None deletes the row."""
+
+    topic: str
+    key: bytes
+    fields: Mapping[str, Any] | None
+    timestamp_ms: int = 0
 
 
 def encoded(given: InputEvent, stage: Stage) -> InputEvent:
@@ -91,17 +103,24 @@ def encoded(given: InputEvent, stage: Stage) -> InputEvent:
         return given
     if given.record not in stage.schemas:
         raise ValueError(f"{given.record} is not a record of {stage.owner}'s source")
-    fields = {**_zero(stage.schemas[given.record]), **given.fields}
-    schema = parsed(stage.schemas[given.record])
-    body = io.BytesIO()
+    body = body_of(given.fields, stage.schemas[given.record])
+    values: Any = fastavro.schemaless_reader(io.BytesIO(body), parsed(stage.schemas[given.record]), None)
+    return replace(given, values=values, body=body)
+
+
+def body_of(fields: Mapping[str, Any], of: Schema) -> bytes:
+    """Encodes the fields of a record; others get their default, or the zero of their type.
+
+    Raises:
+        ValueError: they do not fit the schema.
+    """
+    fields, schema, body = {**_zero(of), **fields}, parsed(of), io.BytesIO()
     try:
         fastavro.schemaless_writer(body, schema, fields, strict_allow_default=True)
     except Exception as error:  # fastavro raises many types of errors.
-        why = _wrong_type(schema, fields) or error
-        raise ValueError(f"{fields} is not a valid {given.record}: {why}") from error
-    body.seek(0)
-    values: Any = fastavro.schemaless_reader(body, schema, None)
-    return replace(given, values=values, body=body.getvalue())
+        why = misfit(schema, fields) or error
+        raise ValueError(f"{fields} is not a valid {of['name']}: {why}") from error
+    return body.getvalue()
 
 
 def event(
@@ -130,10 +149,19 @@ def tombstone(record_key: str, *, timestamp_ms: int = 0) -> InputEvent:
     return InputEvent("", {}, record_key.encode(), timestamp_ms=timestamp_ms)
 
 
-def driven_stages(read_model: ReadModel) -> list[Stage]:
+def row(topic: str, key: str | int, fields: Mapping[str, Any] | None, *, timestamp_ms: int = 0) -> TableRow:
+    """Returns a row of the table on a topic, which the model joins events with.
+
+    Args:
+        fields: as those of `event`; None deletes the row.
+    """
+    return TableRow(topic, str(key).encode(), fields, timestamp_ms)
+
+
+def driven_stages(read_model: ReadModel, *, after_joins: bool = False) -> list[Stage]:
     """Returns the stages that the driver runs: all, or those after the last join, whose events are joined records."""
     joining = [number for number, stage in enumerate(read_model.stages, 1) if stage.joins]
-    return place_stages(read_model.stages, "driver", str)[max(joining, default=0) :]
+    return place_stages(read_model.stages, "driver", str)[max(joining, default=0) if after_joins else 0 :]
 
 
 def rows_of(read_model: ReadModel, stage: Stage, events: Mapping[int, InputEvent]) -> pa.Table:
@@ -174,59 +202,74 @@ def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) ->
     cause: str | None
     if given.unreadable is not None:
         cause = given.unreadable
-    elif stage.by is not None:
+    elif stage.by is not None and not stage.joins:
         key, cause = passed_on(stage, given)
     elif not all(condition.holds(given.values) for condition in stage.conditions):
         cause = IGNORED
     else:
-        cause = _misfit(read_model, given, key)
+        cause = _misfit(read_model, stage, given, key)
     note = None
     if cause or given.idempotency_key:
         note = {"cause": cause, "timestamp": given.timestamp_ms, "record_key": record_key, "value": given.body}
+        note["detail"] = key_problems(read_model.key if read_model.has_states() else None, stage.by).get(
+            cause or "", ""
+        )
         note["idempotency_key"] = None if cause else given.idempotency_key
     row = {} if cause else _columns(read_model, stage, given)
     return {"offset": offset, "key": None if cause else key, **row, NOTE: [note] if note else None}
 
 
-def _misfit(read_model: ReadModel, given: InputEvent, key: bytes | None) -> str | None:
+def _misfit(read_model: ReadModel, stage: Stage, given: InputEvent, key: bytes | None) -> str | None:
     if not given.record:
         if not read_model.source.tombstones:
             return "value-null"
-    elif read_model.has_states() and key != read_model.key_type.encode(given.values[read_model.key]):
+    elif (
+        not stage.joins and read_model.has_states() and key != read_model.key_type.encode(given.values[read_model.key])
+    ):
         return f"key-is-not-{'-'.join(words_of(read_model.key))}"
     return "key-reserved" if key is not None and key >= RESERVED_PREFIX else None
 
 
 def _columns(read_model: ReadModel, stage: Stage, given: InputEvent) -> dict[str, Any]:
     headers = given.idempotency_key and [{"key": IDEMPOTENCY_HEADER, "value": given.idempotency_key}]
-    update = {} if stage.by is not None or not given.record else _update(read_model, given)
-    own = {} if stage.by is None else {"record_key": key_of(read_model, stage, given)}
-    return {**update, **own, "timestamp": given.timestamp_ms, "value": given.body, "headers": headers or None}
+    own: dict[str, Any]
+    if stage.joins:
+        own = {given.record: given.values}
+    elif stage.by is not None:
+        own = {"record_key": key_of(read_model, stage, given)}
+    else:
+        own = _update(read_model, given) if given.record else {}
+    return {**own, "timestamp": given.timestamp_ms, "value": given.body, "headers": headers or None}
 
 
 def _update(read_model: ReadModel, given: InputEvent) -> dict[str, Any]:
+    values = given.values
     update = {
-        name: _value(read_model, name, fold, given)
+        name: _made(read_model.update_forms[name], values)
         for name, fold in read_model.standard_folds.items()
         if fold.record == given.record
+        and not (fold.field and values[fold.field] is None)
+        and (fold.where is None or fold.where.holds(values))
     }
-    return update | ({given.record: given.values} if read_model.needs_events else {})
+    return update | ({given.record: values} if read_model.needs_events else {})
 
 
-def _value(read_model: ReadModel, name: str, fold: StandardFold, given: InputEvent) -> Any:
-    if not fold.field:
-        return 1
-    if isinstance(fold, Top):
-        entries, _ = without_null(read_model.state_fields[name])
-        return [{column: given.values[column] for column in fields_of(entries["items"])}]
-    return given.values[fold.field]
+def _made(form: Form, values: Mapping[str, Any]) -> Any:
+    match form:
+        case str():
+            return values[form]
+        case list():
+            return [_made(form[0], values)]
+        case dict():
+            return {name: _made(part, values) for name, part in form.items()}
+    return form
 
 
 def _column_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]:
     time = {"timestamp": pa.int64()}
     unchanged = {"value": pa.binary(), "headers": _HEADERS}
     if stage.by is not None:
-        return time | unchanged | {"record_key": pa.binary()}
+        return time | unchanged | (_event_types(stage) if stage.joins else {"record_key": pa.binary()})
     types = _update_types(read_model, stage)
     if read_model.outputs or not read_model.standard_folds:
         types |= time
@@ -235,14 +278,26 @@ def _column_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]
 
 def _update_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]:
     events = {schema["name"]: schema for schema in stage.wanted_schemas.values()}
-    types: dict[str, pa.DataType] = {}
-    for name, fold in read_model.standard_folds.items():
-        kept, _ = without_null(read_model.state_fields[name])
-        is_of_event = fold.field and not isinstance(fold, Top)
-        types[name] = arrow_type(fields_of(events[fold.record])[fold.field] if is_of_event else kept)
-    if read_model.needs_events:
-        types |= {name: arrow_type(schema) for name, schema in events.items()}
-    return types
+    types = {
+        name: _type_of(read_model.update_forms[name], fields_of(events[fold.record]))
+        for name, fold in read_model.standard_folds.items()
+    }
+    return types | (_event_types(stage) if read_model.needs_events else {})
+
+
+def _event_types(stage: Stage) -> dict[str, pa.DataType]:
+    return {schema["name"]: arrow_type(schema) for schema in stage.wanted_schemas.values()}
+
+
+def _type_of(form: Form, columns: Mapping[str, Any]) -> pa.DataType:
+    match form:
+        case str():
+            return arrow_type(columns[form])
+        case list():
+            return pa.list_(_type_of(form[0], columns))
+        case dict():
+            return pa.struct([(name, _type_of(part, columns)) for name, part in form.items()])
+    return pa.int64()
 
 
 def arrow_type(kind: Any) -> pa.DataType:
@@ -259,21 +314,6 @@ def arrow_type(kind: Any) -> pa.DataType:
             return pa.struct([(name, arrow_type(field)) for name, field in fields_of(kind).items()])
         case name:
             return _ARROW[name]
-
-
-def _wrong_type(schema: Any, fields: Mapping[str, Any]) -> str:
-    """Describes the value of a wrong type, and the expected type; empty if all types are right."""
-    try:
-        fastavro.validation.validate(fields, schema)
-    except fastavro.validation.ValidationError as error:
-        # For a nullable type, the last error concerns the non-null type.
-        wrong = error.errors[-1]
-        field, wanted = wrong.field.removeprefix(f"{full_name(schema)}."), type_name(wrong.schema)
-        hint = "; give a Decimal" if wanted.startswith("decimal") else ""
-        return f"{field} is {wrong.datum!r} of type {type(wrong.datum).__name__}, but {wanted} is expected{hint}"
-    except ValueError:
-        return ""
-    return ""
 
 
 def _zero(kind: Any) -> Any:

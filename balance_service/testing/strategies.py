@@ -50,9 +50,11 @@ def _events(read_model: ReadModel, schema: Schema) -> SearchStrategy[InputEvent]
 
 def _literals(read_model: ReadModel) -> Mapping[str, Sequence[Any]]:
     """Returns the values that conditions compare with, by column or nested field."""
-    conditions = [condition for stage in driven_stages(read_model) for condition in stage.conditions]
+    conditions = [condition for stage in driven_stages(read_model, after_joins=True) for condition in stage.conditions]
+    optional = [output.where for output in read_model.outputs]
+    optional += [fold.where for fold in read_model.standard_folds.values()]
     found: dict[str, list[Any]] = {}
-    for condition in (*conditions, *(output.where for output in read_model.outputs if output.where is not None)):
+    for condition in (*conditions, *(where for where in optional if where is not None)):
         for predicate in condition.predicates:
             also = [value.upper() for value in predicate.values] if predicate.field.is_lowered else []
             found.setdefault(predicate.field.path, []).extend((*predicate.values, *also))

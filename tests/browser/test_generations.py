@@ -166,7 +166,7 @@ def test_a_switch_back_and_a_drop_are_done_by_keyboard(view: View, pair: Pair) -
     view.tab_to('tr[data-key="balance 1"] [data-key="Switch back …"]')
     keys.press("Enter")
     dialog = page.get_by_role("dialog", name="Switch balance to generation 1")
-    expect(dialog).to_contain_text("Generation 1 answers from now on, and sends the outputs. Generation 2 is kept")
+    expect(dialog).to_contain_text("Generation 1 serves from now on. Generation 2 is kept")
     keys.type("it was right")
     view.tab_to("#decision-do")
     keys.press("Enter")

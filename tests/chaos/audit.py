@@ -33,8 +33,6 @@ _CHANGELOG_OFFSET_KEY = RESERVED + b"changelog-offset"
 _LOCAL_KEYS = (RESERVED + b"identity", RESERVED + b"reaches", _CHANGELOG_OFFSET_KEY)
 _MARKER_BY_NAME = RESERVED + b"once-by-name"
 _MARKER_BY_TIME = RESERVED + b"once-by-time"
-_SILENT = 2**63 - 1
-"""`emittedUpTo` of a generation that sends nothing, because another one does."""
 _READ_SECONDS = 60.0
 _EXACT = Context(prec=80)
 
@@ -212,6 +210,7 @@ class Audit:
         stage: the generation of the read model.
         """
         self._decoder = Decoder(registry_url)
+        self._bootstrap_servers = bootstrap_servers
         self._application_id = application_id
         self.stage = stage
         self.changelog: Logs = read_committed(bootstrap_servers, f"{application_id}-{stage}-changelog", partitions)
@@ -262,26 +261,30 @@ class Audit:
         switch.
         """
         for partition, (records, count) in enumerate(zip(self.changelog, recount.partitions, strict=True)):
-            last, has_letters, was_silent = (-1, -1), False, False
+            last, has_letters, had_inherited = (-1, -1), False, None
             for record in records:
                 has_letters |= is_of_letter(record.key)
                 if record.key == POSITION_KEY and record.value is not None:
                     fields = self._decoder.decode(record.value)
                     (position,) = fields["offsets"].values()
-                    now, is_silent = (fields["epoch"], position), fields["emittedUpTo"] == _SILENT
-                    may_repeat = has_letters or is_silent is not was_silent
+                    now, inherited = (fields["epoch"], position), fields["inherited"]
+                    may_repeat = has_letters or inherited != had_inherited
                     if now[0] < last[0] or now[1] < last[1] or (now == last and not may_repeat):
                         where = f"changelog {partition}:{record.offset} of {self.stage}"
                         yield Violation("backwards", f"{where} has epoch and position {now} after {last}")
-                    last, has_letters, was_silent = now, False, is_silent
+                    last, has_letters, had_inherited = now, False, inherited
             if last[1] != count.end:
                 stands = f"partition {partition} of {self.stage} stands at {last[1]}"
                 yield Violation("lost", f"{stands}, the source ends at {count.end}")
 
     def sends(self) -> list[bool]:
-        """Returns by partition whether the generation sends outputs."""
-        positions = [compacted(records)[POSITION_KEY] for records in self.changelog]
-        return [self._decoder.decode(position)["emittedUpTo"] != _SILENT for position in positions]
+        """Returns by partition whether the generation serves, and sends the outputs since the record that says so."""
+        model, _, number = self.stage.partition(".g")
+        (control,) = read_committed(self._bootstrap_servers, f"{self._application_id}-generations", 1)
+        *_, newest = (record.value for record in control if record.key == model.encode() and record.value is not None)
+        now = self._decoder.decode(newest)
+        positions = [self._decoder.decode(compacted(records)[POSITION_KEY]) for records in self.changelog]
+        return [now["serving"] == int(number or 1) and one["inherited"] >= now["servingSince"] for one in positions]
 
     def markers(self, recount: Recount) -> Iterator[Violation]:
         """Checks that the changelog holds exactly the idempotency keys that have not expired."""

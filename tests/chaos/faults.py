@@ -296,8 +296,9 @@ class _Lane(threading.Thread):
         """Starts the instance with a fail point; returns the Unix time."""
         self._chaos.check_alive(self._member)
         if self._member.running:
+            # Its partitions move, so it is a disturbance, though an orderly one.
+            self._journal.fault("stop", self._member.name, detail="to arm a fail point")
             self._member.stop()
-            self._journal.say(f"{self._member.name} is stopped to arm a fail point")
         # Opening a task also commits, but no events; and readers must have seen an instance as owner before its pause.
         turn = 1 if point in (*OPENING_POINTS, SWITCH_POINT) else self._chooser.randint(*_TURNS)
         launched = time.time()

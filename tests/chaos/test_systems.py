@@ -277,8 +277,7 @@ class _Systems:
             member.keep_log()
             yield from (Violation("crash", detail) for detail in member.unexpected())
         hops = Hops(self._stack, self._application_id)
-        stages = [stage_of(model, history_of(self._stack, self._application_id, model).serving) for model in _REBUILT]
-        before, sent = [self._states(stage) for stage in stages], hops.sent()
+        before, sent = self._serving_states(), hops.sent()
         for model in _REBUILT:
             done = run(
                 self._settings | {"BALANCE_STATE_DIR": str(self._folder / "rebuilt")},
@@ -288,10 +287,15 @@ class _Systems:
                 seconds=300,
             )
             assert done.code == 0, done
-        if (after := [self._states(stage) for stage in stages]) != before:
-            yield Violation("digest", f"after a rebuild the states of {stages} are {after}, not {before}")
+        if (after := self._serving_states()) != before:
+            yield Violation("digest", f"after a rebuild the states of {_REBUILT} are {after}, not {before}")
         if hops.sent() != sent:
             yield Violation("doubled", f"after rebuilds the topics have {hops.sent()}, not {sent}")
+
+    def _serving_states(self) -> list[list[str]]:
+        """Returns the states of each rebuilt model's generation that serves, as `_states`."""
+        serving = {model: history_of(self._stack, self._application_id, model).serving for model in _REBUILT}
+        return [self._states(stage_of(model, number)) for model, number in serving.items()]
 
     def _states(self, stage: str) -> list[str]:
         """Returns a digest of each partition's states."""

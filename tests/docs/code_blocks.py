@@ -30,7 +30,7 @@ _OF_DRAWINGS = re.compile("[│▲▼►◄]")
 _LOCAL = ("127.0.0.1", "localhost")
 # Commands of other programs.
 _OTHERS = {
-    *(".", "cd", "echo", "export", "git", "printf", "sha256sum", "pip", "pytest", "python", "python3"),
+    *(".", "cd", "echo", "export", "git", "kill", "printf", "sha256sum", "pip", "pytest", "python", "python3"),
     *("docker", "docker-compose", "kafka-acls.sh", "kafka-consumer-groups.sh", "kafka-topics.sh", "kubectl", "openssl"),
 }
 _COMMENT = re.compile(r"""(?<!\S)#(?:[^'"]|'[^']*'|"[^"]*")*$|(?<!\S)# .*$""")

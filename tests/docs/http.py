@@ -33,7 +33,8 @@ schemas of all bodies. Numbers are JSON numbers with exactly their digits. Error
 | 401, 403, 429 | [access control](../how-to/secure.md) refuses the request; a token needs `balance:SCOPE` |
 | 503 | no instance can answer now, or too many requests are in progress; a retry after `Retry-After` may succeed |
 
-`HEAD` is answered as `GET` is. No answer may be stored (`Cache-Control: no-store`). Unknown parameters are ignored.
+`HEAD` is answered as `GET` is. No answer may be stored (`Cache-Control: no-store`). Unknown parameters are 400,
+except of `/health/*` and `/metrics`.
 
 """
 _LISTS = """\

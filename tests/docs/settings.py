@@ -24,6 +24,9 @@ _HEAD = """\
 Settings are environment variables. A wrong value stops the process with exit code 2 and a sentence that names the
 variable. `balance-service serve --print-config` prints all values except secrets.
 
+A `BALANCE_` variable that is no setting stops it too if its name is within two characters of one. Others are ignored,
+with a warning in log and `status`; those of Kubernetes' services are passed over.
+
 """
 _TAIL = section(
     "Other variables",

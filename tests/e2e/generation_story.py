@@ -31,15 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-TAKE_OVER = ("successor-held", "both-held", "produced", "committed", "taken-over")
 DROP = ("store-removed", "subjects-deleted", "changelog-deleted")
-_STALL = "begun"
-"""The transaction that makes one generation silent and lets the other one send has begun, and the broker has none."""
-_POINTS = (
-    "generations-changed=kill,generations-written=kill,compared=kill,successor-held=kill,both-held=kill,"
-    "begun/rebuilds=stop,produced/rebuilds=kill,committed/rebuilds=kill,taken-over=kill,store-removed=kill,"
-    "subjects-deleted=kill,changelog-deleted=kill"
-)
+# At "begun", the transaction that lets a running task send has begun, and the broker has nothing of it.
+SWITCH = ("successor-held", "others-fenced", "begun/rebuilds", "produced/rebuilds", "committed/rebuilds", "taken-over")
+STALLS = ("successor-held", "others-fenced", "begun/rebuilds", "taken-over")
+_POINTS = ("generations-changed", "generations-written", "compared", *SWITCH, *DROP)
 # The instances of two stories on one stack need folders of their own.
 _NUMBERS = itertools.count(1)
 _FEW_RECORDS = 2
@@ -62,7 +58,12 @@ def arcade(folder: Path) -> Iterator[tuple[LocalStack, SystemWorkload]]:
 class Story(Operator):
     """The instances of an application with one read model, while records are appended."""
 
-    def __init__(self, stack: LocalStack, workload: SystemWorkload, model: str, instances: int) -> None:
+    def __init__(
+        self, stack: LocalStack, workload: SystemWorkload, model: str, instances: int, *, stalls: bool = False
+    ) -> None:
+        """Args:
+        stalls: whether the instances stop at the fail points of a switch, and do not die there.
+        """
         super().__init__(model, self._answering, _SECONDS)
         self.stack = stack
         self.workload = workload
@@ -78,6 +79,8 @@ class Story(Operator):
             instance = LocalInstance(next(_NUMBERS), stack, environment=settings)
             self.members.append(Member(instance, stack, _FEW_RECORDS, is_next_small=number % 2 == 0))
         self._offers = stack.data_dir / self.application_id
+        actions = {point: "stop" if stalls and point in SWITCH else "kill" for point in _POINTS}
+        self._points = ",".join(f"{point}={action}" for point, action in actions.items())
 
     def __enter__(self) -> Self:
         self._offers.mkdir()
@@ -104,7 +107,7 @@ class Story(Operator):
             member.stop()
 
     def _launch(self, member: Member) -> None:
-        member.launch(f"{_POINTS},claims={self._offers}")
+        member.launch(f"{self._points},claims={self._offers}")
 
     def _answering(self) -> list[str]:
         return [member.instance.url for member in self.members if member.running and not member.is_stopped()]
@@ -140,9 +143,9 @@ class Story(Operator):
                 asked_at = time.monotonic()
             time.sleep(0.05)
 
-    def stall(self, verb: str, **body: Any) -> Member:
-        """Stops an instance in the middle of its switch, and returns it."""
-        (self._offers / _STALL).touch()
+    def stall(self, point: str, verb: str, **body: Any) -> Member:
+        """Stops an instance at a fail point of its switch, and returns it."""
+        (self._offers / point.partition("/")[0]).touch()
         self.ask(verb, **body)
         stalled: list[Member] = []
 

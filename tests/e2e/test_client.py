@@ -38,7 +38,8 @@ def test_the_examples_of_the_guide_print_what_it_shows(
     for port, instance in zip((5051, 5052), pair, strict=True):
         code = code.replace(f"http://127.0.0.1:{port}", instance.url)
 
-    exec(compile(code, "docs/how-to/client.md", "exec"), {})
+    # Without the annotations' form of this module, which a reader's need not have.
+    exec(compile(code, "docs/how-to/client.md", "exec", dont_inherit=True), {})
 
     assert capsys.readouterr().out.splitlines() == re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
     assert len(_BLOCKS) > 7

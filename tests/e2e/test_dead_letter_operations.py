@@ -181,7 +181,8 @@ def test_list_prints_a_table(instance: LocalInstance, poison: PoisonWriter) -> N
     done = run(instance, "list", "--status", "scheduled", "--cause", "schema-id-unknown", "--model", "balance")
 
     assert (done.code, done.stderr) == (0, ""), done
-    header, row = (line.split() for line in done.stdout.splitlines())
+    header, row, detail = (line.split() for line in done.stdout.splitlines())
+    assert " ".join(detail).startswith("the registry does not know schema ")
     assert header == ["ID", "KEY", "CAUSE", "STATUS", "TRIED", "DUE"]
     assert row == [scheduled, f"{_LONG_KEY[:31]}…", "schema-id-unknown", "scheduled", "0", due]
     assert run(instance, "discard", scheduled, "--reason", "the test is over").code == 0

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.clients import assert_problem
 from tests.e2e.dead_letters import PoisonWriter, customer_in, decide, get, letter, list_order, pages, wait_for
 from tests.support.commands import run
-from tests.support.kafka import admin
+from tests.support.kafka import admin, changelogs_of
 from tests.support.service import (
     PARTITIONS,
     amount_of,
@@ -73,7 +73,7 @@ def test_garbage_is_listed_by_both_instances_and_discarded_through_the_one_that_
         "cause": "magic-byte-unknown",
         "status": "waiting",
         "attempt": 0,
-        "detail": "",
+        "detail": "a record's frame starts with 103, not 0",
         "dueAt": None,
         "key": key,
         "headers": [
@@ -176,7 +176,7 @@ def test_a_malformed_id_is_a_400(pair: Pair, malformed: str) -> None:
 
 def test_the_cause_filter_accepts_up_to_200_characters(pair: Pair) -> None:
     for instance in pair:
-        assert get(instance, cause="\N{BROKEN HEART}" * 200).json() == {"deadLetters": [], "next": None}
+        assert get(instance, cause="\N{BROKEN HEART}" * 200).json() == {"deadLetters": [], "next": None, "missing": []}
         assert_problem(get(instance, cause="x" * 201), 400, "cause must be text of 1 to 200 characters")
 
 
@@ -209,7 +209,7 @@ def test_a_discarded_event_does_not_count_after_the_changelog_was_lost(
 ) -> None:
     first, second = pair
     customer, last, discarded = _with_one_of_each(first, poison)
-    changelog = f"{settings['BALANCE_APPLICATION_ID']}-balance-changelog"
+    changelog = changelogs_of(stack, settings)[-1]
 
     first.stop()
     second.stop()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.generation_story import Story, arcade
+from tests.e2e.generation_story import STALLS, Story, arcade
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,14 +20,15 @@ _OUTAGE_SECONDS = 2.0
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    with arcade(tmp_path_factory.mktemp("stack")) as machines, Story(*machines, "rewards", 2) as story:
+    with arcade(tmp_path_factory.mktemp("stack")) as machines, Story(*machines, "rewards", 2, stalls=True) as story:
         yield story
 
 
 @pytest.mark.shows("rebuild", "outputs-once")
-def test_a_switch_that_a_stalled_owner_would_commit_late_has_no_effect(story: Story) -> None:
+@pytest.mark.parametrize("point", STALLS)
+def test_a_switch_in_which_an_owner_stalls_is_made_once(story: Story, point: str) -> None:
     to = story.another()
-    stalled = story.stall("switch", to=to)
+    stalled = story.stall(point, "switch", to=to)
     # The other instance owns all partitions now, and has switched them.
     story.wait_switched(to)
 
@@ -41,7 +42,7 @@ def test_a_switch_that_a_stalled_owner_would_commit_late_has_no_effect(story: St
 @pytest.mark.shows("rebuild", "outputs-once", "broker-outage")
 def test_a_switch_goes_on_after_an_outage_of_the_broker(story: Story) -> None:
     to = story.another()
-    stalled = story.stall("switch", to=to)
+    stalled = story.stall("begun/rebuilds", "switch", to=to)
 
     story.stack.broker.kill()
     stalled.signal_all(signal.SIGCONT)

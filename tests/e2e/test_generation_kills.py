@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.generation_story import DROP, TAKE_OVER, Story, arcade
+from tests.e2e.generation_story import DROP, Story, arcade
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,11 +55,17 @@ def test_a_rebuild_survives_a_kill_at_each_step(story: Story) -> None:
 def test_a_switch_and_the_way_back_survive_a_kill_at_each_step(story: Story) -> None:
     second = story.make_ready()
     first = story.the("serving")
-    # The last one is in the record that all partitions have switched.
-    for to, last in ((second, "generations-changed"), (first, "generations-written")):
+    # A running instance switches each of its partitions; one that starts does so as it opens them. The last step is in
+    # the record that all partitions have switched.
+    for to, *steps, last in (
+        (second, "successor-held", "others-fenced", "generations-changed"),
+        (first, "produced", "committed", "generations-written"),
+        (second, "taken-over", "generations-written"),
+    ):
         story.die_at("generations-changed", verb="switch", to=to)
         assert story.statuses()[to] != "serving"
-        story.die_at("generations-written", *TAKE_OVER, verb="switch", to=to)
+        story.wait_ready()
+        story.die_at(*steps, verb="switch", to=to)
         story.die_at(last)
         story.wait_switched(to)
     story.check()

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from balance_service.devtools.local.stack import LocalInstance
 
+pytestmark = pytest.mark.timeout(600)
+
 _CUSTOMERS = 300
 _CARDS = 40
 

@@ -285,7 +285,11 @@ def test_an_answer_that_no_peer_gave_never_reaches_a_client(fed: Pair, directory
                     assert FORGED not in found.text
                     assert "666" not in found.text
                 _claim_again(fed, directory, impostor.address, signatures)
-                assert _asked_again(client, "GET", "/api/deadLetters").json() == {"deadLetters": [], "next": None}
+                assert _asked_again(client, "GET", "/api/deadLetters").json() == {
+                    "deadLetters": [],
+                    "next": None,
+                    "missing": [],
+                }
                 _claim_again(fed, directory, impostor.address, signatures)
                 decided = client.post("/api/deadLetters.discard", json={"ids": ids, "reason": "a test"})
                 # No such dead letter exists, which only the owners of the partitions know.

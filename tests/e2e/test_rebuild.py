@@ -9,7 +9,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewPartitions
 
 from tests.support.commands import Done, assert_refused, run, started
-from tests.support.kafka import admin, ends_of, in_changelog, recounted
+from tests.support.kafka import admin, changelogs_of, ends_of, in_changelog, recounted
 from tests.support.service import PARTITIONS, all_balances, application, new_instance, on, running
 from tests.support.waiting import eventually
 
@@ -36,7 +36,10 @@ class Application:
         self.settings = application(BALANCE_MAX_RECORDS_PER_BATCH=_RECORDS_PER_BATCH)
         self.instance = new_instance(stack, self.settings)
         self.environment = on(stack, self.settings) | {"BALANCE_STATE_DIR": str(state_dir)}
-        self.changelog = f"{self.settings['BALANCE_APPLICATION_ID']}-balance-changelog"
+
+    @property
+    def changelogs(self) -> list[str]:
+        return changelogs_of(self.stack, self.settings)
 
     def run(self, *arguments: str) -> Done:
         return run(self.environment, *arguments, seconds=120)
@@ -88,12 +91,14 @@ def test_a_rebuild_counts_every_event_and_equals_a_recount(stopped: Application)
     assert done.code == 0, done
     outcome = f"{_EVENTS} events applied, 0 records of other types ignored, 0 duplicates skipped, 0 dead-lettered"
     assert outcome in done.stdout
+    assert len(stopped.changelogs) == 1, "the former generation's is deleted"
     assert in_changelog(stopped.stack, stopped.settings) == stopped.recounted()
 
 
 def test_an_interrupted_rebuild_succeeds_when_run_again(stopped: Application) -> None:
+    (former,) = stopped.changelogs
     with started(stopped.environment, "rebuild", "--offline") as rebuilding:
-        eventually(lambda: 0 < _records(stopped) < _FOLDED, "the changelog was recreated")
+        eventually(lambda: stopped.changelogs[-1] != former, "another generation has a changelog")
         eventually(lambda: _records(stopped) >= _FOLDED, "the replay is in its middle")
         rebuilding.interrupt()
         interrupted = rebuilding.wait(20)
@@ -105,15 +110,22 @@ def test_an_interrupted_rebuild_succeeds_when_run_again(stopped: Application) ->
 
     assert done.code == 0, done
     assert f"{_EVENTS} events applied" in done.stdout
+    assert len(stopped.changelogs) == 1, "those of all former generations are deleted"
     assert in_changelog(stopped.stack, stopped.settings) == stopped.recounted()
 
 
-def test_an_instance_restores_an_outdated_state_directory_after_a_rebuild(stopped: Application) -> None:
+def test_an_instance_replaces_an_outdated_state_directory_after_a_rebuild(stopped: Application) -> None:
+    def stores() -> set[str]:
+        return {path.name for path in stopped.instance.state_dir.rglob("balance*_*")}
+
+    before = stores()
+    assert before
     stopped.instance.launch()
     stopped.instance.wait_ready()
 
     assert stopped.answered() == stopped.recounted()
-    assert "the changelog was recreated; restoring the store" in stopped.instance.log.read_text()
+    assert stores(), "the stores of the present generation"
+    assert not stores() & before, "those of the former one are removed"
 
 
 def test_a_rebuild_is_refused_after_partitions_were_added(stack: LocalStack, tmp_path: Path) -> None:
@@ -125,12 +137,12 @@ def test_a_rebuild_is_refused_after_partitions_were_added(stack: LocalStack, tmp
     done = app.run("rebuild", "--offline")
 
     assert_refused(done, _REFUSED, app.settings["BALANCE_TOPIC"], "partitions")
-    assert sum(ends_of(stack, app.changelog).values()) == 0
+    assert _records(app) == 0
 
 
 def _records(app: Application) -> int:
-    """Returns the number of changelog records; 0 while the topic is being recreated."""
+    """Returns the number of records in the changelog of the last generation; 0 while it is being made."""
     try:
-        return sum(ends_of(app.stack, app.changelog).values())
-    except KafkaException:
+        return sum(ends_of(app.stack, app.changelogs[-1]).values())
+    except (KafkaException, IndexError):
         return 0

@@ -60,17 +60,21 @@ def decoded(
     spark: SparkSession,
     read_model: ReadModel,
     schemas: Sequence[Schema | WriterSchema],
-    records: Sequence[tuple[bytes | None, int, bytes | None]],
+    records: Sequence[tuple[bytes | None, int | None, bytes | None]],
     stage: Stage | None = None,
 ) -> PartitionRows:
-    """Decodes records, each given as key, schema number and body; a body of None is a record without a value."""
+    """Decodes records, each given as key, schema number and body.
+
+    A body of None is a record without a value. Without a schema number, the body is the value.
+    """
     decoder = Decoder(spark, read_model, stage or read_model.stages[-1], Writers(*schemas))  # type: ignore[arg-type]
     decoder.resolve(range(1, len(schemas) + 1))
     # Uses SQL, because a DataFrame of Python objects would need a Python worker.
-    literals = [
-        f"({offset}L, {_hex(key)}, {_hex(None if body is None else frame_header(schema_id) + body)})"
-        for offset, (key, schema_id, body) in enumerate(records)
+    values = [
+        (key, body if body is None or schema_id is None else frame_header(schema_id) + body)
+        for key, schema_id, body in records
     ]
+    literals = [f"({offset}L, {_hex(key)}, {_hex(value)})" for offset, (key, value) in enumerate(values)]
     frames = spark.sql(
         "select 0 as partition, offset, timestamp_millis(0) as timestamp, key, value, cast(null as "
         "array<struct<key:string,value:binary>>) as headers "

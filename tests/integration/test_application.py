@@ -64,7 +64,12 @@ async def _until(ask: Callable[[], Awaitable[httpx.Response]], status: int, want
             await asyncio.sleep(0.1)
 
 
-def test_an_application_folds_and_answers_while_it_runs_and_continues_after_a_restart(settings: Settings) -> None:
+def test_an_application_folds_and_answers_while_it_runs_and_continues_after_a_restart(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BALANCE_DISCOUNT", "5")
+    monkeypatch.setenv("BALANCE_SERVICE_HOST", "10.0.0.1")
+
     async def added(*amounts: str) -> None:
         async with (
             Application(settings, models=[Saved], commands=[ADD_FUNDS]) as application,
@@ -78,6 +83,7 @@ def test_an_application_folds_and_answers_while_it_runs_and_continues_after_a_re
             await _until(query, httpx.codes.OK, wanted[len(amounts)])
             assert (await http.get("/api/saved.get?customerId=bob")).json()["detail"] == "no such saver"
             await _until(partial(http.get, "/health/ready"), httpx.codes.OK)
+            assert (await http.get("/api/status")).json()["unknownSettings"] == ["BALANCE_DISCOUNT"]
 
     # The filter drops amounts up to 1.
     asyncio.run(added("12.00"))

@@ -10,7 +10,7 @@ import pytest
 
 from balance_service.engine.changelog_reader import Part
 from balance_service.engine.database import StoreBatch
-from balance_service.engine.opening import open_writer
+from balance_service.engine.inheritance import open_writer
 from balance_service.engine.records import POSITION_KEY, Position, TaskId
 from balance_service.engine.task import TaskState
 from balance_service.errors import ConfigurationError, RetriableError, StoreCorruptedError, TaskMigratedError

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.avro.registry import SchemaRegistry
 from balance_service.engine import dead_letters as layout
 from balance_service.engine.dead_letter import Letter, Status, open_letters
 from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.records import POSITION_KEY, DeadLetter, Position
 from balance_service.engine.store import StateStore
-from balance_service.hosting.rebuild import Carryover
+from balance_service.hosting.rebuild import rebuild
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.producers import BulkProducer
-from balance_service.kafka.topics import Topics
+from balance_service.read_models.balance import Balance
 from tests.integration.engines import hosted, running_engine, settings_for, tasks_of
 from tests.support.fakes import letters, position_codec
 from tests.support.kafka import Writer
@@ -141,13 +140,14 @@ def test_a_discarded_record_stays_discarded_after_its_letter_has_expired(
         eventually(lambda: len(letters_of(engine)) == 1, lambda: f"dead letters: {letters_of(engine)}", SECONDS)
         (offset,) = letters_of(engine)
         assert tasks_of(engine).decide(0, [offset], Verdict(Decision.DISCARD, "me", "a test")) == {}
-        stage, source = hosted(engine).stage, hosted(engine).source
+        changelog = hosted(engine).stage.changelog
     # The letter expires, as it does after a week.
-    producer = BulkProducer(producer_config(settings), stage.changelog)
+    producer = BulkProducer(producer_config(settings), changelog)
     producer.send(layout._AT + layout._number(offset), None, 0)
     producer.finish()
 
-    with closing(SchemaRegistry.from_settings(settings)) as registry:
-        carryover = Carryover(settings, Topics(settings), registry, stage, source, (), keeps_order=False)
+    rebuild(settings, Balance(), lambda _at, _of: None)
 
-    assert {at: letter.status for at, letter in carryover._known[0].items()} == {offset: Status.DISCARDED}
+    with running_engine(settings) as engine:
+        eventually(lambda: len(letters_of(engine)) == 1, lambda: f"dead letters: {letters_of(engine)}", SECONDS)
+        assert letters_of(engine) == {offset: Status.DISCARDED}

@@ -7,11 +7,14 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from balance_service.avro.codec import frame_header, opened
 from balance_service.avro.schemas import fields_of, load_schema, without_null
+from balance_service.errors import PoisonRecordError
 from balance_service.model.conditions import col
 from balance_service.model.events import Emit
 from balance_service.model.read_model import ReadModel
@@ -23,17 +26,20 @@ from balance_service.read_models.rewards import Rewards
 from balance_service.read_models.symbols import Symbols
 from balance_service.settings import load_settings
 from balance_service.spark.combine import PartitionRows
-from balance_service.spark.session import start_spark
+from balance_service.spark.decode import Decoder
+from balance_service.spark.row_query import RowQuery
+from balance_service.spark.session import one_record, start_spark
 from balance_service.testing import event, tombstone
 from balance_service.testing.rows import encoded, key_of, rows_of
-from tests.integration.decoding import AT, SCORED, causes, decoded, evolved, update, written
+from tests.integration.decoding import AT, SCORED, Writers, causes, decoded, evolved, update, written
 from tests.support.models import MODELS, MONEY, WHEN, Session, ship
+from tests.support.models import Chosen as Some
 from tests.support.shipped import declared, jvm_scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 EVENTS = [
@@ -52,6 +58,19 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
+def test_values_without_a_frame_are_refused_in_the_same_words_as_elsewhere(spark: SparkSession) -> None:
+    values = [b"", b"\1\0\0\0\1", b"\xff    ", b"{}", b' {"id": "g"}\n', b"[1, 2, 3]", b"{games", b"{"]
+    refused = []
+    for value in values:
+        with pytest.raises(PoisonRecordError) as caught:
+            opened(value)
+        refused.append((caught.value.cause, str(caught.value)))
+
+    rows = decoded(spark, Session(), [load_schema("Scored")], [(b"g", None, value) for value in values])
+
+    assert [*zip(causes(rows), rows.notes["detail"].to_pylist(), strict=True)] == refused
+
+
 @pytest.mark.parametrize("read_model", MODELS, ids=lambda read_model: read_model.name)
 def test_spark_decodes_the_same_rows_as_the_driver(spark: SparkSession, read_model: ReadModel) -> None:
     records = read_model.source.records
@@ -66,6 +85,30 @@ def test_spark_decodes_the_same_rows_as_the_driver(spark: SparkSession, read_mod
     assert repr(found) == repr([(single.key, single.update) for single in expected.single_updates(expected.updates)])
     assert causes(rows) == causes(expected) == ["key-is-not-id"]
     assert rows.notes["detail"].drop_null().to_pylist() == ["the record's key is not the id of its event"]
+
+
+def test_a_running_query_hands_over_what_folds_of_some_events_add(spark: SparkSession) -> None:
+    read_model = Some()
+    (stage,) = read_model.stages
+    given = encoded(event("Scored", {**SCORED, "level": 4, "paid": Decimal("12.34")}), stage)
+    decoder = Decoder(spark, read_model, stage, Writers(*map(load_schema, stage.records)))  # type: ignore[arg-type]
+    decoder.resolve([1, 2])
+    frame = (frame_header(1) + (given.body or b"")).hex()
+
+    def read(_positions: Mapping[int, int]) -> DataFrame:
+        record = one_record(spark).drop("key", "value")
+        return decoder.updates(record.selectExpr("*", "cast('g' as binary) as key", f"X'{frame}' as value"))
+
+    with RowQuery(spark, jvm_scratch(), read, {0: 0}) as query:
+        batch = query.rows[0].pull(60.0)
+
+    assert batch is not None
+    rows = PartitionRows(pa.Table.from_batches([batch]))
+    offset = rows.updates["offset"][0].as_py()
+    expected = PartitionRows(rows_of(read_model, stage, {offset: given}))
+    assert repr(rows.single_updates(rows.updates)) == repr(expected.single_updates(expected.updates))
+    (found,) = (some for part in rows.combined(read_model.combine, few_rows=0).updates for some in part.take([0]))
+    assert found.update["mean"] == {"sum": Decimal("12.34"), "count": 1}
 
 
 def test_a_tombstone_is_an_update_if_the_model_declares_it(spark: SparkSession) -> None:

@@ -14,20 +14,31 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from balance_service.avro.registry import SchemaRegistry
+from balance_service.cluster.directory import ServerTable
 from balance_service.cluster.generations import GenerationLog
+from balance_service.engine.records import TaskId
 from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError, RetriableError
 from balance_service.hosting import engine as module
+from balance_service.hosting.engine import Engine
 from balance_service.hosting.rebuild import rebuild
+from balance_service.hosting.rebuilds import Rebuilds
 from balance_service.kafka.signing import vouch
 from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics
+from balance_service.model.events import EVENT, Emit
+from balance_service.model.folds import RunningSum
 from balance_service.model.generations import Comparison, Generations, Switch
+from balance_service.model.placing import hosted_stages
+from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
+from balance_service.model.versions import declaration_of
+from balance_service.observability.metrics import Metrics
 from balance_service.process import open_files
 from balance_service.process.open_files import need_of
 from balance_service.read_models.balance import Balance
 from balance_service.settings import load_settings
 from balance_service.spark.session import start_spark
-from tests.integration.engines import balance_stage, running_engine, settings_for
+from tests.integration.engines import balance_stage, patience, running_engine, settings_for, state_directory
 from tests.support.fakes import DECLARED
 from tests.support.kafka import Writer, read_topic
 from tests.support.service import PARTITIONS, application
@@ -173,6 +184,28 @@ def test_concurrent_writers_lose_no_transition(stack: LocalStack, log: Callable[
     assert len(set(done)) == len(done)
 
 
+def test_requests_for_several_read_models_at_once_are_all_written(log: Callable[[], GenerationLog]) -> None:
+    logs = [log() for _ in range(_WRITERS)]
+    models = [f"model-{number}" for number in range(_WRITERS)]
+    logs[0].begin(dict.fromkeys(models, DECLARED))
+    failed: list[BalanceServiceError] = []
+
+    def begin_and_drop(of: GenerationLog, model: str) -> None:
+        try:
+            for _ in range(3):
+                number = of.write(model, rebuilt).newest
+                of.write(model, lambda now, number=number: now.dropped(number, "", "over"))  # type: ignore[misc]
+        except BalanceServiceError as error:
+            failed.append(error)
+
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        [*pool.map(begin_and_drop, logs, models)]
+
+    assert failed == []
+    last = log()
+    assert [last.of(model).number for model in models] == [7] * _WRITERS
+
+
 def test_all_instances_follow_what_one_writes(log: Callable[[], GenerationLog]) -> None:
     writer, follower = log(), log()
     follower.start()
@@ -193,6 +226,9 @@ def test_an_instance_starts_although_a_generation_is_dropped_meanwhile(
     changelog = balance_stage(settings).of_generation(2).changelog
     with running_engine(settings) as engine:
         assert engine.generations.of("balance").live == [1]
+        store = engine.state_directory.store_path(TaskId("balance.g2", 0))
+    # It ran once while it had the second generation.
+    store.mkdir()
     with closing(SchemaRegistry.from_settings(settings)) as registry:
         written = GenerationLog(settings, topics, registry)
         written.write("balance", lambda now: now.rebuilt(now.declarations[1], Switch.NEVER, 0, None, "alice", "a test"))
@@ -206,6 +242,7 @@ def test_an_instance_starts_although_a_generation_is_dropped_meanwhile(
         monkeypatch.setattr(module, "start_spark", start_spark_late)
         with running_engine(settings) as engine:
             assert [*engine.stages] == ["balance"]
+            assert not store.exists()
     assert topics.find(changelog) is None
 
 
@@ -231,6 +268,57 @@ def test_an_instance_hosts_as_many_second_generations_as_its_open_files_allow(
         assert {*hosted} < {*engine.stages}
 
 
+class Quiet(ReadModel):
+    """A sum that is not sent."""
+
+    name = "test-announced"
+    source = Stream("balance", "FundsAdded")
+    key = "customerId"
+    state = "BalanceState"
+    amount = RunningSum("FundsAdded.amount")
+
+
+@pytest.mark.shows("versions")
+@pytest.mark.parametrize("during_the_start", [False, True])
+def test_a_version_that_sends_to_a_topic_of_its_own_is_built_next_to_the_one_that_does_not(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, during_the_start: bool
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    announcements = f"{settings.topic}-announcements"
+
+    class Announced(Quiet):
+        """The sum, which is sent with each event."""
+
+        version = 2
+        emits = Emit(announcements, each=EVENT)
+
+    # Another model is new: its first record is written at the start.
+    models = [Quiet(), Announced(), Balance()]
+    registry = SchemaRegistry.from_settings(settings)
+    log = GenerationLog(settings, Topics(settings), registry)
+    log.begin({Quiet.name: declaration_of(models[0])})
+
+    def begin_to_sign(*_: Any) -> None:
+        """Another instance begins the generation once this one has prepared its topics."""
+        if during_the_start:
+            log.write(Quiet.name, lambda now: now.upgraded(declaration_of(models[1]), Switch.NEVER, 60))
+
+    monkeypatch.setattr(module, "begin_to_sign", begin_to_sign)
+    engine = Engine(settings, state_directory(settings), hosted_stages(models, settings), models, Metrics(), patience())
+    rebuilds = Rebuilds(engine, ServerTable(), Switch.NEVER)
+    engine.start()
+    rebuilds.start()
+    try:
+        eventually(lambda: f"{Quiet.name}.g2" in engine.stages, lambda: str(rebuilds.problems), 30)
+        assert {*engine.stages} == {Quiet.name, f"{Quiet.name}.g2", "balance"}
+        assert rebuilds.problems == {}
+        assert engine.topics.find(announcements) is not None
+    finally:
+        rebuilds.stop(5)
+        engine.stop()
+        registry.close()
+
+
 @pytest.mark.shows("rebuild")
 def test_an_offline_rebuild_replaces_all_generations(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -249,11 +337,9 @@ def test_an_offline_rebuild_replaces_all_generations(stack: LocalStack, names: d
             assert rebuild(settings, Balance(), lambda _at, _of: None).done.applied == 2
         written.refresh()
         now = written.of("balance")
-    said = (
-        "generation 2 of 'balance', which serves, is deleted and folded again; generation 1, which does not serve, is"
-    )
+    said = "generation 3 of 'balance' serves from now on, and is folded; the changelogs of balance, balance.g2 are"
     assert [line["event"] for line in logs if said in line["event"]] != []
-    assert (now.live, now.is_settled, now.action) == ([2], True, "rebuild offline")
+    assert (now.live, now.former, now.is_settled, now.action) == ([3], (), True, "settle")
 
-    changelogs = [f"{settings.application_id}-balance{number}-changelog" for number in ("", ".g2")]
-    assert [topics.find(name) is not None for name in changelogs] == [False, True]
+    changelogs = [f"{settings.application_id}-balance{number}-changelog" for number in ("", ".g2", ".g3")]
+    assert [topics.find(name) is not None for name in changelogs] == [False, False, True]

@@ -287,7 +287,7 @@ def test_a_stage_has_the_lease_of_the_topic_that_it_reads(settings: Settings) ->
     with running_engine(settings) as engine:
         of = engine.memberships.of
         eventually(
-            lambda: not engine.memberships.unconfirmed and engine.memberships.have_joined, "leases hold", SECONDS
+            lambda: not engine.memberships.unconfirmed and not engine.memberships.joining, "leases hold", SECONDS
         )
         for one in of.values():
             one.stop()

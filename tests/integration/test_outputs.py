@@ -9,13 +9,16 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from balance_service.cluster.directory import ServerTable
 from balance_service.engine.task import TaskState
-from balance_service.errors import ConfigurationError
+from balance_service.errors import ConfigurationError, InvalidInputError
 from balance_service.hosting import engine as engine_module
 from balance_service.hosting.rebuild import rebuild
+from balance_service.hosting.rebuilds import Rebuilds
 from balance_service.kafka import topic_specs
 from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics
+from balance_service.model.generations import Switch
 from balance_service.model.placing import stages_of
 from tests.integration.engines import running_engine, settings_for
 from tests.integration.purchases import (
@@ -61,13 +64,13 @@ def caught_up(engine: Engine) -> bool:
 
 def states(engine: Engine, name: str) -> dict[bytes, bytes]:
     """Returns all framed states of a model."""
-    views = [task.view for task in engine.stages[name].all()]
+    views = [task.view for task in engine.stages_of(name)[-1].all()]
     return {key: frame for view in views if view for key, frame in view.scan(b"", b"\xff", 1_000)}
 
 
 def points(engine: Engine, models: Named) -> dict[str, Decimal]:
     """Returns the points of each card in the stores of the engine."""
-    hosted = engine.stages[models.rewards.name].hosted
+    hosted = engine.stages_of(models.rewards.name)[-1].hosted
     return {key.decode(): hosted.state(frame)["points"] for key, frame in states(engine, models.rewards.name).items()}
 
 
@@ -337,6 +340,8 @@ def test_a_rebuild_from_a_purged_topic_is_refused_before_anything_is_dropped(
         till.sell(*sales(20))
         wait_until_purged(engine, rekeyed(engine, models))
         before = states(engine, models.rewards.name)
+        with pytest.raises(InvalidInputError, match=r"were deleted after they were applied.*BALANCE_APPLICATION_ID"):
+            Rebuilds(engine, ServerTable(), Switch.NEVER).buildable(models.rewards.name)
 
     with pytest.raises(ConfigurationError, match=r"were deleted after they were applied.*BALANCE_APPLICATION_ID"):
         rebuild(settings, models.rewards(), lambda _at, _of: None)

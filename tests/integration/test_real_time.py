@@ -249,8 +249,12 @@ def test_a_partition_that_leaves_fails_no_other_and_its_query_is_replaced(
     settings = settings_for(stack, names, tmp_path / "state")
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         with Load(writer, [*IN_0, *IN_1], per_second=300):
-            eventually(lambda: counted(engine, "applied") > 300, "both partitions are read")
-            # If the partitions asked for rows one after the other, a query over both has replaced two.
+            eventually(lambda: counted(engine, "applied") > 300, "events are read")
+            # If the partitions asked for rows one after the other, a query over both replaces two.
+            eventually(
+                lambda: tasks_of(engine).have_begun and len(engine.spark.streams.active) == 1,
+                "one query reads both partitions",
+            )
             replaced = queries(engine, 0, "replaced")
             with Progress(engine, 0) as stays:
                 for task in tasks_of(engine).dismiss([1]):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from balance_service.engine.idempotency import REUSED
-from balance_service.engine.opening import open_writer
+from balance_service.engine.inheritance import open_writer
 from balance_service.engine.records import DeadLetter, TaskId
 from balance_service.engine.task import Task, TaskState
 from balance_service.errors import TaskMigratedError

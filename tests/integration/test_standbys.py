@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from balance_service.engine.completeness import Completeness
-from balance_service.engine.opening import open_writer
+from balance_service.engine.inheritance import open_writer
 from balance_service.engine.records import POSITION_KEY, Role, TaskId
 from balance_service.engine.task import TaskState
 from tests.integration.engines import (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.cluster.directory import ServerTable
-from balance_service.engine import progress
+from balance_service.engine import records
 from balance_service.engine.decisions import Decision, Verdict
 from balance_service.hosting.collectors import EngineCollector
 from balance_service.process.runtime import elapsed
@@ -84,7 +84,7 @@ def standing_seconds(engine: Engine) -> dict[str, float]:
 def test_a_partition_that_stands_still_is_told_without_a_pause_and_goes_on_when_its_record_is_set_aside(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str
 ) -> None:
-    monkeypatch.setattr(progress, "STANDS_AFTER_SECONDS", STANDS_AFTER_SECONDS)
+    monkeypatch.setattr(records, "STANDS_AFTER_SECONDS", STANDS_AFTER_SECONDS)
     settings = settings_for(stack, names, tmp_path / "state")
     customer, hostile = customers_in(PARTITION, count=2)
     (other,) = customers_in(1, count=1)

@@ -177,6 +177,7 @@ class InMemoryTopics:
         self.configs: dict[str, dict[str, str]] = {}
         self.partitions: dict[str, int] = {}
         self.ends: dict[str, int] = {}
+        self.starts: dict[str, int] = {}
         for name, count in partitions.items():
             self.create(name.replace("_", "-"), count, FOREVER)
 
@@ -194,8 +195,8 @@ class InMemoryTopics:
     def config(self, name: str) -> dict[str, str]:
         return self.configs[name]
 
-    def offsets(self, name: str, partitions: Iterable[int]) -> dict[int, int]:
-        return dict.fromkeys(partitions, self.ends.get(name, 0))
+    def offsets(self, name: str, partitions: Iterable[int], *, earliest: bool = False) -> dict[int, int]:
+        return dict.fromkeys(partitions, (self.starts if earliest else self.ends).get(name, 0))
 
     def brokers(self) -> int:
         return 1

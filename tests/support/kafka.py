@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import struct
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -156,11 +157,18 @@ def recounted(stack: LocalStack, settings: Mapping[str, str]) -> dict[str, Decim
     return recount(stack.bootstrap_servers, stack.schema_registry_url, settings["BALANCE_TOPIC"])
 
 
+def changelogs_of(stack: LocalStack, settings: Mapping[str, str]) -> list[str]:
+    """Returns the names of the changelogs of model `balance`, by generation."""
+    form = re.compile(re.escape(settings["BALANCE_APPLICATION_ID"]) + r"-balance(?:\.g([0-9]+))?-changelog")
+    found = filter(None, map(form.fullmatch, admin(stack).list_topics(timeout=10).topics))
+    return [match[0] for match in sorted(found, key=lambda match: int(match[1] or 1))]
+
+
 def in_changelog(stack: LocalStack, settings: Mapping[str, str]) -> dict[str, Decimal]:
-    """Returns the balances in the changelog, decoded with the schemas of the registry."""
+    """Returns the balances in the changelog of the last generation, decoded with the schemas of the registry."""
     schemas: dict[int, Any] = {}
     balances = {}
-    for record in read_topic(stack, f"{settings['BALANCE_APPLICATION_ID']}-balance-changelog"):
+    for record in read_topic(stack, changelogs_of(stack, settings)[-1]):
         if record.key().startswith(_RESERVED_KEY_PREFIX):
             continue
         (schema_id,) = struct.unpack(">I", record.value()[1:5])

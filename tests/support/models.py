@@ -11,8 +11,20 @@ import pytest
 
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import PoisonRecordError
+from balance_service.model.conditions import col
 from balance_service.model.events import EVENT, Emit
-from balance_service.model.folds import Count, Earliest, Greatest, Latest, Least, RunningSum, Top
+from balance_service.model.folds import (
+    Average,
+    Count,
+    Distinct,
+    Earliest,
+    Greatest,
+    Latest,
+    Least,
+    Range,
+    RunningSum,
+    Top,
+)
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream
 
@@ -29,6 +41,7 @@ PLACE = {
     "name": "Place",
     "fields": [{"name": "city", "type": "string"}, {"name": "since", "type": ["null", WHEN]}],
 }
+RANKED_DAY = {"type": "int", "logicalType": "date"}
 KIND = {"type": "enum", "name": "Kind", "symbols": ["SMALL", "LARGE"]}
 
 
@@ -107,6 +120,37 @@ ship(
     },
 )
 ship("Peaks", {"id": "string", "most": ["null", "double"], "least": ["null", "float"], "games": "long"})
+ship(
+    "Chosen",
+    {
+        "id": "string",
+        "large": "long",
+        "unknown": "long",
+        "total": WIDE_MONEY,
+        "mean": ["null", {**WIDE_MONEY, "scale": 3}],
+        "level": ["null", {**WIDE_MONEY, "scale": 0}],
+        "levels": "long",
+        "places": "long",
+        "payments": "long",
+        "reasons": "long",
+        "span": [
+            "null",
+            {
+                "type": "record",
+                "name": "Span",
+                "fields": [
+                    {"name": "least", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+                    {"name": "greatest", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+                ],
+            },
+        ],
+        "last": ["null", "string"],
+        "best": {
+            "type": "array",
+            "items": {"type": "record", "name": "Best", "fields": [{"name": "day", "type": RANKED_DAY}]},
+        },
+    },
+)
 ship("Tally", {"id": "string", "paid": WIDE_MONEY})
 ship("Note", {"id": "string", "paid": MONEY, "total": WIDE_MONEY, "tags": {"type": "array", "items": "string"}})
 ship("Session", {"games": "int", "ratio": "float", "event": ["null", "string"], "day": ["null", PLACE]})
@@ -130,6 +174,31 @@ class Summary(ReadModel):
     first = Earliest("Scored.place")
     latest = Latest("Scored.counts")
     ref = Latest("Scored.ref")
+
+
+LARGE = (col("kind") == "LARGE") & (col("paid") > 1)
+
+
+class Chosen(ReadModel):
+    """Folds of some of the events, over events of two record types."""
+
+    name = "test-chosen"
+    source = Stream("games", "Scored", "Ended")
+    key = "id"
+    state = "Chosen"
+
+    large = Count("Scored", where=LARGE)
+    unknown = Count("Scored", where=col("level").is_null())
+    total = RunningSum("Scored.paid", where=LARGE | col("place.since").is_null())
+    mean = Average("Scored.paid", where=~(col("level") == 1))
+    level = Average("Scored.level")
+    levels = Distinct("Scored.level", 2, where=col("kind").isin("SMALL"))
+    places = Distinct("Scored.kind", 1)
+    payments = Distinct("Scored.paid", 3)
+    reasons = Distinct("Ended.reason", 2, where=~(col("reason") == ""))
+    span = Range("Scored.at", where=col("score") > 0.0)
+    last = Latest("Ended.reason", where=col("reason") >= "m")
+    best = Top("Scored.day", 2, where=col("ratio") < 1.0)
 
 
 class Peaks(ReadModel):
@@ -209,4 +278,4 @@ class Noted(ReadModel):
         return {**event, "total": state["paid"]}
 
 
-MODELS = (Summary(), Peaks(), Tally(), Ranks(), Session(), Noted())
+MODELS = (Summary(), Chosen(), Peaks(), Tally(), Ranks(), Session(), Noted())

@@ -47,7 +47,20 @@ _RANGE = re.compile(r"\[[^]]*]")
 _WORD = re.compile(r"(?<![\w.])[a-zA-Z_]\w*")
 _OF_PROMQL = {
     *("and", "or", "unless", "bool", "offset"),
-    *("absent", "sum", "count", "max", "min", "rate", "increase", "delta", "deriv", "vector", "histogram_quantile"),
+    *(
+        "absent",
+        "sum",
+        "count",
+        "max",
+        "min",
+        "rate",
+        "increase",
+        "delta",
+        "deriv",
+        "vector",
+        "histogram_quantile",
+        "last_over_time",
+    ),
 }
 
 

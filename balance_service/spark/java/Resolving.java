@@ -96,11 +96,8 @@ public final class Resolving implements Serializable {
   public InternalRow read(byte[] frame) {
     Object[] row = new Object[FIRST_RECORD + this.wanted.length];
     try {
-      if (frame.length < HEADER_BYTES) {
-        throw new Reading.Unreadable("frame-missing", null);
-      }
-      if (frame[0] != 0) {
-        throw new Reading.Unreadable("magic-byte-unknown", null);
+      if (frame.length < HEADER_BYTES || frame[0] != 0) {
+        throw withoutFrame(frame);
       }
       long id = (frame[1] & 255L) << 24 | (frame[2] & 255) << 16 | (frame[3] & 255) << 8 | frame[4] & 255;
       Branches schema = this.schema(Long.valueOf(id));
@@ -117,6 +114,32 @@ public final class Resolving implements Serializable {
       refuse(row, new Reading.Unreadable(Reading.BODY, "its values are nested too deeply"));
     }
     return new GenericInternalRow(row);
+  }
+
+  // The sentences are those of `avro/codec.py`.
+  private static Reading.Unreadable withoutFrame(byte[] value) {
+    int start = 0;
+    int end = value.length;
+    while (start < end && isJsonSpace(value[start])) {
+      start++;
+    }
+    while (end > start && isJsonSpace(value[end - 1])) {
+      end--;
+    }
+    boolean isObject = end - start > 1 && value[start] == '{' && value[end - 1] == '}';
+    boolean isArray = end - start > 1 && value[start] == '[' && value[end - 1] == ']';
+    String json = isObject || isArray ? "the value is a JSON document, and not an Avro record under a schema of the"
+      + " registry: its producer needs an Avro serializer" : null;
+    if (value.length < HEADER_BYTES) {
+      return new Reading.Unreadable(
+        "frame-missing", json != null ? json : "a record of " + value.length + " bytes has no frame");
+    }
+    return new Reading.Unreadable(
+      "magic-byte-unknown", json != null ? json : "a record's frame starts with " + (value[0] & 255) + ", not 0");
+  }
+
+  private static boolean isJsonSpace(byte one) {
+    return one == ' ' || one == '\t' || one == '\r' || one == '\n';
   }
 
   private static void refuse(Object[] row, Reading.Unreadable why) {

@@ -116,3 +116,55 @@ def test_the_status_names_the_schemas_that_a_serving_generation_read_otherwise(m
         "  balance.g2 began under older rules of the decoder, and its states may have other values than today's of "
         "events under schema 7, 8, 9, 10, 11 and 2 more: rebuild it by `balance-service rebuild balance`",
     ]
+
+
+def task(name: str, state: str, role: str = "active", **more: Any) -> dict[str, Any]:
+    known = {"epoch": 3, "position": 42, "reason": "", "restored": 0, "toRestore": 0, "secondsLeft": None}
+    return {"task": name, "state": state, "role": role, **known, **more}
+
+
+def test_status_says_of_each_task_of_all_instances_why_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [task("balance_0", "RUNNING"), task("balance_1", "TAILING", "standby")]
+    others = [
+        task("balance_1", "RESTORING", restored=10, toRestore=50, secondsLeft=3.6),
+        task("balance_2", "HALTED", reason="its source is another topic"),
+        task("balance_3", "CREATED"),
+        task("balance_4", "CLOSED", reason="the broker does not answer"),
+        task("balance_5", "RUNNING", reason="balance_5 stands still: partition 5 has been at 42"),
+    ]
+    status = {
+        "applicationServer": "a:1",
+        "ready": True,
+        "reasons": [],
+        "unknownSettings": ["BALANCE_DISCOUNT"],
+        "problems": [],
+        "models": [],
+        "unhosted": ["balance_6"],
+        "tasks": own,
+        "applicationServers": [
+            {"applicationServer": "a:1", "suspect": False, "shared": False, "tasks": own},
+            {"applicationServer": "b:1", "suspect": False, "shared": False, "tasks": others},
+        ],
+    }
+
+    done = run(monkeypatch, httpx.Response(200, json=status), "status")
+
+    assert done.stdout.splitlines() == [
+        "a:1 is ready",
+        "  BALANCE_DISCOUNT begins like a setting and is none: it is ignored",
+        "  no instance has balance_6: its partition is moving, or its owner does not host the read model",
+        "  a:1",
+        "    balance_0  active RUNNING  epoch 3  position 42",
+        "    balance_1  standby TAILING  epoch 3  position 42",
+        "  b:1",
+        "    balance_1  active RESTORING  epoch 3  position 42",
+        "      it reads its changelog: 10 of 50 records, about 4 s left",
+        "    balance_2  active HALTED  epoch 3  position 42",
+        "      its source is another topic",
+        "    balance_3  active CREATED  epoch 3  position 42",
+        "      it waits for its turn to open its store",
+        "    balance_4  active CLOSED  epoch 3  position 42",
+        "      the broker does not answer",
+        "    balance_5  active RUNNING  epoch 3  position 42",
+        "      balance_5 stands still: partition 5 has been at 42",
+    ]

@@ -139,3 +139,54 @@ def test_a_dead_letter_is_shown_with_repeated_headers_and_a_binary_key(monkeypat
         '         {"name": "b", "valueBase64": "/w=="}',
         '         {"name": "b", "value": "1"}',
     ]
+
+
+def test_a_list_says_below_each_dead_letter_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    common = {"model": "balance", "status": "waiting", "attempt": 0, "dueAt": None}
+    letters = [
+        {"id": "balance/0:1", "key": "ada", "cause": "too-much", "detail": "50 is more\nthan 10", **common},
+        {"id": "balance/0:2", "key": "bob", "cause": "key-null", "detail": "", **common},
+    ]
+    page = {"deadLetters": letters, "next": None}
+    monkeypatch.setattr("httpx.Client.send", lambda *_, stream: httpx.Response(200, json=page))
+
+    done = CliRunner().invoke(dead_letters, ["list"], catch_exceptions=False)
+
+    assert done.stdout.splitlines() == [
+        "ID           KEY  CAUSE     STATUS   TRIED  DUE",
+        "balance/0:1  ada  too-much  waiting  0      -",
+        "    50 is more\ufffdthan 10",
+        "balance/0:2  bob  key-null  waiting  0      -",
+    ]
+
+
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_a_list_has_what_answers_and_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, option: tuple[str, ...]
+) -> None:
+    letter = {"id": "balance/0:1", "key": "ada", "cause": "key-null", "status": "waiting", "attempt": 0, "dueAt": None}
+    page = {"deadLetters": [letter], "next": None, "missing": ["activity/0", "balance/1"]}
+    asked = []
+
+    def send(_client: object, request: httpx.Request, *, stream: bool) -> httpx.Response:
+        asked.append(request.url.params.get("partial"))
+        return httpx.Response(200, json=page)
+
+    monkeypatch.setattr("httpx.Client.send", send)
+
+    done = CliRunner().invoke(dead_letters, ["list", *option])
+
+    assert "balance/0:1" in done.stdout
+    assert isinstance(done.exception, BalanceServiceError)
+    assert str(done.exception).startswith("no instance could read the dead letters of activity/0, balance/1; ")
+    assert asked == ["true"]
+
+
+def test_a_list_of_nothing_that_answers_does_not_say_that_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = {"deadLetters": [], "next": None, "missing": ["balance/0", "balance/1"]}
+    monkeypatch.setattr("httpx.Client.send", lambda *_, stream: httpx.Response(200, json=page))
+
+    done = CliRunner().invoke(dead_letters, ["list"])
+
+    assert done.stdout == ""
+    assert "balance/0, balance/1" in str(done.exception)

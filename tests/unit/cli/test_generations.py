@@ -134,6 +134,15 @@ def test_generations_are_printed_as_json_one_read_model_a_line() -> None:
     assert json.loads(done.stdout.splitlines()[0])["keptUntil"] == "2026-01-02T03:04:05.678Z"
 
 
+def test_a_switch_anyway_prints_what_is_lost() -> None:
+    lost = "r (anyway: generation 2 begins at offset 500 of balance-0)"
+    switched = told(generation(1, "kept"), generation(2, "serving"), reason=lost)
+
+    done, _ = run("switch", "balance", "--anyway", "--reason", "r", replies=[switched])
+
+    assert (done.exit_code, done.stdout.splitlines()[2:]) == (0, [f"  {lost}"])
+
+
 def test_without_a_name_the_generations_of_all_read_models_with_states_are_printed() -> None:
     status = {
         "applicationServer": "a:1",
@@ -142,7 +151,10 @@ def test_without_a_name_the_generations_of_all_read_models_with_states_are_print
         "tasks": [],
         "problems": [],
         "applicationServers": [],
-        "models": [{"name": name} for name in ("activity", "balance", "purchases")],
+        "models": [
+            {"name": name, "model": name.partition(".")[0]}
+            for name in ("activity.g3", "balance", "balance.g2", "purchases")
+        ],
     }
     models = [{"name": "activity", "key": "customerId"}, {"name": "balance", "key": "customerId"}]
     models += [{"name": "elsewhere", "key": "id"}, {"name": "purchases", "key": ""}]
@@ -184,6 +196,7 @@ BODIES: list[tuple[list[str], type[JsonBody], dict[str, Any]]] = [
     ),
     (["rebuild", "balance", "--detach", "--switch", "always"], RebuildBody, {"switch": "always"}),
     (["switch", "balance", "--reason", "r"], SwitchBody, {"model": "balance", "reason": "r"}),
+    (["switch", "balance", "--anyway", "--reason", "r"], SwitchBody, {"anyway": True}),
     (["switch", "balance", "--to", "1", "--reason", "r"], SwitchBody, {"model": "balance", "to": "1", "reason": "r"}),
     (
         ["drop", "balance", "--generation", "2", "--reason", "r"],
@@ -205,6 +218,18 @@ def test_a_command_sends_a_body_that_an_instance_takes(
     assert (received[0].method, received[0].target) == ("POST", f"/api/models.{command[0]}")
     assert received[0].json.items() >= fields.items()
     body.of_json(received[0].body)
+
+
+def test_a_rebuild_that_must_not_serve_by_itself_fails_and_says_why() -> None:
+    why = "generation 2 begins at offset 500 of balance-0, and 1 at 0"
+    more: dict[str, Any] = {"comparison": EQUAL, "switch": "always", "action": "compare", "reason": why, "problem": why}
+    held = told(generation(1, "serving"), generation(2, "ready"), **more)
+
+    done, _ = run("rebuild", "balance", "--switch", "always", replies=[BUILDING, held, held])
+
+    assert isinstance(done.exception, BalanceServiceError)
+    assert str(done.exception) == f"the new generation does not serve by itself: {why}"
+    assert f"  {why}" in done.stdout.splitlines()
 
 
 def test_a_detached_rebuild_prints_the_generations_and_does_not_wait() -> None:
@@ -333,3 +358,19 @@ def test_offline_a_model_of_another_package_is_named_by_its_name_or_as_in_the_se
 
     assert (by_name.exit_code, by_reference.exit_code) == (0, 0), (by_name.output, by_reference.output)
     assert rebuilt == ["test-summary", "test-summary"]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ((), "give --generation N and --reason R, or --all for a model that no instance hosts"),
+        (("--generation", "2"), "give --generation N and --reason R"),
+        (("--all", "--generation", "2"), "--all asks the brokers: give no --generation, --url or --json with it"),
+        (("--all", "--url", "http://127.0.0.1:1"), "--all asks the brokers"),
+    ],
+)
+def test_drop_says_what_it_needs(given: tuple[str, ...], why: str) -> None:
+    refused = CliRunner().invoke(cli, ["drop", "balance", *given])
+
+    assert refused.exit_code == 2
+    assert why in " ".join(refused.output.split())

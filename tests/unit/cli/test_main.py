@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +18,9 @@ from balance_service.errors import (
     StoreCorruptedError,
     UnreadableRecordError,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 
@@ -77,3 +81,65 @@ def test_a_command_ends_with_the_sentence_of_an_error(
         main()
 
     assert (ended.value.code, capsys.readouterr().err) == (code, "Error: the schema registry has lost its data\n")
+
+
+_ORDERS = """
+from dataclasses import dataclass
+
+from balance_service import Count, ReadModel, Stream
+
+@dataclass
+class Counted:
+    customerId: str
+    orders: {kind}
+
+class Orders(ReadModel):
+    name = "orders"
+    source = Stream("orders", "{record}")
+    key = "customerId"
+    state = Counted
+    orders = Count("{record}")
+"""
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Modules with models in the working directory; the schema of the valid one's events is in no file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "orders_of_set.py").write_text(_ORDERS.format(kind="set[str]", record="OrderPlaced"))
+    (tmp_path / "orders_to_host.py").write_text(_ORDERS.format(kind="int", record="OrderSent"))
+    placed = {"type": "record", "name": "OrderPlaced", "fields": [{"name": "customerId", "type": "string"}]}
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "schemas" / "OrderPlaced.avsc").write_text(json.dumps(placed))
+
+
+@pytest.mark.usefixtures("written")
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("BALANCE_MODELS", "nowhere.orders", "nowhere"),
+        ("BALANCE_MODELS", "orders_to_host:Order", "has no class Order; it defines Orders"),
+        ("BALANCE_MODELS", "orders_of_set:Orders", "its field 'orders' is of type set"),
+        ("BALANCE_MODLES", "a", "BALANCE_MODLES is no setting: correct it to BALANCE_MODELS, or remove it"),
+    ],
+)
+def test_no_local_stack_starts_if_its_instances_could_not(
+    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(name, value)
+
+    done = CliRunner().invoke(cli, ["local"])
+
+    assert isinstance(done.exception, ConfigurationError)
+    assert said in str(done.exception)
+    assert started == []
+
+
+@pytest.mark.usefixtures("written")
+def test_a_local_stack_starts_with_models_whose_schemas_only_the_registry_has(
+    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BALANCE_MODELS", "balance,orders_to_host:Orders")
+
+    assert CliRunner().invoke(cli, ["local"]).exit_code == 0
+    assert len(started) == 1

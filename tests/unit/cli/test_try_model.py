@@ -118,6 +118,7 @@ def test_dead_letters_are_printed_with_line_and_cause(events: Path, given: tuple
 
     assert "1 dead letter\n" in printed
     assert ["2", "key-is-not-customer-id"] in [row[:2] for row in rows(printed)]
+    assert "the record's key is not the customerId of its event" in printed
     assert printed.endswith("2 events: 1 applied, 1 dead letter\n")
 
 
@@ -255,3 +256,89 @@ def test_a_save_runs_the_command_again_until_ctrl_c(
     time.sleep(0.1)
     watching.send_signal(2)
     assert watching.wait(timeout=WAIT_SECONDS) == 0
+
+
+CITIES = """\
+from dataclasses import dataclass
+
+from balance_service import Count, Global, ReadModel, Stream
+
+
+@dataclass
+class City:
+    city: str
+    orders: int
+
+
+class Cities(ReadModel):
+    name = "cities"
+    source = (
+        Stream("orders", "Ordered")
+        .join(Global("customers", "Customer"), on="customerId", take={"city": "city"})
+        .by("city", "OrderedInCity")
+    )
+    state = City
+    orders = Count("OrderedInCity")
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A folder with a model that joins, its schemas, orders and customers."""
+    (tmp_path / "schemas").mkdir()
+    for name, fields in {"Ordered": ["customerId"], "Customer": ["city"], "OrderedInCity": ["city"]}.items():
+        of = [{"name": field, "type": "string"} for field in fields]
+        schema = {"type": "record", "name": name, "namespace": "shop", "fields": of}
+        (tmp_path / "schemas" / f"{name}.avsc").write_text(json.dumps(schema))
+    (tmp_path / "cities.py").write_text(CITIES)
+    (tmp_path / "orders.jsonl").write_text("\n".join(f'{{"customerId": "{who}"}}' for who in ("ada", "eve", "bob")))
+    (tmp_path / "customers.txt").write_text('ada|{"city": "Oslo"}\nbob|{"city": "Bonn"}\neve|{"city": "x"}\neve|null\n')
+    (tmp_path / "joined.jsonl").write_text('{"city": "Oslo"}\n')
+    return tmp_path
+
+
+def of_shop(shop: Path, *given: str) -> subprocess.CompletedProcess[str]:
+    return in_child("cities:Cities", *given, cwd=shop)
+
+
+def test_events_are_joined_with_the_rows_of_a_file(shop: Path) -> None:
+    done = of_shop(shop, "--events", "orders.jsonl", "--rows", "customers=customers.txt")
+
+    assert done.returncode == 0, done.stderr
+    printed = rows(done.stdout)
+    assert printed[0] == ["cities:", "2", "keys"]
+    assert printed[3:5] == [["Bonn", "1"], ["Oslo", "1"]]
+    assert any(row[:2] == ["2", "join-missing"] and row[-1] == '{"customerId":"eve"}' for row in printed)
+    assert done.stdout.endswith("3 events: 2 applied, 1 dead letter\n")
+    assert done.stderr == ""
+
+
+def test_without_rows_the_command_says_how_to_give_them(shop: Path) -> None:
+    done = of_shop(shop, "--events", "orders.jsonl")
+
+    assert done.stdout.endswith("3 events: 0 applied, 3 dead letters\n")
+    assert done.stderr == "no rows of customers: give them by --rows customers=FILE\n"
+
+
+def test_with_the_joined_record_the_command_begins_after_the_joins(shop: Path) -> None:
+    done = of_shop(shop, "--events", "joined.jsonl", "--record", "OrderedInCity")
+
+    assert ["Oslo", "1"] in rows(done.stdout), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (("--rows", "customers"), "--rows customers: give topic and file, such as --rows customers=customers.jsonl"),
+        (("--rows", "customers=absent"), "--rows customers=absent: there is no file 'absent'"),
+        (("--rows", "people=customers.txt"), "--rows people=customers.txt: cities joins with customers"),
+        (("--rows", "customers=joined.jsonl"), "joined.jsonl, line 1: a row needs its key, such as `ada|{…}`"),
+        (("--rows", "customers=orders.jsonl"), "orders.jsonl, line 1: 'customerId' is no field of Customer"),
+        (("--record", "Other"), "cities reads no record Other; it reads Ordered, and after its joins OrderedInCity"),
+    ],
+)
+def test_rows_that_cannot_be_used_are_refused(shop: Path, given: tuple[str, ...], why: str) -> None:
+    done = of_shop(shop, "--events", "orders.jsonl", *given)
+
+    assert done.returncode != 0
+    assert why in done.stderr

@@ -449,3 +449,17 @@ def test_the_spread_counts_the_running_instances_that_host_the_read_model(listen
     hear("b:1", 3)
     assert listener.table.spread("balance", "balance") == 2
     assert listener.table.spread("other", "other") == 0
+
+
+def test_servers_that_were_heard_within_a_time_are_listed() -> None:
+    listener = Listener()
+    listener.hear("a:1")
+    listener.hear("never-heard:1", live=False)
+    listener.clock.now += 4
+    listener.hear("b:1")
+
+    def heard_within(seconds: float) -> list[str]:
+        return [server.address for server in listener.table.heard_within(seconds)]
+
+    assert (heard_within(3), heard_within(4)) == (["b:1"], ["a:1", "b:1"])
+    assert [server.address for server in listener.table.running()] == ["b:1"]

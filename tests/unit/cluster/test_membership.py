@@ -283,3 +283,12 @@ def test_the_latest_problem_is_reported_until_a_confirmed_lease(member: Membersh
     assert "the brokers do not allow" in forbidden
     assert "stop the other members of this group" in refused
     assert member.problem == ""
+
+
+def test_a_lease_that_ended_was_confirmed_all_the_same(lease: Lease, clock: Clock) -> None:
+    assert not lease.was_confirmed
+
+    lease.renew(clock.now)
+    lease.revoke()
+
+    assert lease.was_confirmed

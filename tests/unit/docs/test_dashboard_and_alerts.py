@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+from typing import Any
 
 import pytest
 
@@ -86,7 +89,33 @@ def test_each_alert_has_a_severity_a_summary_and_a_link() -> None:
     for rule in alerts():
         assert rule["labels"]["severity"] in {"critical", "warning"}
         assert rule["annotations"].keys() == {"summary", "runbook_url"}
-        assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{rule['alert'].lower()}"
+        address = '{{ or $externalLabels.runbook "/console/runbook.md of any instance, " }}'
+        assert rule["annotations"]["runbook_url"] == f"{address}#{rule['alert'].lower()}"
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_the_alerts_fire_as_their_tests_say() -> None:
+    tried = subprocess.run(
+        ["promtool", "test", "rules", ALERTS.with_name("alerts_test.yml")], capture_output=True, text=True, check=False
+    )
+
+    assert tried.returncode == 0, tried.stdout + tried.stderr
+
+
+@pytest.mark.parametrize("rule", list(alerts()), ids=lambda rule: rule["alert"])
+def test_a_section_says_how_urgent_its_alert_is(rule: dict[str, Any]) -> None:
+    (urgency,) = re.findall(r"\*\*Urgency\.\*\* (\w+)", section_of(rule["alert"]))
+
+    assert (urgency == "Now") == (rule["labels"]["severity"] == "critical")
+
+
+def test_the_runbook_has_all_instances_corrected_when_a_fold_fails() -> None:
+    (action,) = re.findall(
+        r"^\| the read model's own code failed \| (.*) \|$", section_of("BalanceTaskHalted"), re.MULTILINE
+    )
+
+    assert "on all instances" in action
+    assert "moves" in action
 
 
 def test_links_within_the_runbook_are_valid() -> None:

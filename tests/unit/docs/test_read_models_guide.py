@@ -53,7 +53,7 @@ def run(project: Path, code: str) -> None:
 
 def test_every_file_that_a_page_shows_is_known() -> None:
     assert {*OF_THE_PROJECT} == {"shop/orders.py"}
-    assert {*FILE_TEXTS} == {*ITS_OWN_SCHEMAS}
+    assert {*FILE_TEXTS} == {*ITS_OWN_SCHEMAS, "shop/habits.py"}
     assert {*files_of("README.md")} == {"shop/spending.py"}
 
 
@@ -66,7 +66,7 @@ def test_the_tutorial_shows_code_of_the_project(project: Path) -> None:
     assert f"\n\n\n{shown[1]}\n\n" in files[1]
 
 
-@pytest.mark.parametrize("document", ["README.md", TUTORIAL])
+@pytest.mark.parametrize("document", ["README.md", TUTORIAL, GUIDE, "docs/tutorials/joins.md"])
 def test_a_document_shows_the_output_of_try(project: Path, document: str) -> None:
     for file, text in files_of(document).items():
         (project / file).write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A changelog that was truncated, which the next commit detects; an in-memory log stands in for Kafka."""
+"""A changelog that was truncated, or has a second writer, as the next commit detects; an in-memory log is Kafka."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from balance_service.engine import changelog_writer as writers
-from balance_service.engine.changelog_writer import ChangelogCutError, ChangelogWriter
+from balance_service.engine.changelog_writer import ChangelogCutError, ChangelogWriter, SecondWriterError
 from balance_service.engine.commit import commit, write_position
 from balance_service.engine.records import KeyedUpdate, Output, Position, TaskBatch, TaskId
 from balance_service.engine.replica import Replica
@@ -119,3 +119,31 @@ def test_the_output_of_an_event_without_a_timestamp_does_not_get_the_present_tim
 
     # To librdkafka, 0 is now.
     assert log.timestamps[0] == sent
+
+
+@pytest.mark.shows("outputs-once")
+def test_a_commit_that_does_not_follow_on_what_its_task_has_written_is_refused(log: Log) -> None:
+    writer = fenced()
+    writer.expect(len(log.records))
+    for _ in range(2):
+        writer.commit([(b"k", b"v")], (), b"position", 0)
+    committed = len(log.records)
+    # A producer with another transactional id, which no fencing stops.
+    log.records += [(b"k", b"theirs"), (None, None)]
+
+    told = rf"another producer has written to changelog-0: a commit began at {committed + 2}, not at {committed}"
+    with pytest.raises(SecondWriterError, match=told):
+        writer.commit([(b"k", b"v")], (), b"position", 0)
+
+    # Nothing was committed: no marker follows.
+    assert log.records[-1] == (b"\xffposition", b"position")
+
+
+@pytest.mark.shows("outputs-once")
+def test_the_first_commit_is_refused_if_another_producer_has_written_since_the_fencing(log: Log) -> None:
+    writer = fenced()
+    writer.expect(len(log.records))
+    log.records += [(b"k", b"theirs"), (None, None)]
+
+    with pytest.raises(SecondWriterError, match="a commit began at 2, not at 0"):
+        writer.commit([(b"k", b"v")], (), b"position", 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
 from itertools import pairwise
@@ -21,7 +21,7 @@ from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.opening import check_same_changelog
 from balance_service.engine.placement import Placement
-from balance_service.engine.processor import BatchOutcome
+from balance_service.engine.processor import BatchOutcome, Tolerance
 from balance_service.engine.records import (
     MISPLACED,
     POSITION_KEY,
@@ -34,6 +34,7 @@ from balance_service.engine.records import (
 from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.kafka.partitioner import Partitioning, partition_of
+from balance_service.model.events import HALT
 from balance_service.read_models.balance import Balance
 from tests.support.fakes import FakeRegistry, FakeWriter, letters
 from tests.unit.spark.decoded import combined, row
@@ -59,6 +60,7 @@ FOLDING = FoldProcessor(
     marker_codec=AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),
     placement=Placement("balance", Partitioning(PARTITIONS, "murmur2")),
     idempotency_window_ms=1_000,
+    tolerance=Tolerance(HALT),
 )
 EPOCH = 5
 MINE = [key for n in range(100) if partition_of(key := f"c{n}".encode(), PARTITIONS) == PARTITION]
@@ -230,6 +232,12 @@ def test_a_batch_is_counted(store: StateStore, writer: FakeWriter) -> None:
     assert committed(store, writer, batch) == done
 
 
+def test_a_commit_tells_of_no_dead_letter_that_another_generation_writes(store: StateStore, writer: FakeWriter) -> None:
+    batch = replace(Source(events("1.00")).batch(letters=[letter(3)]), is_silent=True)
+
+    assert committed(store, writer, batch).refused == {}
+
+
 def test_dead_letters_are_written_in_offset_order(store: StateStore, writer: FakeWriter) -> None:
     put(store, MINE[0], LARGEST)
     source = Source([*events("-1.00"), *events("1.00"), *events("0.01"), *events("1.00")])
@@ -262,6 +270,8 @@ def test_only_the_events_that_overflow_are_dead_letters(store: StateStore, write
         (5, "balance-overflow"),
     ]
     assert [(dead.key, dead.value) for dead in letters] == [(MINE[0], b"v1"), (MINE[0], b"v5")]
+    assert {dead.detail for dead in letters} == {"the new 'amount' does not fit into its type"}
+    assert done.refused == {"balance-overflow": letters[0]}
     assert str(balances(store)[MINE[0]]) == "9" * 35 + "7.99"
     assert balances(store)[MINE[1]] == Decimal("7.00")
     assert source.asked == [[MINE[0]]]

@@ -16,17 +16,19 @@ from hypothesis import strategies as st
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.engine import comparison as module
-from balance_service.engine.comparison import MOST_DIFFERENCES, Compared, aligned, compare
+from balance_service.engine.comparison import MOST_DIFFERENCES, aligned, compare
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.hosted_stage import HostedStage
 from balance_service.engine.placement import Placement
-from balance_service.engine.records import POSITION_KEY, Position, TaskId
+from balance_service.engine.processor import Tolerance
+from balance_service.engine.records import POSITION_KEY, Compared, Position, TaskId
 from balance_service.engine.siblings import Siblings
 from balance_service.engine.store import StateStore
 from balance_service.engine.task import Task
 from balance_service.errors import RetriableError, StoreCorruptedError
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topics import Topic
+from balance_service.model.events import HALT
 from balance_service.model.generations import Comparison, Generations
 from balance_service.read_models.balance import Balance
 from tests.support.fakes import FakeRegistry, letters, position_codec
@@ -59,6 +61,7 @@ def processor() -> FoldProcessor:
         marker_codec=AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),
         placement=Placement("balance", Partitioning(1, "murmur2")),
         idempotency_window_ms=1_000,
+        tolerance=Tolerance(HALT),
     )
 
 

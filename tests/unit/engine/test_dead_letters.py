@@ -13,7 +13,7 @@ import pytest
 from balance_service.engine import dead_letters
 from balance_service.engine.dead_letter import KEPT_CLOSED_MS, Letter, Status, open_letters
 from balance_service.engine.dead_letters import Letters
-from balance_service.engine.opening import starting_letters
+from balance_service.engine.opening import starting_changes
 from balance_service.engine.records import MISPLACED, POSITION_KEY, Position
 from balance_service.engine.store import StateStore
 from balance_service.errors import ConfigurationError, PoisonRecordError
@@ -23,6 +23,7 @@ from balance_service.model.stream import Stream
 from balance_service.read_models.balance import Balance
 from balance_service.testing import Driver, event
 from balance_service.testing.driver import DrivenTask
+from balance_service.testing.fakes import FakeTables
 from balance_service.testing.rows import driven_stages
 from tests.support.fakes import FakeRegistry, letters, position_codec, record_scan_starts
 from tests.support.models import MONEY, ship
@@ -88,7 +89,9 @@ def store(tmp_path: Path) -> Iterator[StateStore]:
 
 def task(model: ReadModel, folder: Path) -> DrivenTask:
     options: Any = {"few_rows": {}, "is_accelerated": True, "idempotency_window_ms": 1_000}
-    return DrivenTask(model, driven_stages(model)[-1], FakeRegistry(), str(folder), **options)
+    registry, stages = FakeRegistry(), driven_stages(model)
+    tables = FakeTables(model.name, stages, registry, folder)
+    return DrivenTask(model, stages[-1], registry, tables, str(folder), **options)
 
 
 def amounts(driver: Driver) -> Any:
@@ -371,10 +374,12 @@ def test_if_a_model_begins_to_keep_order_later_events_wait_for_each_open_dead_le
     assert in_order.blocked_after(store, keys, frozenset()) == {}
 
     # The task opens.
-    siblings = SimpleNamespace(decided=lambda *_: {})
-    hosted: Any = SimpleNamespace(processor=SimpleNamespace(letters=in_order), siblings=siblings)
-    for opened in starting_letters(store, hosted, 0):
-        store.write([*opened.records], 2)
+    hosted: Any = SimpleNamespace(
+        stage=None, processor=SimpleNamespace(letters=in_order), siblings=SimpleNamespace(others=lambda _stage: [])
+    )
+    ((moved, opened),) = starting_changes(store, hosted, 0, replace(position, inherited=0), 0, lambda: False)
+    store.write([*opened.records], 2)
+    assert moved.inherited == 0
 
     assert in_order.blocked_after(store, keys, frozenset()) == {b"i": 0, b"k": 3, b"l": 8}
     assert in_order.blocked_after(store, keys, frozenset({3})) == {b"i": 0, b"k": 5, b"l": 8}

@@ -16,10 +16,12 @@ from balance_service.engine.commit import Committed, commit, write_position
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.idempotency import REUSED
 from balance_service.engine.placement import Placement
+from balance_service.engine.processor import Tolerance
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter, KeyedUpdate, Position, TaskBatch
 from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError
 from balance_service.kafka.partitioner import Partitioning
+from balance_service.model.events import HALT
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
 from tests.support.fakes import FakeRegistry, FakeWriter, letters, record_scan_starts
@@ -43,6 +45,7 @@ FOLDING = FoldProcessor(
     marker_codec=MARKERS,
     placement=Placement("balance", Partitioning(1, "murmur2")),
     idempotency_window_ms=WINDOW_MS,
+    tolerance=Tolerance(HALT),
 )
 LARGEST = Decimal("9" * 36 + ".99")
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.engine.opening import check_owner, open_store, starting_position
+from balance_service.engine.inheritance import check_owner
+from balance_service.engine.opening import open_store, starting_position
 from balance_service.engine.records import POSITION_KEY, Position, TaskId
 from balance_service.errors import TaskHaltedError
 from balance_service.kafka.topics import Topic

@@ -1,4 +1,4 @@
-"""Own code of a read model that fails at a retried dead letter: the letter waits for an operator, and no task halts."""
+"""Own code of a read model that fails: a new event halts the task, or becomes a dead letter, as a retried one does."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.errors import PoisonRecordError, TaskHaltedError
-from balance_service.model.events import ANY, LAST, Emit
+from balance_service.errors import ConfigurationError, PoisonRecordError, TaskHaltedError
+from balance_service.model.events import ANY, DEAD_LETTER, LAST, Emit
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream
 from balance_service.testing import Driver, event
@@ -98,6 +98,21 @@ def told(driver: Driver) -> list[tuple[str, str]]:
     return [(letter.cause, letter.status.value) for letter in driver.letters()]
 
 
+def test_a_dead_letter_says_with_which_error_own_code_fails() -> None:
+    with Driver(Words()) as driver:
+        driver.given(said("boom", unreadable=UNKNOWN)).mend(UNKNOWN).advance(minutes=5)
+
+        assert [letter.detail for letter in driver.letters()] == ["KeyError: 'boom'"]
+
+
+def test_a_dead_letter_says_that_own_code_names_a_reserved_cause() -> None:
+    with Driver(Words()) as driver:
+        driver.given(said(UNKNOWN, unreadable=UNKNOWN)).mend(UNKNOWN).advance(minutes=5)
+
+        (letter,) = driver.letters()
+        assert f"the cause '{UNKNOWN}' is reserved" in letter.detail
+
+
 @pytest.mark.shows("own-code")
 def test_a_dead_letter_at_which_own_code_fails_keeps_its_cause_and_blocks_no_others() -> None:
     with Driver(WordsInAnyOrder()) as driver:
@@ -130,6 +145,7 @@ def test_dead_letters_retried_in_the_same_batch_wait_too() -> None:
 
         assert driver.view("a") == {"words": ["x"]}
         assert told(driver)[1:] == [(FAILED, "waiting"), ("behind-another", "behind")]
+        assert driver.letters()[2].detail == "the event of this key at offset 1 could not be applied yet"
 
 
 def test_discarding_it_releases_the_records_behind_it() -> None:
@@ -178,3 +194,100 @@ def test_own_code_that_fails_at_a_new_event_still_halts_the_task(model: type[Rea
         driver.given(said("x"))
         with pytest.raises(TaskHaltedError, match=r"fails at offset 1 of \S+ with KeyError"):
             driver.given(said("boom"))
+
+
+class WordsThatMayFail(Words):
+    """As `Words`; an event at which the fold fails becomes a dead letter."""
+
+    name = "test-words-may-fail"
+    source = Stream("test-words-may-fail", TOLD)
+    on_failure = DEAD_LETTER
+
+
+class WordsMadeThatMayFail(WordsMade):
+    name = "test-words-made-may-fail"
+    source = Stream("test-words-made-may-fail", TOLD)
+    on_failure = DEAD_LETTER
+
+
+class WordsSentThatMayFail(WordsSent):
+    name = "test-words-sent-may-fail"
+    source = Stream("test-words-sent-may-fail", TOLD)
+    on_failure = DEAD_LETTER
+
+
+@pytest.mark.shows("own-code")
+def test_an_event_at_which_own_code_fails_becomes_a_dead_letter_if_the_model_says_so() -> None:
+    with Driver(WordsThatMayFail()) as driver:
+        driver.given(said("x"), said("boom"), said("y"), said("z", "b"))
+
+        assert told(driver) == [(FAILED, "waiting"), ("behind-another", "behind")]
+        assert (driver.view("a"), driver.view("b")) == ({"words": ["x"]}, {"words": ["z"]})
+        bugs.clear()
+        assert driver.redrive(1).view("a") == {"words": ["x", "boom", "y"]}
+
+
+def test_an_event_without_a_state_becomes_a_dead_letter_too() -> None:
+    with Driver(WordsMadeThatMayFail()) as driver:
+        driver.given(said("x"), said("boom"), said("y"))
+
+        assert told(driver) == [(FAILED, "waiting")]
+        assert driver.emitted("test-words-made-out") == [{"word": "x"}, {"word": "y"}]
+
+
+@pytest.mark.shows("own-code")
+@pytest.mark.parametrize("model", [WordsThatMayFail, WordsMadeThatMayFail])
+def test_code_that_fails_at_the_first_events_after_a_start_halts_the_task(model: type[ReadModel]) -> None:
+    with Driver(model()) as driver:
+        for key in "abcd":
+            driver.given(said("boom", key))
+        with pytest.raises(TaskHaltedError, match="KeyError, as at the first 5 events since the start; correct it"):
+            driver.given(said("boom", "e"))
+
+        assert len(told(driver)) == 4
+
+
+@pytest.mark.shows("own-code")
+@pytest.mark.parametrize("model", [WordsThatMayFail, WordsMadeThatMayFail])
+def test_code_that_fails_at_many_events_halts_the_task(model: type[ReadModel]) -> None:
+    with Driver(model()) as driver:
+        driver.given(said("x", "first"), *(said("boom", f"k{number}") for number in range(20)))
+        assert len(told(driver)) == 20
+
+        with pytest.raises(TaskHaltedError, match="KeyError, as at 20 of the 1,000 records before; correct it"):
+            driver.given(said("boom", "last"))
+
+
+def test_failures_that_are_far_apart_halt_no_task() -> None:
+    with Driver(WordsThatMayFail()) as driver:
+        driver.given(said("x", "first"))
+        for number in range(30):
+            driver.given(said("boom", f"k{number}"), *[said("y", f"other{number}")] * 49)
+
+        assert len(told(driver)) == 30
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ImportError("no module")])
+def test_what_is_no_single_events_fault_halts_the_task(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fails(_word: str) -> str:
+        raise error
+
+    with Driver(WordsThatMayFail()) as driver:
+        driver.given(said("x"))
+        monkeypatch.setitem(globals(), "checked", fails)
+        with pytest.raises(TaskHaltedError, match=f"fails at offset 1 of .* with {type(error).__name__}; correct it"):
+            driver.given(said("y"))
+
+
+def test_an_output_of_several_events_halts_the_task() -> None:
+    with Driver(WordsSentThatMayFail()) as driver, pytest.raises(TaskHaltedError, match="with KeyError; correct it"):
+        driver.given(said("x"), said("boom"))
+
+
+def test_what_happens_on_failure_is_one_of_two() -> None:
+    class Skips(Words):
+        name = "test-words-skips"
+        on_failure = "skip"  # type: ignore[assignment]
+
+    with pytest.raises(ConfigurationError, match=r"`on_failure = 'skip'`, which is neither HALT nor DEAD_LETTER"):
+        Skips()

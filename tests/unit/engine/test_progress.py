@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from balance_service.engine.progress import STANDS_AFTER_SECONDS, Progress, Seen
-from balance_service.engine.records import TaskId
+from balance_service.engine.progress import Progress, Seen
+from balance_service.engine.records import STANDS_AFTER_SECONDS, TaskId
 from tests.support.fakes import Clock
 
 TASK = TaskId("balance", 3)

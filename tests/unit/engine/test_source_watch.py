@@ -18,6 +18,7 @@ from balance_service.read_models.balance import Balance
 from balance_service.settings import load_settings
 from balance_service.testing import event
 from balance_service.testing.driver import DrivenTask
+from balance_service.testing.fakes import FakeTables
 from balance_service.testing.rows import driven_stages
 from tests.support.fakes import Clock, FakeRegistry, InMemoryTopics, letters
 
@@ -211,8 +212,10 @@ class Purged:
 
     def __init__(self, broker: Broker, folder: Path) -> None:
         registry, model = FakeRegistry(), Balance()
+        stages = driven_stages(model)
+        tables = FakeTables(model.name, stages, registry, folder)
         options: Any = {"few_rows": {}, "is_accelerated": True, "idempotency_window_ms": 1_000}
-        self.task = DrivenTask(model, driven_stages(model)[-1], registry, str(folder), **options)
+        self.task = DrivenTask(model, stages[-1], registry, tables, str(folder), **options)
         self.role = Role.ACTIVE
         self.needed = 2**63 - 1
         self.hosted = SimpleNamespace(

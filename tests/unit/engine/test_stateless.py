@@ -20,7 +20,7 @@ from balance_service.engine.commit import Committed, commit, decide, write_posit
 from balance_service.engine.dead_letter import GONE, Letter, Status
 from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.hosted_stage import HostedStage
-from balance_service.engine.opening import starting_letters, starting_position
+from balance_service.engine.opening import starting_changes, starting_position
 from balance_service.engine.outputs import Target
 from balance_service.engine.records import CombinedUpdates, DeadLetter, Output, Position, TaskBatch
 from balance_service.engine.siblings import Siblings
@@ -475,9 +475,10 @@ def test_a_stage_that_lost_its_changelog_sends_only_records_that_were_not_sent(
     known = context(retries, Broker(2, 6), decided)
 
     position = starting_position(None, known, 1, "changelog", 1)
-    (carried,) = starting_letters(cast("StateStore", SimpleNamespace(position=None)), known, 1)
+    empty = cast("StateStore", SimpleNamespace(position=None))
+    ((position, carried),) = starting_changes(empty, known, 1, position, 0, lambda: False)
 
-    assert (position.offset, position.emitted_up_to) == (2, 0)
+    assert (position.offset, position.emitted_up_to, position.inherited) == (2, 0, 0)
     assert {at: letter.status.value for at, letter in carried.after.items()} == {
         2: "applied",
         3: "discarded",

@@ -242,6 +242,7 @@ def test_who_begins_to_watch_during_a_commit_is_told_of_it(monkeypatch: pytest.M
     hosted = SimpleNamespace(processor=None, stage=SimpleNamespace(outputs=()), siblings=siblings)
     task._hosted = cast("HostedStage", hosted)
     task._writer = cast("ChangelogWriter", SimpleNamespace(close=lambda: None))
+    task._sends = True
     told: list[tuple[int, int, Sequence[bytes] | None, bool]] = []
 
     class Watching:

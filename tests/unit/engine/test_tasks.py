@@ -359,3 +359,17 @@ def test_a_task_that_has_no_room_to_follow_a_decision_answers_until_there_is_roo
     opening.has_room = True
 
     eventually(lambda: tasks.task(0) is not first, "it is opened again")
+
+
+def test_a_task_that_is_closed_by_an_error_says_why_until_the_next_one_runs(
+    tasks: Tasks, opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BACK_OFF_SECONDS", (60.0,))
+    tasks.assign([0])
+    becomes(tasks, Role.ACTIVE, TaskState.RUNNING)
+    (task,) = tasks.all()
+
+    tasks.failed(task, RetriableError("the broker does not answer"))
+
+    becomes(tasks, Role.ACTIVE, TaskState.CLOSED)
+    assert [snapshot.reason for snapshot in tasks.snapshots()] == ["the broker does not answer"]

@@ -21,7 +21,7 @@ from balance_service.process.runtime import elapsed
 from tests.support.fakes import Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 HALTED = "activity_0 is HALTED: its fold failed"
@@ -70,8 +70,14 @@ def stage(
     return tasks
 
 
-def running(*stages: Any, shared: str = "", has_begun: bool = True) -> Instance:
-    memberships = SimpleNamespace(have_joined=True, problems=(), own_some=True, unconfirmed=[])
+def running(
+    *stages: Any,
+    shared: str = "",
+    has_begun: bool = True,
+    joining: Sequence[str] = (),
+    unconfirmed: Sequence[str] = (),
+) -> Instance:
+    memberships = SimpleNamespace(joining=joining, problems=(), own_some=True, unconfirmed=unconfirmed)
     engine = SimpleNamespace(
         memberships=memberships,
         models={s.name: s for s in stages},
@@ -144,6 +150,20 @@ def test_a_topic_that_may_lose_records_is_a_problem_and_leaves_the_instance_read
 
     assert (instance.unready(), instance.problems()) == ([], ["the source is compacted"])
     assert instance.status()["problems"] == ["balance: the source is compacted"]
+
+
+def test_an_instance_that_starts_joins_its_groups_and_is_not_called_cut_off() -> None:
+    instance = running(stage("balance"), joining=["balance", "orders"], unconfirmed=["balance"])
+
+    assert instance.unready() == ["this instance joins the group of balance, orders"]
+
+
+def test_an_instance_that_its_group_no_longer_confirms_is_called_cut_off() -> None:
+    instance = running(stage("balance"), unconfirmed=["balance"])
+
+    assert instance.unready() == [
+        "the group of balance has not confirmed this instance lately: it cannot reach Kafka, or was suspended"
+    ]
 
 
 def test_a_healthy_instance_has_no_problems() -> None:

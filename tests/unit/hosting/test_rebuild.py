@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.records import TaskId
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.hosting import rebuild
 from balance_service.hosting.engine import Patience
-from balance_service.hosting.rebuild import letters_after_switch, replay
+from balance_service.hosting.rebuild import replay
+from balance_service.model.generations import Generations, Switch
 from balance_service.process.runtime import thread_failures
+from tests.support.fakes import DECLARED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,6 +82,22 @@ def test_a_replay_continues_after_the_group_lost_it_for_a_while() -> None:
     assert Fakes((OURS, 0), (OURS, 4), (NONE, 4), (NONE, 4), (OURS, 4), (OURS, END)).replay() >= 0
 
 
+@pytest.mark.parametrize("goes_on", [False, True], ids=["nobody else", "instances have built another one since"])
+def test_a_rebuild_that_stalled_settles_only_what_it_has_begun(*, goes_on: bool) -> None:
+    begun = Generations("m").begun(DECLARED).replaced(DECLARED)
+    now = begun.settled().rebuilt(DECLARED, Switch.NEVER, 60, None, "", "").switched(3, "", "") if goes_on else begun
+    deleted: list[str] = []
+    found: Any = SimpleNamespace(
+        generations=SimpleNamespace(write=lambda _model, change: change(now)),
+        registry=SimpleNamespace(forget=lambda _name: None),
+        topics=SimpleNamespace(delete=deleted.append),
+    )
+
+    rebuild._settle(found, begun, [cast("Any", SimpleNamespace(changelog="m-changelog"))])
+
+    assert deleted == ([] if goes_on else ["m-changelog"])
+
+
 def test_another_member_of_the_group_ends_a_replay() -> None:
     with pytest.raises(ConfigurationError, match="another instance has joined"):
         Fakes((OURS, 0), (NONE, 0), members=2).replay()
@@ -100,42 +116,3 @@ def test_a_failed_thread_ends_a_replay() -> None:
         with pytest.raises(FatalError, match="Spark's JVM has ended; run it again"):
             Fakes((OURS, 0)).replay(failures)
     assert threading.excepthook is before
-
-
-WAITING = Letter(0, "balance-overflow", Status.WAITING, 0, 0, -1, b"k")
-
-
-def letter(offset: int, status: Status = Status.WAITING, *, is_sent: bool = False) -> Letter:
-    return replace(WAITING, offset=offset, status=status, is_sent=is_sent)
-
-
-@pytest.mark.shows("rebuild")
-def test_a_rebuild_within_a_switch_keeps_what_the_generation_that_sends_knows() -> None:
-    # The serving generation has read the records below 5, the one that sends those below 8.
-    ours = {at: letter(at) for at in (0, 1, 2, 3)}
-    theirs = {
-        0: letter(0),
-        1: letter(1, Status.DISCARDED),
-        2: letter(2, Status.APPLIED, is_sent=True),
-        6: letter(6),
-        7: letter(7, Status.DISCARDED),
-    }
-
-    known = letters_after_switch(ours, theirs, 5, 8, 9)
-
-    assert {at: (one.status, one.is_sent) for at, one in known.items()} == {
-        0: (Status.WAITING, False),
-        1: (Status.DISCARDED, False),
-        2: (Status.WAITING, True),
-        # The one that sends has applied it.
-        3: (Status.WAITING, True),
-        6: (Status.WAITING, False),
-        7: (Status.DISCARDED, False),
-    }
-    assert [at for at, one in known.items() if not one.is_in_topic] == [3]
-
-
-def test_dead_letters_of_records_that_the_generation_that_sends_has_not_read_are_made_again() -> None:
-    ours = {4: letter(4), 9: letter(9), 10: letter(10, Status.DISCARDED)}
-
-    assert sorted(letters_after_switch(ours, {4: letter(4)}, 20, 8, 9)) == [4, 10]

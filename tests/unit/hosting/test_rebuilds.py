@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import time
 import weakref
 from contextlib import suppress
@@ -13,10 +14,15 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from balance_service.cluster.directory import SUSPECT_AFTER_SECONDS, PublishedModel, PublishedTask, ServerTable
-from balance_service.engine.comparison import Compared, Difference
-from balance_service.engine.records import SILENT, Position, Role, TaskId
+from balance_service.engine.records import NEVER, Compared, Difference, Position, Role, TaskId
 from balance_service.engine.task import ANSWERING, Task, TaskState
-from balance_service.errors import InvalidInputError, NotAuthorizedError, RetriableError, TaskHaltedError
+from balance_service.errors import (
+    InvalidInputError,
+    NotAuthorizedError,
+    RetriableError,
+    TaskHaltedError,
+    TaskMigratedError,
+)
 from balance_service.hosting.rebuilds import Rebuilds
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topics import Topic
@@ -24,13 +30,14 @@ from balance_service.model.generations import Comparison, Generations, Switch
 from balance_service.model.keys import KeyType
 from balance_service.model.versions import Versions
 from balance_service.process.runtime import elapsed
+from balance_service.read_models.balance import Balance
 from balance_service.read_models.leaderboard import Leaderboard
 from balance_service.read_models.rewards import Rewards
 from balance_service.settings import load_settings
 from tests.support.fakes import DECLARED, Clock, InMemoryTopics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.errors import BalanceServiceError
@@ -53,30 +60,30 @@ class Standing(Task):
         self, generation: int, *, sends: bool, state: TaskState = TaskState.RUNNING, role: Role = Role.ACTIVE
     ) -> None:
         super().__init__(TaskId(FIRST.of_generation(generation).name, 0), cast("HostedStage", None), role)
-        position = Position(5, 1, "id", emitted_up_to=0 if sends else SILENT)
-        self.replica.store = cast("Any", SimpleNamespace(position=position, sizes=None))
+        self._stands(NEVER)
+        self._sends = sends
         self._state = state
         self._shown = cast("Any", object())
         # So that a step compares nothing.
         self.compared = Compared(5, Comparison(), ())
         self.fails_with: BalanceServiceError | None = None
-        self.took_over: list[Task] = []
-        self.began_next_to: list[list[Task]] = []
+        self.is_given_up = False
+        """Whether the failure is one of the write, after the others were fenced."""
+        self.inherited = 0
 
-    def take_over(self, other: Task) -> bool:
+    def inherit(self) -> bool:
         if self.fails_with is not None:
+            if self.is_given_up:
+                self.give_up()
             raise self.fails_with
-        self.took_over.append(other)
-        other.give_up()
-        self.replica.store = cast("Any", SimpleNamespace(position=Position(5, 1, "id"), sizes=None))
+        self.inherited += 1
+        self._stands(SWITCHED.number)
+        self._sends = True
         return True
 
-    def begin_to_send(self, others: Iterable[Task]) -> None:
-        if self.fails_with is not None:
-            self.give_up()
-            raise self.fails_with
-        self.began_next_to.append([*others])
-        self.replica.store = cast("Any", SimpleNamespace(position=Position(5, 1, "id"), sizes=None))
+    def _stands(self, inherited: int) -> None:
+        position = Position(5, 1, "id", inherited=inherited)
+        self.replica.store = cast("Any", SimpleNamespace(position=position, sizes=None))
 
 
 class Here:
@@ -85,7 +92,8 @@ class Here:
     def __init__(self, generation: int, *tasks: Task) -> None:
         self.hosted = SimpleNamespace(
             stage=FIRST.of_generation(generation),
-            source=SimpleNamespace(partitions=2),
+            source=SimpleNamespace(name=FIRST.source, partitions=2),
+            watermarks=SimpleNamespace(lag=lambda _partition, _position: 0),
             processor=SimpleNamespace(position_codec=None),
         )
         self.name = self.hosted.stage.name
@@ -113,14 +121,16 @@ class Engine:
         self.now = now
         self.generations = SimpleNamespace(of=lambda _model: self.now, write=self.write, wait=lambda _seconds: None)
         self.versions = Versions([Rewards()], load_settings(), lambda _model: self.now)
-        self.settings = SimpleNamespace(num_standby_replicas=0)
+        self.settings = SimpleNamespace(num_standby_replicas=0, session_timeout_ms=10_000)
         self.models = {one.hosted.stage.name: one for one in here}
         # Another instance does what is done once.
         self.lease = SimpleNamespace(holds=False)
         for one in here:
             one.hosted.lease = self.lease
         self.changes: list[str] = []
-        self.topics: Any = None
+        self.topics: Any = InMemoryTopics()
+        for stage in ("rewards", "rewards.g2"):
+            self.topics.create(f"balance-service-{stage}-changelog", 2, {})
         self.registry: Any = None
 
     def read_otherwise(self, _stage: Any) -> list[int]:
@@ -172,8 +182,10 @@ def test_the_serving_generation_takes_the_outputs_over_and_the_former_one_is_ope
     step(Engine(SWITCHED, old, new), SWITCHED)
     step(Engine(SWITCHED, old, new), SWITCHED)
 
-    assert cast("Standing", new.the_task).took_over == [old.the_task]
-    assert [str(error) for error in old.failures] == ["another generation sends the outputs"]
+    assert cast("Standing", new.the_task).inherited == 1
+    assert cast("Standing", old.the_task).inherited == 0
+    assert [str(error) for error in old.failures] == ["another generation serves"]
+    assert new.failures == []
 
 
 def test_nothing_is_taken_over_before_a_switch() -> None:
@@ -181,35 +193,48 @@ def test_nothing_is_taken_over_before_a_switch() -> None:
 
     step(Engine(BUILT, old, new), BUILT)
 
-    assert (cast("Standing", new.the_task).took_over, old.failures) == ([], [])
+    assert (cast("Standing", new.the_task).inherited, old.failures) == (0, [])
 
 
 @pytest.mark.parametrize("state", [TaskState.RESTORING, TaskState.WAITING, TaskState.HALTED])
-def test_outputs_are_taken_over_only_between_running_tasks(state: TaskState) -> None:
-    # A task that waits may have its outputs sent by another one.
-    former = [] if state is TaskState.WAITING else [(state, TaskState.RUNNING)]
-    for states in (*former, (TaskState.RUNNING, state)):
-        old = Here(1, Standing(1, sends=True, state=states[0]))
-        new = Here(2, Standing(2, sends=False, state=states[1]))
+def test_outputs_are_taken_over_only_by_a_task_that_runs(state: TaskState) -> None:
+    # One that opens takes them over itself.
+    old = Here(1, Standing(1, sends=True))
+    new = Here(2, Standing(2, sends=False, state=state))
 
-        with suppress(RetriableError):
-            step(Engine(SWITCHED, old, new), SWITCHED)
+    step(Engine(SWITCHED, old, new), SWITCHED)
 
-        assert (cast("Standing", new.the_task).took_over, old.failures) == ([], [])
+    assert (cast("Standing", new.the_task).inherited, old.failures) == (0, [])
 
 
-@pytest.mark.parametrize("state", [TaskState.RUNNING, TaskState.WAITING])
 @pytest.mark.parametrize("now", [SWITCHED, SWITCHED.settled()], ids=["within a switch", "after it"])
-def test_the_serving_generation_begins_to_send_if_no_other_one_does(now: Generations, state: TaskState) -> None:
-    old, new = Here(1, Standing(1, sends=False, state=state)), Here(2, Standing(2, sends=False))
+@pytest.mark.parametrize(
+    "old",
+    [
+        Here(1),
+        Here(1, Standing(1, sends=False)),
+        *(Here(1, Standing(1, sends=False, state=state)) for state in (TaskState.RESTORING, TaskState.HALTED)),
+        Here(1, Standing(1, sends=False, state=TaskState.TAILING, role=Role.STANDBY)),
+    ],
+    ids=["no task", "runs", "opens", "halted", "standby"],
+)
+def test_the_serving_generation_begins_to_send_whatever_has_become_of_the_other_one(
+    old: Here, now: Generations
+) -> None:
+    new = Here(2, Standing(2, sends=False))
 
     step(Engine(now, old, new), now)
-    step(Engine(now, old, new), now)
 
-    assert cast("Standing", new.the_task).began_next_to == [[old.the_task]]
-    assert cast("Standing", old.the_task).began_next_to == []
-    assert new.the_task.sends_as_of == now.number
-    assert (old.failures, new.failures) == ([], [])
+    assert (cast("Standing", new.the_task).inherited, new.failures) == (1, [])
+
+
+def test_the_copy_of_another_generations_owner_elsewhere_is_not_opened_again() -> None:
+    old = Here(1, Standing(1, sends=False, state=TaskState.TAILING, role=Role.STANDBY))
+
+    step(Engine(SWITCHED, old, Here(2, Standing(2, sends=False))), SWITCHED)
+
+    # It is not fenced, and follows its owner.
+    assert old.failures == []
 
 
 def test_the_last_generation_begins_to_send_alone() -> None:
@@ -218,46 +243,10 @@ def test_the_last_generation_begins_to_send_alone() -> None:
 
     step(Engine(now, new), now)
 
-    assert cast("Standing", new.the_task).began_next_to == [[]]
+    assert cast("Standing", new.the_task).inherited == 1
 
 
-def test_no_generation_begins_to_send_while_another_one_is_not_hosted_here() -> None:
-    engine = Engine(BUILT, Here(1, Standing(1, sends=False)))
-    cast("Any", engine.versions).live = lambda _model: [FIRST]
-
-    with pytest.raises(RetriableError, match="rewards_0 does not send, and a generation that may is not hosted here"):
-        step(engine, BUILT)
-
-
-@pytest.mark.parametrize(
-    "old",
-    [
-        *(Here(1, Standing(1, sends=False, state=state)) for state in (TaskState.RESTORING, TaskState.HALTED)),
-        Here(1, Standing(1, sends=False, state=TaskState.TAILING, role=Role.STANDBY)),
-        Here(1),
-    ],
-    ids=["opens", "halted", "standby", "no task"],
-)
-def test_no_generation_begins_to_send_while_another_one_is_not_open(old: Here) -> None:
-    new = Here(2, Standing(2, sends=False))
-
-    with pytest.raises(RetriableError, match="rewards_0, which may send the outputs, does not answer yet"):
-        step(Engine(SWITCHED, old, new), SWITCHED)
-
-    assert cast("Standing", new.the_task).began_next_to == []
-
-
-def test_a_task_is_opened_again_if_it_is_unknown_whether_it_begins_to_send() -> None:
-    old, new = Here(1, Standing(1, sends=False)), Here(2, Standing(2, sends=False))
-    cast("Standing", new.the_task).fails_with = RetriableError("the broker does not respond")
-
-    with pytest.raises(RetriableError, match="the broker does not respond"):
-        step(Engine(SWITCHED, old, new), SWITCHED)
-
-    assert (len(old.failures), len(new.failures)) == (0, 1)
-
-
-@pytest.mark.parametrize("why", [TaskHaltedError("their open dead letters differ"), RetriableError("it is behind")])
+@pytest.mark.parametrize("why", [TaskHaltedError("it belongs to another stage"), RetriableError("it is behind")])
 def test_a_task_that_still_sends_is_left_alone_if_a_switch_is_refused(why: BalanceServiceError) -> None:
     old, new = Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False))
     cast("Standing", new.the_task).fails_with = why
@@ -265,22 +254,19 @@ def test_a_task_that_still_sends_is_left_alone_if_a_switch_is_refused(why: Balan
     with pytest.raises(type(why)):
         step(Engine(SWITCHED, old, new), SWITCHED)
 
-    assert old.failures == []
+    assert (old.failures, new.failures) == ([], [])
 
 
-def test_both_tasks_are_opened_again_if_the_transaction_of_a_switch_fails() -> None:
-    class Failing(Standing):
-        def take_over(self, other: Task) -> bool:
-            other.give_up()
-            self.give_up()
-            raise RetriableError("the broker does not respond")
+def test_a_task_is_opened_again_if_it_is_unknown_whether_it_begins_to_send() -> None:
+    old, new = Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False))
+    task = cast("Standing", new.the_task)
+    task.fails_with, task.is_given_up = TaskMigratedError("the task's writer is closed"), True
 
-    old, new = Here(1, Standing(1, sends=True)), Here(2, Failing(2, sends=False))
-
-    with pytest.raises(RetriableError, match="the broker does not respond"):
+    with pytest.raises(TaskMigratedError, match="the task's writer is closed"):
         step(Engine(SWITCHED, old, new), SWITCHED)
 
-    assert (len(old.failures), len(new.failures)) == (1, 1)
+    told = "it is unknown which generation serves"
+    assert ([str(error) for error in new.failures], old.failures) == ([told], [])
 
 
 def test_a_step_that_fails_keeps_no_store_open() -> None:
@@ -290,10 +276,10 @@ def test_a_step_that_fails_keeps_no_store_open() -> None:
     views: list[weakref.ref[View]] = []
 
     class Refused(Standing):
-        def take_over(self, other: Task) -> bool:
+        def inherit(self) -> bool:
             view = View()
             views.append(weakref.ref(view))
-            raise RetriableError(f"{other.task_id} is behind")
+            raise RetriableError(f"{self.task_id} is behind")
 
     old, new = Here(1, Standing(1, sends=True)), Here(2, Refused(2, sends=False))
     gc.disable()
@@ -314,11 +300,11 @@ def test_outputs_are_taken_over_once_the_other_instances_have_heard_of_the_switc
     rebuilds = Rebuilds(cast("Any", Engine(SWITCHED, old, new)), ServerTable(elapsed), Switch.NEVER)
 
     rebuilds._step(SWITCHED)
-    assert cast("Standing", new.the_task).took_over == []
+    assert cast("Standing", new.the_task).inherited == 0
     time.sleep(0.2)
     rebuilds._step(SWITCHED)
 
-    assert cast("Standing", new.the_task).took_over == [old.the_task]
+    assert cast("Standing", new.the_task).inherited == 1
 
 
 def test_a_partition_that_cannot_switch_does_not_keep_the_others_from_it() -> None:
@@ -329,7 +315,7 @@ def test_a_partition_that_cannot_switch_does_not_keep_the_others_from_it() -> No
     with pytest.raises(RetriableError, match="it is behind"):
         step(Engine(SWITCHED, old, new), SWITCHED)
 
-    assert cast("Standing", new.the_tasks[1]).took_over == [old.the_tasks[1]]
+    assert cast("Standing", new.the_tasks[1]).inherited == 1
 
 
 def test_an_error_of_a_models_own_code_in_one_partition_does_not_keep_the_others_from_their_step() -> None:
@@ -341,7 +327,7 @@ def test_an_error_of_a_models_own_code_in_one_partition_does_not_keep_the_others
 
     rebuilds._round()
 
-    assert cast("Standing", new.the_tasks[1]).took_over == [old.the_tasks[1]]
+    assert cast("Standing", new.the_tasks[1]).inherited == 1
     told = "a step failed with ZeroDivisionError; the log of the instance has it"
     assert rebuilds.problems == {"rewards": told}
     # Also while no instance is heard.
@@ -372,11 +358,11 @@ def buildable(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, free_mib: int)
     """The rebuilds of an instance whose serving stores take 100 MiB, with topics in memory that lose nothing."""
     settings = load_settings()
     engine.settings = cast("Any", settings)
-    engine.topics = InMemoryTopics(**{FIRST.source.replace("-", "_"): 2})
-    for name in (settings.dead_letter_decisions_topic, settings.generations_topic):
-        engine.topics.create(name, 1, {})
+    for name in (FIRST.source, settings.dead_letter_decisions_topic, settings.generations_topic):
+        engine.topics.create(name, 2, {})
     task = SimpleNamespace(sizes=SimpleNamespace(store_bytes=50 << 20))
-    cast("Any", engine.models["rewards"]).snapshots = lambda: [task, task]
+    for here in engine.models.values():
+        cast("Any", here).snapshots = lambda: [task, task]
     monkeypatch.setattr("balance_service.engine.database.room_bytes", lambda _path: free_mib << 20)
     monkeypatch.setattr("balance_service.hosting.rebuilds.room_bytes", lambda _path: free_mib << 20)
     return Rebuilds(cast("Any", engine), ServerTable(elapsed), Switch.NEVER)
@@ -385,15 +371,15 @@ def buildable(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, free_mib: int)
 @pytest.mark.shows("full-disk", "lossy-topics")
 def test_a_generation_is_built_only_of_all_events_and_with_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(BUILT, Here(1, Standing(1, sends=True)))
-    buildable(engine, monkeypatch, free_mib=612).check_buildable("rewards")
+    buildable(engine, monkeypatch, free_mib=612).buildable("rewards")
 
     with pytest.raises(InvalidInputError, match=r"as the one that serves, 100 MiB, and 611 MiB are left.* make room"):
-        buildable(engine, monkeypatch, free_mib=611).check_buildable("rewards")
+        buildable(engine, monkeypatch, free_mib=611).buildable("rewards")
 
     lossy = buildable(engine, monkeypatch, free_mib=612)
     engine.topics.configs[FIRST.source]["cleanup.policy"] = "compact"
     with pytest.raises(InvalidInputError, match=r"would be built from what is left: the source topic .* is compacted"):
-        lossy.check_buildable("rewards")
+        lossy.buildable("rewards")
 
 
 def test_a_new_version_is_built_once_there_is_room_and_the_check_is_made_every_five_seconds(
@@ -407,12 +393,22 @@ def test_a_new_version_is_built_once_there_is_room_and_the_check_is_made_every_f
         with pytest.raises(InvalidInputError, match="make room"):
             rebuilds._upgrade(old)
         # The broker is not asked again.
-        monkeypatch.setattr(rebuilds, "check_buildable", lambda _model: None)
+        monkeypatch.setattr(rebuilds, "buildable", lambda _model: DECLARED)
 
     now.now += 5
     rebuilds._upgrade(old)
 
     assert engine.now.building is not None
+
+
+def test_a_version_that_is_not_begun_because_another_one_is_built_says_so() -> None:
+    older = replace(DECLARED, version=0)
+    now = Generations("rewards").begun(older).rebuilt(older, Switch.NEVER, 60, None, "", "")
+
+    with pytest.raises(
+        RetriableError, match=r"version 1 of 'rewards' is built once generation 2, which is being built"
+    ):
+        responsible(hosting(now), table_of([]))._upgrade(now)
 
 
 def test_an_error_is_told_rather_than_what_waits_for_it() -> None:
@@ -425,7 +421,15 @@ def test_an_error_is_told_rather_than_what_waits_for_it() -> None:
 
 @pytest.mark.parametrize(
     ("sends_as_of", "state", "is_settled"),
-    [((4, 4), "RUNNING", True), ((4, 0), "RUNNING", False), ((4, 3), "RUNNING", False), ((4, 4), "RESTORING", False)],
+    [
+        ((4, 4), "RUNNING", True),
+        ((4, NEVER), "RUNNING", False),
+        ((4, 0), "RUNNING", False),
+        ((4, 3), "RUNNING", False),
+        # They have inherited.
+        ((4, 4), "WAITING", True),
+        ((4, 4), "HALTED", True),
+    ],
 )
 def test_a_switch_is_settled_once_the_owners_of_all_partitions_send_and_know_of_it(
     sends_as_of: tuple[int, int], state: str, *, is_settled: bool
@@ -440,21 +444,10 @@ def test_a_switch_is_settled_once_the_owners_of_all_partitions_send_and_know_of_
     if is_settled:
         responsible(engine, table_of(tasks))._step(SWITCHED)
     else:
-        with pytest.raises(RetriableError, match=r"rewards.g2_\d, which serves, does not send the outputs yet"):
+        with pytest.raises(RetriableError, match=r"rewards.g2_\d, which serves, has not taken over yet"):
             responsible(engine, table_of(tasks))._step(SWITCHED)
 
     assert engine.now.is_settled is is_settled
-
-
-@pytest.mark.parametrize(("sends", "number"), [(True, SWITCHED.number), (False, 0)])
-def test_an_owner_publishes_under_which_state_its_task_sends(*, sends: bool, number: int) -> None:
-    new = Here(2, Standing(2, sends=sends))
-
-    # Until the other task opens, this one cannot begin to send.
-    with suppress(RetriableError):
-        step(Engine(SWITCHED, Here(1, Standing(1, sends=False, state=TaskState.RESTORING)), new), SWITCHED)
-
-    assert new.the_task.sends_as_of == number
 
 
 def table_of(tasks: Sequence[PublishedTask]) -> ServerTable:
@@ -524,6 +517,25 @@ def test_a_dropped_changelog_is_deleted_once_no_instance_has_a_task_of_it_and_ag
     assert forgotten == deleted
 
 
+def test_a_killed_instance_keeps_a_dropped_changelog_until_the_group_has_given_its_partitions_away() -> None:
+    engine, clock, deleted = Engine(DROPPED, Here(1, Standing(1, sends=True))), Clock(), list[str]()
+    engine.topics = SimpleNamespace(find=lambda name: Topic(name, "id", 2), delete=deleted.append)
+    engine.registry = SimpleNamespace(forget=lambda _name: None)
+    table = ServerTable(clock)
+    rebuilds = responsible(engine, table)
+    for address, stages in (("a:1", ["rewards"]), ("killed:1", ["rewards.g2"])):
+        tasks = [PublishedTask(stage, 0, "ACTIVE", "RUNNING", 1, 5).record() for stage in stages]
+        table.hear(address, {"incarnation": "i", "models": [], "tasks": tasks}, live=True)
+
+    clock.now += 10
+    rebuilds._step(DROPPED)
+    assert deleted == []
+    clock.now += 1
+    rebuilds._step(DROPPED)
+
+    assert deleted == ["balance-service-rewards.g2-changelog"]
+
+
 def test_a_changelog_that_a_late_instance_created_again_is_deleted_although_its_task_was_never_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -563,6 +575,26 @@ def test_a_changelog_that_cannot_be_deleted_is_not_tried_again_at_once() -> None
             rebuilds._step(DROPPED)
 
     assert len(tried) == 1
+
+
+class Written(dict[int, str]):
+    """The topic that the positions of the changelogs name, by partition."""
+
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys(range(2), "balance-service-rewards.g2-changelog"))
+        self.serving_at = 5
+        """The position at the ends of the first generation's changelog."""
+
+    def last_positions(self, *of: Any) -> dict[int, Position]:
+        offset = 5 if ".g" in of[3] else self.serving_at
+        return {p: Position(offset, 1, "id", changelog_topic_id=self[p]) for p in of[4] if p in self}
+
+
+@pytest.fixture(autouse=True)
+def written(monkeypatch: pytest.MonkeyPatch) -> Written:
+    written = Written()
+    monkeypatch.setattr("balance_service.hosting.rebuilds.last_positions", written.last_positions)
+    return written
 
 
 def hosting(now: Generations) -> Engine:
@@ -622,6 +654,235 @@ def test_a_switch_that_is_refused_fences_no_other_writer() -> None:
     assert written == []
 
 
+AUTOMATIC = Generations("rewards").begun(DECLARED).rebuilt(DECLARED, Switch.ALWAYS, 60, None, "", "")
+READY = BUILT.compared(2, Comparison(5))
+NOT_RUNNING = "; queries for its keys would get 503"
+NOT_HERE = "no instance runs rewards.g2_1, so that queries for its keys would get 503"
+
+
+def running(generation: int, position: int = 5, **more: Any) -> list[PublishedTask]:
+    """The tasks of a generation, of both partitions."""
+    stage = FIRST.of_generation(generation).name
+    return [PublishedTask(stage, partition, "ACTIVE", "RUNNING", 1, position, **more) for partition in range(2)]
+
+
+def refused_switch(now: Generations, tasks: Sequence[PublishedTask], to: int = 2) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        Rebuilds(cast("Any", hosting(now)), table_of(tasks), Switch.NEVER).check_switch(now, to, anyway=False)
+    why, _, remedy = str(caught.value).partition(". With ")
+    assert remedy == f"`anyway` (`--anyway`), generation {to} serves all the same"
+    return why
+
+
+def replaced(tasks: list[PublishedTask], **changes: Any) -> list[PublishedTask]:
+    """The tasks, with changes of the last one."""
+    return [*tasks[:-1], replace(tasks[-1], **changes)]
+
+
+UNFIT: list[tuple[list[PublishedTask], str]] = [
+    (
+        replaced(running(2), state="HALTED", reason="its own code failed"),
+        f"rewards.g2_1 is HALTED at a:1: its own code failed{NOT_RUNNING}",
+    ),
+    (replaced(running(2), state="RESTORING"), f"rewards.g2_1 is RESTORING at a:1{NOT_RUNNING}"),
+    (replaced(running(2), state="WAITING"), "rewards.g2_1 is WAITING at a:1; its answers would stand still"),
+]
+NOT_OPENED: list[tuple[list[PublishedTask], str]] = [
+    (running(2)[:1], NOT_HERE),
+    (replaced(running(2), role="STANDBY"), NOT_HERE),
+    (replaced(running(2), state="RESTORING", epoch=0), f"rewards.g2_1 is RESTORING at a:1{NOT_RUNNING}"),
+]
+
+
+@pytest.mark.shows("looks-first")
+@pytest.mark.parametrize(("tasks", "why"), [*UNFIT, *NOT_OPENED])
+def test_a_switch_to_a_generation_that_is_not_fit_to_serve_is_refused_and_says_what_would_be_lost(
+    tasks: list[PublishedTask], why: str
+) -> None:
+    assert refused_switch(READY, tasks) == why
+    rebuilds = Rebuilds(cast("Any", hosting(READY)), table_of(tasks), Switch.NEVER)
+
+    assert rebuilds.check_switch(READY, 2, anyway=True) == why
+
+
+def test_a_switch_back_to_a_generation_that_does_not_run_is_refused_too() -> None:
+    halted = replaced(running(1), state="HALTED", reason="its own code failed")
+
+    why = refused_switch(SWITCHED, [*halted, *running(2)], to=1)
+
+    assert why.startswith("rewards_1 is HALTED at a:1: its own code failed")
+
+
+@pytest.mark.parametrize("state", ["HALTED", "RESTORING", "no task"])
+def test_the_serving_generation_may_be_halted_or_gone_and_its_changelog_says_where_it_stood(
+    written: Written, state: str
+) -> None:
+    former = [] if state == "no task" else [replace(task, state=state, epoch=0, position=-1) for task in running(1)]
+    rebuilds = Rebuilds(cast("Any", hosting(READY)), table_of([*former, *running(2)]), Switch.NEVER)
+
+    assert rebuilds.check_switch(READY, 2, anyway=False) == ""
+
+    # By as much as the comparison allows.
+    written.serving_at = 10_005
+    assert rebuilds.check_switch(READY, 2, anyway=False) == ""
+    written.serving_at = 60_000
+    assert refused_switch(READY, [*former, *running(2)]) == (
+        "rewards.g2_0 is 59995 records behind generation 1, and its answers would be; "
+        "rewards.g2_1 is 59995 records behind generation 1, and its answers would be"
+    )
+
+
+def test_a_switch_is_refused_until_the_instance_has_heard_of_the_others() -> None:
+    rebuilds = Rebuilds(cast("Any", hosting(READY)), ServerTable(elapsed), Switch.NEVER)
+
+    with pytest.raises(RetriableError, match="has not heard of any other yet"):
+        rebuilds.check_switch(READY, 2, anyway=True)
+
+
+def test_a_generation_that_was_not_compared_serves_only_anyway() -> None:
+    why = "generation 2 has not been compared with 1 yet"
+
+    assert refused_switch(BUILT, running(2)) == why
+    rebuilds = Rebuilds(cast("Any", hosting(BUILT)), table_of(running(2)), Switch.NEVER)
+    assert rebuilds.check_switch(BUILT, 2, anyway=True) == why
+
+
+@pytest.mark.parametrize("last", ["another topic", None])
+def test_a_switch_to_a_generation_whose_changelog_is_not_the_one_that_it_wrote_is_refused(
+    written: Written, last: str | None
+) -> None:
+    if last is None:
+        del written[1]
+    else:
+        written[1] = last
+
+    why = refused_switch(READY, running(2))
+
+    assert why.startswith("the changelog 'balance-service-rewards.g2-changelog' was deleted or recreated")
+
+
+def test_what_no_instance_can_fold_serves_not_even_anyway() -> None:
+    table = table_of(running(2))
+    without = {**PublishedModel("rewards", Partitioning(2, "murmur2")).record(), "versions": []}
+    table.hear("b:1", {"incarnation": "i", "models": [without], "tasks": []}, live=True)
+
+    with pytest.raises(InvalidInputError, match="b:1 without version 1"):
+        Rebuilds(cast("Any", hosting(READY)), table, Switch.NEVER).check_switch(READY, 2, anyway=True)
+
+
+@pytest.mark.shows("looks-first")
+@pytest.mark.parametrize("tasks", [tasks for tasks, _ in UNFIT])
+def test_a_generation_that_is_not_fit_to_serve_does_not_do_so_by_itself(tasks: list[PublishedTask]) -> None:
+    engine = hosting(AUTOMATIC)
+    compared = [replace(task, comparison=Comparison(5)) for task in tasks]
+
+    with suppress(RetriableError):
+        responsible(engine, table_of(compared))._step(AUTOMATIC)
+
+    assert (engine.now.serving, engine.now.comparison) == (1, None)
+
+
+def of_balance(now: Generations, *, start: int) -> Rebuilds:
+    """The rebuilds of an instance, whose source with two partitions begins at an offset now."""
+    engine = Engine(now)
+    engine.versions = Versions([Balance()], load_settings(), lambda _model: now)
+    for number in now.live:
+        here, stage = Here(number, Standing(number, sends=False)), engine.versions.stage("balance", number)
+        here.hosted.stage, here.hosted.source.name, here.hosted.lease = stage, "balance", engine.lease
+        engine.models[stage.name] = here
+        engine.topics.create(stage.changelog, 2, {})
+    engine.topics.create("balance", 2, {})
+    engine.topics.starts["balance"] = start
+    engine.lease.holds = True
+    tasks = [
+        replace(task, stage=f"balance{generation}", comparison=Comparison(5))
+        for number, generation in ((1, ""), (2, ".g2"))
+        for task in running(number)
+    ]
+    return Rebuilds(cast("Any", engine), table_of(tasks), Switch.NEVER)
+
+
+def begun_at(first: int, second: int, switch: Switch = Switch.ALWAYS) -> Generations:
+    """Two generations, which began when the source did at these offsets. The second one is built."""
+    older, newer = (replace(DECLARED, begins=(offset, offset)) for offset in (first, second))
+    return Generations("balance").begun(older).rebuilt(newer, switch, 60, None, "", "")
+
+
+@pytest.mark.shows("looks-first", "lossy-topics")
+@pytest.mark.parametrize("switch", [Switch.ALWAYS, Switch.WHEN_EQUAL])
+@pytest.mark.parametrize(("first", "second", "now"), [(0, 500, 500), (0, 0, 500), (300, 500, 500), (300, 300, 500)])
+def test_a_generation_that_lacks_first_events_does_not_serve_by_itself_and_says_why(
+    written: Written, switch: Switch, first: int, second: int, now: int
+) -> None:
+    written |= dict.fromkeys(range(2), "balance-service-balance.g2-changelog")
+    rebuilds = of_balance(begun_at(first, second, switch), start=now)
+    engine = cast("Engine", rebuilds._engine)
+
+    rebuilds._step(engine.now)
+
+    assert (engine.now.serving, engine.now.comparison) == (1, Comparison(10))
+    why = (
+        f"generation 2 begins at offset 500 of balance-0, and 1 at {first}: what only the events before say is in 1 "
+        "alone, and is deleted with it"
+    )
+    status = rebuilds.status("balance")
+    assert status is not None
+    assert status["problem"] == why
+    with pytest.raises(InvalidInputError, match=re.escape(why)):
+        rebuilds.check_switch(engine.now, 2, anyway=False)
+    assert rebuilds.check_switch(engine.now, 2, anyway=True) == why
+
+
+@pytest.mark.parametrize(("first", "second", "now"), [(0, 0, 0), (500, 500, 500), (500, 500, 300)])
+def test_a_generation_whose_history_begins_where_that_of_the_serving_one_does_serves(
+    written: Written, first: int, second: int, now: int
+) -> None:
+    written |= dict.fromkeys(range(2), "balance-service-balance.g2-changelog")
+    rebuilds = of_balance(begun_at(first, second), start=now)
+    engine = cast("Engine", rebuilds._engine)
+
+    rebuilds._step(engine.now)
+
+    assert engine.now.serving == 2
+
+
+def test_the_way_back_to_the_generation_with_all_events_is_open_and_the_way_forth_is_not(
+    written: Written,
+) -> None:
+    forth = begun_at(0, 500, Switch.NEVER).compared(2, Comparison(5)).switched(2, "", "")
+    written |= dict.fromkeys(range(2), "balance-service-balance-changelog")
+    assert of_balance(forth, start=500).check_switch(forth, 1, anyway=False) == ""
+
+    back = forth.switched(1, "", "")
+    with pytest.raises(InvalidInputError, match="generation 2 begins at offset 500 of balance-0"):
+        of_balance(back, start=500).check_switch(back, 2, anyway=False)
+
+
+@pytest.mark.shows("lossy-topics")
+def test_a_generation_is_not_begun_if_first_events_are_gone_unless_that_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = Generations("balance").begun(DECLARED)
+    engine = cast("Engine", of_balance(first, start=500)._engine)
+    rebuilds = buildable(engine, monkeypatch, free_mib=10_000)
+
+    with pytest.raises(InvalidInputError, match=r"the first 500 offsets of balance-0 are gone.*FINITE_RETENTION"):
+        rebuilds.buildable("balance")
+    engine.settings = engine.settings.model_copy(update={"allow_finite_retention": True})
+
+    assert rebuilds.buildable("balance").begins == (500, 500)
+
+
+def test_a_generation_is_not_begun_if_records_between_two_stages_were_purged(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(BUILT, Here(1, Standing(1, sends=True)))
+    rebuilds = buildable(engine, monkeypatch, free_mib=10_000)
+    engine.settings = engine.settings.model_copy(update={"allow_finite_retention": True})
+    engine.topics.starts[FIRST.source] = 500
+
+    with pytest.raises(InvalidInputError, match=r"the first 500 offsets of .* were deleted after.*APPLICATION_ID"):
+        rebuilds.buildable("rewards")
+
+
 def test_differences_name_their_keys_as_queries_do() -> None:
     board, key = Leaderboard(), KeyType("product_id", is_number=True)
     now = Generations("leaderboard").begun(DECLARED).rebuilt(DECLARED, Switch.NEVER, 60, None, "", "")
@@ -652,3 +913,33 @@ def test_another_instance_than_the_owner_of_partition_0_adds_nothing_up() -> Non
     Rebuilds(cast("Any", engine), published(Comparison(2), Comparison(3)), Switch.NEVER)._step(BUILT)
 
     assert engine.now is BUILT
+
+
+@pytest.mark.parametrize(
+    ("max_rate", "behind", "is_compared"),
+    [(None, 9_000, True), (1_000, 9_000, False), (1_000, 500, True), (1_000, 501, False), (1, 1, True), (1, 2, False)],
+)
+def test_a_throttled_generation_is_compared_once_it_can_catch_up_within_seconds(
+    monkeypatch: pytest.MonkeyPatch, max_rate: int | None, behind: int, *, is_compared: bool
+) -> None:
+    compared = []
+
+    def comparing(_serving: object, _building: object, tasks: tuple[Task, Task]) -> Iterator[None]:
+        compared.append(tasks)
+        while True:
+            yield
+
+    monkeypatch.setattr("balance_service.hosting.rebuilds.compare", comparing)
+    serving = Standing(1, sends=True), Standing(1, sends=True)
+    building = Standing(2, sends=False), Standing(2, sends=False)
+    for task in serving:
+        task.replica.store = cast(
+            "Any", SimpleNamespace(position=Position(5 + behind, 1, "id", inherited=BUILT.number), sizes=None)
+        )
+    for task in building:
+        task.compared = None
+    rebuilt = Generations("rewards").begun(DECLARED).rebuilt(DECLARED, Switch.NEVER, 60, max_rate, "", "")
+
+    step(Engine(rebuilt, Here(1, *serving), Here(2, *building)), rebuilt)
+
+    assert bool(compared) is is_compared

@@ -97,6 +97,8 @@ class Server:
 
 async def next_answer(reader: asyncio.StreamReader) -> bytes:
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    while head.startswith(b"HTTP/1.1 100"):
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
     length = re.search(rb"Content-Length: (\d+)", head)
     assert length is not None
     return re.sub(rb"Date: [^\r]*", b"Date: now", head) + await reader.readexactly(int(length[1]))

@@ -158,6 +158,7 @@ def ask(data: bytes, limits: Limits = QUICK) -> Answer:
 
 
 def question(url_bytes: int = 0, headers: Sequence[tuple[str, str]] = ()) -> bytes:
-    url = (GET_BALANCE + "?customerId=c1&x=").ljust(url_bytes, "x")
+    # Probes may have any parameters.
+    url = "/health/live?x=".ljust(url_bytes, "x") if url_bytes else f"{GET_BALANCE}?customerId=c1&maxLag=9"
     head = "".join(f"{name}: {value}\r\n" for name, value in (("Host", "x"), *headers))
     return f"GET {url} HTTP/1.1\r\n{head}\r\n".encode()

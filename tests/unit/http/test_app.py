@@ -7,12 +7,14 @@ import ipaddress
 import json
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import pytest
 
 from balance_service.errors import ConfigurationError
 from balance_service.http.app import HttpServer
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
+from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.streams.event_stream import Streams
 from balance_service.settings import load_settings
 from tests.support.credentials import AUDIENCE, ISSUER, Authority, write_jwks
@@ -101,3 +103,53 @@ def test_a_server_for_this_machine_alone_needs_no_access_control(host: str) -> N
     (address,) = addresses(http_host=host)
 
     assert address.is_loopback
+
+
+@pytest.mark.parametrize(
+    ("path", "detail"),
+    [
+        ("/api/status?verbose=1", "the query has 'verbose', which is not known here; it may have none"),
+        (
+            "/api/deadLetters?models=balance",
+            "the query has 'models', which is not known here; it may have after, cause, limit, model, partial, status",
+        ),
+        (
+            "/api/models/balance/keys/ada?minposition=0:4",
+            "the query has 'minposition', which is not known here; it may have generation, maxLag, minPosition",
+        ),
+        ("/api/models/balance/keys/ada?key=bob", "the query has 'key', which is not known here; it may have "),
+        ("/openapi.json?" + "x" * 300, f"the query has '{'x' * 100}', which is not known here; it may have none"),
+    ],
+)
+def test_a_parameter_that_a_route_does_not_know_is_refused_with_those_that_it_knows(path: str, detail: str) -> None:
+    ((status, body),) = answers(path)
+
+    assert (status, body["detail"][: len(detail)]) == (400, detail)
+
+
+def test_probes_the_console_and_peers_may_add_parameters() -> None:
+    found = answers("/health/live?x=1", "/health/ready?x=1", "/?x=1")
+    ((of_peer, _),) = answers("/api/status?x=1", headers={FORWARDED_HEADER: "127.0.0.1:5051"})
+
+    assert [status for status, _ in found] == [200, 200, 200]
+    assert of_peer == 200
+
+
+def answers(*paths: str, headers: dict[str, str] | None = None) -> list[tuple[int, Any]]:
+    """Returns status and body of requests."""
+
+    async def ask() -> list[tuple[int, Any]]:
+        asked = server(http_host="127.0.0.1")
+        await asked.open()
+        try:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{asked.port}") as session:
+                found = []
+                for path in paths:
+                    async with session.get(path, headers=headers or {}) as response:
+                        is_json = response.content_type.endswith("json")
+                        found.append((response.status, await response.json(content_type=None) if is_json else None))
+                return found
+        finally:
+            await asked.close()
+
+    return asyncio.run(ask())

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from balance_service.http.requests import JsonBody
+    from balance_service.model.generations import Declaration
 
 BODIES: dict[str, type[JsonBody]] = {"rebuild": RebuildBody, "switch": SwitchBody, "drop": DropBody}
 LEAST: dict[str, dict[str, Any]] = {
@@ -57,17 +58,31 @@ class Log:
         self.now = Generations("balance").begun(DECLARED)
         self.fails_with: RetriableError | None = None
         self.is_lossy = False
+        self.lost = ""
+        self.checks = self.writes = 0
 
-    def check_buildable(self, _model: str) -> None:
+    def buildable(self, _model: str) -> Declaration:
         if self.is_lossy:
             raise InvalidInputError("the source topic 'balance' is compacted")
+        return DECLARED
+
+    def check_switch(self, now: Generations, to: int, *, anyway: bool) -> str:
+        assert to in now.live
+        self.checks += 1
+        if self.lost and not anyway:
+            raise InvalidInputError(self.lost)
+        return self.lost
 
     def of(self, _model: str) -> Generations:
         return self.now
 
-    def write(self, _model: str, change: Callable[[Generations], Generations]) -> Generations:
+    def newest(self, _model: str) -> Generations:
         if self.fails_with is not None:
             raise self.fails_with
+        return self.now
+
+    def write(self, _model: str, change: Callable[[Generations], Generations]) -> Generations:
+        self.writes += 1
         self.now = change(self.now)
         return self.now
 
@@ -102,7 +117,7 @@ def asked(log: Log | None, *requests: tuple[str, str, Any]) -> list[Answer]:
         if log is not None:
             here = rebuilds(log)
             handlers.generations = GenerationRequests(
-                here.status, lambda _model: DECLARED, log.check_buildable, here.check_known, log.write, here.differences
+                here.status, log.newest, log.buildable, log.check_switch, log.write, here.differences
             )
         async with TestServer(make_app(handlers, ROUTES)) as server, ClientSession() as client:
             for method, path, body in requests:
@@ -280,16 +295,16 @@ def test_a_transition_that_is_not_possible_is_answered_409_with_the_reason_and_c
     (_,) = asked(log, ("POST", ".rebuild", LEAST["rebuild"]))
     before = log.now
 
-    again, early, serving = asked(
+    again, unknown, serving = asked(
         log,
         ("POST", ".rebuild", LEAST["rebuild"]),
-        ("POST", ".switch", LEAST["switch"]),
+        ("POST", ".switch", {**LEAST["switch"], "to": 3}),
         ("POST", ".drop", {**LEAST["drop"], "generation": 1}),
     )
 
-    assert [answer.status for answer in (again, early, serving)] == [409, 409, 409]
+    assert [answer.status for answer in (again, unknown, serving)] == [409, 409, 409]
     assert again.detail == "generation 2 of 'balance' is being built: wait for it, or drop it first"
-    assert early.detail == "generation 2 of 'balance' has not caught up yet"
+    assert unknown.detail == "'balance' has no generation 3 now"
     assert serving.detail == "generation 1 of 'balance' serves: switch to another one first"
     assert log.now is before
 
@@ -303,6 +318,48 @@ def test_a_rebuild_from_a_lossy_topic_is_answered_409_with_the_reason() -> None:
 
     assert (refused.status, refused.detail) == (409, "the source topic 'balance' is compacted")
     assert log.now.building is None
+
+
+def test_a_switch_that_loses_something_is_answered_409_and_anyway_keeps_what_is_lost_with_the_reason() -> None:
+    log = Log()
+    log.now = log.now.rebuilt(DECLARED, Switch.NEVER, 60, None, "", "").compared(2, Comparison(3))
+    log.lost = "generation 2 begins at offset 500"
+
+    refused, off = (
+        asked(log, ("POST", ".switch", {**LEAST["switch"], **anyway}))[0] for anyway in ({}, {"anyway": False})
+    )
+    assert [(one.status, one.detail) for one in (refused, off)] == [(409, log.lost)] * 2
+    assert log.now.serving == 1
+    (done,) = asked(log, ("POST", ".switch", {**LEAST["switch"], "anyway": True}))
+
+    assert (done.status, log.now.serving, log.now.reason) == (202, 2, f"r (anyway: {log.lost})")
+
+
+def test_the_checks_of_a_request_are_made_before_other_writers_are_fenced() -> None:
+    log = Log()
+    log.now = log.now.rebuilt(DECLARED, Switch.NEVER, 60, None, "", "").compared(2, Comparison(3))
+    log.lost = "generation 2 begins at offset 500"
+
+    (refused,) = asked(log, ("POST", ".switch", LEAST["switch"]))
+
+    assert (refused.status, log.writes) == (409, 0)
+
+
+def test_a_request_checks_each_state_of_the_generations_once() -> None:
+    log = Log()
+    log.now = log.now.rebuilt(DECLARED, Switch.NEVER, 60, None, "", "").compared(2, Comparison(3))
+
+    (done,) = asked(log, ("POST", ".switch", LEAST["switch"]))
+
+    assert (done.status, log.checks) == (202, 1)
+
+
+@pytest.mark.parametrize("value", ["true", "", 1, 0, None, [], {}])
+def test_anyway_is_true_or_false(value: Any) -> None:
+    body = json.dumps({**LEAST["switch"], "anyway": value}).encode()
+
+    with pytest.raises(InvalidInputError, match="anyway must be true or false"):
+        SwitchBody.of_json(body)
 
 
 def test_a_read_model_that_keeps_no_states_here_is_answered_404() -> None:

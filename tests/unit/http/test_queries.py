@@ -79,6 +79,7 @@ def test_a_view_that_raises_fails_only_its_query(instance: Instance, monkeypatch
     instance.put("1.00")
     instance.put("2.00", "other")
     view = Balance.view
+    monkeypatch.setattr(Balance, "fields", {"amount": "decimal"}, raising=False)
     monkeypatch.setattr(
         Balance, "view", lambda model, state: view(model, state) if state["amount"] == 1 else state["absent"]
     )

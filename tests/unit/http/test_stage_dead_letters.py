@@ -7,11 +7,11 @@ import base64
 import json
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+from aiohttp.test_utils import TestServer, make_mocked_request
 
 from balance_service import api
 from balance_service.avro.codec import AvroCodec
@@ -19,7 +19,8 @@ from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.decisions import MAX_REASON_CHARACTERS, Decision, LetterId, Verdict
 from balance_service.engine.records import Position
 from balance_service.errors import RetriableError
-from balance_service.http.answer import exact_json_response
+from balance_service.http.answer import Problem, exact_json_response
+from balance_service.http.dead_letters import DeadLetters
 from balance_service.http.peers.connections import MAX_BODY_BYTES
 from balance_service.http.routing import LocalCopy
 from balance_service.http.scheduling import FairScheduler
@@ -33,6 +34,7 @@ from tests.support.querying import ASKER, PARTITION, Instance, read_to_its_end
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+    from unittest.mock import Mock
 
 MANY = range(10**17, 10**17 + 500)
 ONE, OTHER = MANY[:2]
@@ -279,6 +281,41 @@ def decoded(registry: Any, value: bytes | None, headers: Sequence[Mapping[str, A
     given = {"id": "balance/0:1", "headers": headers, "valueBase64": content}
     found = asyncio.run(source_records(registry).decoded(given, ASKER))
     return {name: found[name] for name in ("decoded", "problem")}
+
+
+def test_a_list_whose_records_cannot_be_read_says_why() -> None:
+    def read(*_: object) -> Any:
+        raise RetriableError("Kafka at b:9092 does not answer")
+
+    nothing: Any = None
+    records = SourceRecords(records=read, registry=nothing, scheduler=FairScheduler("scan"), timeout_seconds=9.0)
+    with pytest.raises(Problem, match="cannot be read now: Kafka at b:9092 does not answer"):
+        asyncio.run(records.added_to([{"id": "balance/0:1"}], ASKER))
+
+
+def asked(query: str) -> web.Request:
+    request = make_mocked_request("GET", f"{api.DEAD_LETTERS}{query}")
+    cast("Mock", request.match_info.route).configure_mock(**{"resource.canonical": api.DEAD_LETTERS})
+    return request
+
+
+def test_a_page_may_lack_partitions_that_no_instance_reads_and_names_them(instance: Instance) -> None:
+    async def run() -> tuple[dict[str, Any], int]:
+        scatter = instance.scatter("/api")
+        scan = DeadLetterScan(stage="balance", read_model="balance", key_type=TEXT, letters=fakes.letters())
+        nothing: Any = None
+        stage = StageDeadLetters(scan=scan, scatter=scatter, records=source_records(None), decide=nothing)
+        letters = DeadLetters({"balance": stage})
+        try:
+            with pytest.raises(Problem, match="no instance could answer for partitions"):
+                await letters.page(asked(""))
+            page = await letters.page(asked("?partial=true"))
+            return json.loads(page.text or ""), scatter.partitions
+        finally:
+            await scatter.proxy.close()
+
+    page, partitions = asyncio.run(run())
+    assert page == {"deadLetters": [], "next": None, "missing": [f"balance/{n}" for n in range(partitions)]}
 
 
 def test_a_record_is_decoded_by_the_schema_of_its_producer_with_all_digits() -> None:

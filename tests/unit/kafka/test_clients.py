@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import (
@@ -80,3 +80,13 @@ def test_a_lack_of_threads_is_a_retriable_error() -> None:
 
     with pytest.raises(RetriableError, match="Failed to create thread"):
         new_client(short_of_threads, {})
+
+
+@pytest.mark.parametrize("session_timeout_ms", [6_000, 30_000, 120_000])
+@pytest.mark.parametrize("transaction_timeout_ms", [None, 15_000])
+def test_a_producer_can_be_made_whatever_the_timeouts_are(
+    session_timeout_ms: int, transaction_timeout_ms: int | None
+) -> None:
+    settings = load_settings(session_timeout_ms=session_timeout_ms)
+
+    new_client(Producer, transactional_config(settings, "t", transaction_timeout_ms))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import pytest
 
+from balance_service import scale
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import col
 from balance_service.model.events import Emit
-from balance_service.model.folds import Combine, Count, Greatest, Latest, RunningSum, Top
+from balance_service.model.folds import Count, Greatest, Latest, RunningSum, Top
 from balance_service.model.read_model import ReadModel
+from balance_service.model.standard_fold import Combine
 from balance_service.model.stream import Global, Stream, Table
 from balance_service.read_models.balance import Balance
 from tests.support.models import KIND, MONEY, WIDE_MONEY, Peaks, Ranks, Session, Summary, ship
@@ -118,7 +123,7 @@ ADDED = Stream("balance", "FundsAdded")
         ({"amount": RunningSum("FundsAdded.sum")}, "FundsAdded has no column 'sum'"),
         ({"amount": RunningSum("Lost.sum")}, "Lost is not a record of its source"),
         ({"amount": RunningSum("FundsAdded")}, "a count needs a record, any other fold a column"),
-        ({"amount": RunningSum("FundsAdded.id")}, "a sum of string is not exact"),
+        ({"amount": RunningSum("FundsAdded.id")}, "a sum is one of numbers, not of string"),
         ({"amount": Count("FundsAdded")}, "a count is a long"),
         ({"state": "Narrow"}, "it is of type decimal(18,2), and decimal(38,2) keeps every digit"),
         ({"state": "Rounded"}, "it is of type decimal(38,1), and decimal(38,2) keeps every digit"),
@@ -130,7 +135,10 @@ ADDED = Stream("balance", "FundsAdded")
         ({"amount": None, "state": "Stamped", "offset": SUM}, "called 'offset', which is a reserved name"),
         ({"fields": SUM}, "has a fold as its `fields`, which has another meaning: name it in `folds` instead"),
         ({"key": SUM}, "has a fold as its `key`"),
-        ({"view": lambda _model, state: state}, "has a view of its own, but no `fields`"),
+        (
+            {"view": lambda _model, state: state},
+            "has a view of its own, but neither `fields` that name the types in it nor a return annotation",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -234,3 +242,72 @@ def test_one_fold_that_does_not_combine_makes_all_events_single() -> None:
     # NaN has no order.
     assert Peaks().combine is None
     assert Session().combine is None
+
+
+class Kind(Enum):
+    LARGE = "l"
+    SMALL = "s"
+
+
+@dataclass
+class Shown:
+    amount: Annotated[Decimal, scale(2)]
+    kind: Kind
+    note: str | None = None
+
+
+class Told(TypedDict):
+    amount: Annotated[Decimal, scale(2)]
+
+
+class Digitless(TypedDict):
+    amount: Decimal
+
+
+def shown(_model: ReadModel, state: Any) -> Shown:
+    return Shown(state["amount"], Kind.LARGE)
+
+
+def told(_model: ReadModel, state: Any) -> Told:
+    return {"amount": state["amount"]}
+
+
+def digitless(_model: ReadModel, state: Any) -> Digitless:
+    return {"amount": state["amount"]}
+
+
+def untyped(_model: ReadModel, state: Any) -> dict[str, Any]:
+    return {"amount": state["amount"]}
+
+
+STATE = {"customerId": "ada", "amount": Decimal("1.50")}
+
+
+def test_the_fields_of_a_view_are_those_of_the_dataclass_that_it_returns() -> None:
+    model = define(view=shown)()
+
+    assert model.field_types == {"amount": "decimal(38,2)", "kind": "Kind(LARGE, SMALL)", "note": "string?"}
+    assert model.view_of(STATE) == {"amount": Decimal("1.50"), "kind": "LARGE", "note": None}
+
+
+def test_the_fields_of_a_view_are_those_of_the_typed_dict_that_it_returns() -> None:
+    model = define(view=told)()
+
+    assert model.field_types == {"amount": "decimal(38,2)"}
+    assert model.view_of(STATE) == {"amount": Decimal("1.50")}
+
+
+def test_fields_that_are_given_go_before_the_annotation() -> None:
+    assert define(view=shown, fields={"amount": "a number"})().field_types == {"amount": "a number"}
+
+
+@pytest.mark.parametrize(
+    ("view", "why"),
+    [
+        (untyped, "has a view of its own, but neither `fields`"),
+        (digitless, "cannot be a view: its field 'amount' is a Decimal without its digits after the point"),
+    ],
+)
+def test_an_annotation_that_names_no_types_is_refused(view: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(why)):
+        define(view=view)()

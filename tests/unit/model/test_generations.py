@@ -104,24 +104,54 @@ def test_a_declaration_lives_as_long_as_its_generation() -> None:
     assert upgraded.settled().dropped(1, "", "").declarations == {2: NEXT}
 
 
-def test_an_offline_rebuild_replaces_what_the_serving_generation_is_folded_by() -> None:
+def test_a_record_says_where_the_history_of_each_generation_begins() -> None:
+    after = first().rebuilt(replace(DECLARED, begins=(0, 500)), None, 60, None, "", "")
+
+    read = Generations.of("balance", CODEC.decode(CODEC.encode(after.record())))
+
+    assert {number: declared.begins for number, declared in read.declarations.items()} == {1: (), 2: (0, 500)}
+
+
+def test_an_offline_rebuild_is_a_new_generation_that_serves_at_once() -> None:
     after = first().replaced(NEXT)
 
-    assert (after.declarations, after.newest_version, after.live) == ({1: NEXT}, 2, [1])
+    # Dead letters of one declaration wait on.
+    assert (after.declarations, after.newest_version, after.live) == ({1: DECLARED, 2: NEXT}, 2, [2])
+    assert after.settled().declarations == {2: NEXT}
+    assert (after.serving, after.serving_since, after.is_settled) == (2, after.number, False)
     assert after.upgraded(NEXT, Switch.ALWAYS, 60) is after
+    assert (after.action, after.refusal(first())) == ("rebuild offline", "")
 
 
-def test_an_offline_rebuild_drops_the_other_generation() -> None:
-    switched = ready().switched(2, "", "")
+def test_an_offline_rebuild_replaces_all_generations_whose_changelogs_are_kept_until_it_has_taken_over() -> None:
+    twice = first().replaced(DECLARED).replaced(DECLARED)
 
-    for before, serving in ((built(), 1), (ready(), 1), (switched, 2), (switched.settled(), 2)):
+    for before, former in ((built(), (1, 2)), (ready(), (1, 2)), (switched().settled(), (1, 2)), (twice, (1, 2, 3))):
         after = before.replaced(DECLARED)
 
-        assert (after.live, after.serving, after.is_settled) == ([serving], serving, True)
-        assert (after.building, after.comparison, after.kept, after.kept_until) == (None, None, None, None)
-        assert after.declarations == {serving: DECLARED}
         # No number is used twice.
-        assert after.newest == before.newest
+        assert after.newest == after.serving == before.newest + 1
+        assert (after.live, after.former, after.writable) == ([after.serving], former, [*former, after.serving])
+        assert (after.building, after.comparison, after.kept, after.kept_until) == (None, None, None, None)
+        assert after.settled().declarations == {after.serving: DECLARED}
+        assert after.refusal(before) == ""
+        settled = after.settled()
+        assert (settled.former, settled.writable, settled.is_settled) == ((), [after.serving], True)
+
+
+def test_a_rebuild_within_an_offline_rebuild_forgets_none_of_the_generations_that_this_one_replaced() -> None:
+    after = first().replaced(DECLARED).rebuilt(DECLARED, Switch.NEVER, 60, None, "", "")
+
+    assert (after.live, after.former, after.writable) == ([2, 3], (1,), [1, 2, 3])
+
+
+def test_a_generation_serves_since_the_record_that_says_so_and_not_since_a_later_one() -> None:
+    forth = switched()
+    back = forth.settled().switched(1, "", "")
+
+    assert [before.serving_since for before in (first(), built(), ready())] == [0, 0, 0]
+    assert (forth.serving_since, forth.settled().serving_since) == (forth.number, forth.number)
+    assert (back.serving_since, back.settled().dropped(2, "", "").serving_since) == (back.number, back.number)
 
 
 def test_a_rebuild_begins_a_generation_beside_the_serving_one() -> None:
@@ -160,6 +190,15 @@ def test_a_generation_that_has_caught_up_serves_by_itself_as_its_rebuild_said(
     assert told(after) == (3, "switch" if serves else "compare", "", "")
 
 
+@pytest.mark.parametrize("switch", Switch)
+def test_a_generation_that_must_not_serve_by_itself_is_compared_and_says_why(switch: Switch) -> None:
+    after = built(switch).compared(2, EQUAL, why_not="its first events are gone")
+
+    assert (after.serving, after.comparison, after.status_of(2)) == (1, EQUAL, "ready")
+    assert told(after) == (3, "compare", "", "" if switch is Switch.NEVER else "its first events are gone")
+    assert after.switched(2, "alice", "it is right").serving == 2
+
+
 def test_a_comparison_is_refused_if_nothing_is_built() -> None:
     dropped = built().dropped(2, "alice", "")
 
@@ -182,9 +221,13 @@ def test_an_operator_switches_to_a_generation_that_has_caught_up_whatever_its_st
     assert told(after) == (4, "switch", "alice", "it is right")
 
 
-@pytest.mark.parametrize("to", [2, None])
-def test_a_generation_that_has_not_caught_up_cannot_serve(to: int | None) -> None:
-    assert refusal(lambda: built().switched(to, "", "")) == "generation 2 of 'balance' has not caught up yet"
+@pytest.mark.parametrize(("begun_at", "now", "begins"), [((), {0: 5, 1: 0}, (5, 0)), ((7, 7), {0: 5, 1: 9}, (7, 9))])
+def test_a_generation_that_is_compared_has_at_most_what_the_source_has_then(
+    begun_at: tuple[int, ...], now: dict[int, int], begins: tuple[int, ...]
+) -> None:
+    before = first().rebuilt(replace(DECLARED, begins=begun_at), Switch.NEVER, 60, None, "", "")
+
+    assert before.compared(2, EQUAL, now).declarations[2].begins == begins
 
 
 @pytest.mark.parametrize("to", [1, None])
@@ -193,12 +236,21 @@ def test_an_operator_switches_back_as_long_as_the_former_generation_is_kept(to: 
     back = forth.switched(to, "bob", "it was wrong")
     again = back.switched(None, "bob", "it was right")
 
-    assert (back.serving, back.kept, back.kept_until) == (1, 2, forth.kept_until)
-    assert (again.serving, again.kept, again.kept_until) == (2, 1, forth.kept_until)
+    assert (back.serving, back.kept) == (1, 2)
+    assert (again.serving, again.kept) == (2, 1)
     assert (told(back), told(again)) == (
         (5, "switch", "bob", "it was wrong"),
         (6, "switch", "bob", "it was right"),
     )
+
+
+def test_the_time_of_the_kept_generation_begins_anew_with_each_switch() -> None:
+    late = datetime.now(UTC) - timedelta(seconds=59)
+    forth = replace(switched(), kept_until=late)
+
+    for after in (forth.switched(1, "", ""), replace(forth.switched(1, "", ""), kept_until=late).switched(2, "", "")):
+        assert after.kept_until is not None
+        assert timedelta(seconds=50) < after.kept_until - datetime.now(UTC) <= timedelta(seconds=60)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +292,7 @@ def test_a_kept_generation_is_dropped_with_its_time() -> None:
 def test_a_kept_generation_is_not_dropped_before_the_other_one_sends_all_outputs(unsettled: Generations) -> None:
     assert unsettled.kept is not None
 
-    assert "still sends the outputs of a partition" in refusal(lambda: unsettled.dropped(unsettled.kept or 0, "", ""))
+    assert "has not taken over all partitions from" in refusal(lambda: unsettled.dropped(unsettled.kept or 0, "", ""))
 
 
 @pytest.mark.parametrize(
@@ -277,6 +329,7 @@ _STEPS: st.SearchStrategy[Callable[[Generations], Generations]] = st.one_of(
     ),
     _COMPARISON.map(lambda comparison: lambda now: now.compared(2, comparison)),
     st.just(lambda now: now.settled()),
+    st.just(lambda now: now.replaced(DECLARED)),
     st.one_of(st.none(), _GENERATION).map(lambda to: lambda now: now.switched(to, "a", "r")),
     _GENERATION.map(lambda number: lambda now: now.dropped(number, "a", "r")),
 )
@@ -303,11 +356,16 @@ def test_after_any_requests_numbers_have_only_grown_and_one_generation_serves(
         assert (after.kept is None) == (after.kept_until is None)
         # Two generations were compared, or the newer one is still built. One alone is compared with none.
         assert after.comparison is None or len(after.live) == 2
-        assert after.kept is None or after.comparison is not None
         assert max(after.live) <= after.newest == max(begun)
-        # A generation begins to serve only after it was compared, or has served before.
-        was_ready = now.building is not None and now.building.generation == after.serving
-        assert after.serving in (now.serving, now.kept) or was_ready
+        # A generation begins to serve only if it was built, or has served before.
+        was_built = now.building is not None and now.building.generation == after.serving
+        is_replaced = after.action == "rebuild offline"
+        assert after.serving in (now.serving, now.kept) or was_built or is_replaced
+        assert after.refusal(now) == ""
+        assert after.serving_since == (now.serving_since if after.serving == now.serving else after.number)
+        # A changelog that says what was sent exists until another generation has taken that over, or it was dropped.
+        assert after.action in ("settle", "drop") or {*now.writable} <= {*after.writable}
+        assert after.action == "rebuild offline" or not after.is_settled or not {*after.former} - {*now.former}
         now = after
 
 
@@ -370,6 +428,8 @@ def test_a_generation_whose_record_has_no_number_began_under_the_first_rules() -
         (lambda now: replace(now, number=now.number + 1, serving=9), "generation 9 serves in it, which was not live"),
         (lambda now: replace(now, number=now.number + 1, newest=2**31 - 1), "generation 2147483647 is its newest"),
         (lambda now: replace(now, number=now.number + 1, newest=1), "generation 1 is its newest, and 2 was before"),
+        (lambda now: replace(now.replaced(DECLARED), former=(2,)), "generation 3 serves in it, which was not live"),
+        (lambda now: replace(now.replaced(DECLARED), newest=4, serving=4), "generation 4 serves in it, which was not"),
     ],
 )
 def test_a_state_that_no_transition_leads_to_is_refused(

@@ -11,7 +11,6 @@ from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import col
 from balance_service.model.events import LAST, Emit
 from balance_service.model.read_model import ReadModel
-from balance_service.model.stage import Stage
 from balance_service.model.stream import Stream
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.purchases import masked_lines
@@ -128,8 +127,3 @@ def test_an_invalid_source_or_output_is_refused(changed: dict[str, Any], why: st
 def test_a_model_may_be_declared_with_the_name_of_another_models_stage() -> None:
     define()
     define(name="test-flow-by-customerCardNo".lower(), source=POS.by("storeId"))
-
-
-@pytest.mark.parametrize(("outputs", "sent"), [(("rewards-granted",), "the outputs"), ((), "dead letters")])
-def test_messages_name_what_a_stage_sends(outputs: tuple[str, ...], sent: str) -> None:
-    assert Stage(name="s", owner="s", source="t", outputs=outputs).sent == sent

@@ -32,7 +32,7 @@ def scored(player: int, score: float, product: int = 1, at: int = 0) -> Any:
 
 @pytest.fixture
 def leaderboard() -> Iterator[Driver]:
-    with Driver(Leaderboard()) as driver:
+    with Driver(Leaderboard(), after_joins=True) as driver:
         yield driver
 
 
@@ -81,7 +81,7 @@ _TOLD = st.tuples(st.integers(0, 3), st.integers(-3, 3), st.integers(0, 1), st.i
 def test_in_any_order_of_events_the_places_are_those_of_all_scores_sorted(
     told: list[tuple[int, int, int, int]],
 ) -> None:
-    with Driver(Leaderboard()) as driver:
+    with Driver(Leaderboard(), after_joins=True) as driver:
         driver.given(*(scored(player, float(score), product, at) for player, score, product, at in told))
 
         for product in {product for _, _, product, _ in told}:

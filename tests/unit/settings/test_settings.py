@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from balance_service.errors import ConfigurationError
 from balance_service.model.stage import Stage
-from balance_service.settings import Settings, load_settings
+from balance_service.settings import Settings, load_settings, unknown_variables
 from balance_service.settings.kafka import printable_properties
+from balance_service.settings.settings import variable_of
 from tests.support.fakes import refusal
 
 pytestmark = pytest.mark.usefixtures("no_environment")
@@ -110,28 +114,28 @@ def test_settings_are_immutable() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "sentence"),
     [
-        ("BALANCE_PARTITIONS", "0", "Input should be greater than or equal to 1"),
-        ("BALANCE_PARTITIONS", "many", "Input should be a valid integer"),
-        ("BALANCE_REPLICATION_FACTOR", "0", "Input should be greater than or equal to 1"),
-        ("BALANCE_HTTP_PORT", "65536", "Input should be less than or equal to 65535"),
-        ("BALANCE_SESSION_TIMEOUT_MS", "10", "Input should be greater than or equal to 3000"),
-        ("BALANCE_MAX_RECORDS_PER_BATCH", "0", "Input should be greater than or equal to 1"),
-        ("BALANCE_READ_TIMEOUT", "0", "Input should be greater than 0"),
-        ("BALANCE_READ_TIMEOUT", "nan", "Input should be"),
-        ("BALANCE_READ_TIMEOUT", "soon", "Input should be a valid number"),
-        ("BALANCE_CREATE_TOPICS", "perhaps", "Input should be a valid boolean"),
-        ("BALANCE_BOOTSTRAP_SERVERS", "", "String should have at least 1 character"),
-        ("BALANCE_SCHEMA_REGISTRY_URL", "localhost:8081", "String should match pattern"),
-        ("BALANCE_APPLICATION_ID", "has space", "String should match pattern"),
-        ("BALANCE_TOPIC", "a/b", "String should match pattern"),
+        ("BALANCE_PARTITIONS", "0", "must be at least 1, not"),
+        ("BALANCE_PARTITIONS", "many", "must be a whole number, not"),
+        ("BALANCE_REPLICATION_FACTOR", "0", "must be at least 1, not"),
+        ("BALANCE_HTTP_PORT", "65536", "must be at most 65535, not"),
+        ("BALANCE_SESSION_TIMEOUT_MS", "10", "must be at least 3000, not"),
+        ("BALANCE_MAX_RECORDS_PER_BATCH", "0", "must be at least 1, not"),
+        ("BALANCE_READ_TIMEOUT", "0", "must be more than 0, not"),
+        ("BALANCE_READ_TIMEOUT", "nan", "must be a number, not"),
+        ("BALANCE_READ_TIMEOUT", "soon", "must be a number, not"),
+        ("BALANCE_CREATE_TOPICS", "perhaps", "must be true or false, not"),
+        ("BALANCE_BOOTSTRAP_SERVERS", "", "must have at least 1 character"),
+        ("BALANCE_SCHEMA_REGISTRY_URL", "localhost:8081", "must be a URL of http or https, not"),
+        ("BALANCE_APPLICATION_ID", "has space", "must be 1 to 200 letters, digits"),
+        ("BALANCE_TOPIC", "a/b", "must be 1 to 200 letters, digits"),
         ("BALANCE_PARTITIONER", "any", "'any' is not possible: the events of a customer must be on one partition"),
-        ("BALANCE_PARTITIONER", "CRC32", "Input should be 'murmur2', 'crc32' or 'fnv1a', not 'CRC32'"),
+        ("BALANCE_PARTITIONER", "CRC32", "must be 'murmur2', 'crc32' or 'fnv1a', not 'CRC32'"),
         ("BALANCE_TOPIC", ".", "is no topic name; give another"),
         ("BALANCE_TOPIC", "..", "is no topic name; give another"),
         ("BALANCE_RETRY_TOPICS", ".", "has '.', which is no topic name"),
         ("BALANCE_RETRY_TOPICS", "letters,..", "has '..', which is no topic name"),
-        ("BALANCE_LOG_LEVEL", "LOUD", "String should match pattern"),
-        ("BALANCE_SPARK_DRIVER_MEMORY", "lots", "String should match pattern"),
+        ("BALANCE_LOG_LEVEL", "LOUD", "must be 'DEBUG', 'INFO', 'WARNING' or 'ERROR', not"),
+        ("BALANCE_SPARK_DRIVER_MEMORY", "lots", "must be a number of megabytes or gigabytes, such as 512m or 2g, not"),
         ("BALANCE_SPARK_DRIVER_MEMORY", "448m", "Spark does not start with less"),
         ("BALANCE_SPARK_DRIVER_MEMORY", "0g", "Spark does not start with less"),
         ("BALANCE_APPLICATION_SERVER", "localhost", "is not host:port"),
@@ -177,9 +181,7 @@ def test_a_bad_value_is_refused_in_one_sentence_that_names_it(
 
 
 def test_the_sentences_of_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refusal(monkeypatch, BALANCE_PARTITIONS="0") == (
-        "BALANCE_PARTITIONS: Input should be greater than or equal to 1, not '0'"
-    )
+    assert refusal(monkeypatch, BALANCE_PARTITIONS="0") == ("BALANCE_PARTITIONS: must be at least 1, not '0'")
     monkeypatch.delenv("BALANCE_PARTITIONS")
     assert refusal(monkeypatch, BALANCE_APPLICATION_SERVER="localhost") == (
         "BALANCE_APPLICATION_SERVER: 'localhost' is not host:port; give an address in ASCII that peers can reach"
@@ -374,3 +376,82 @@ def test_the_location_of_a_key_is_no_secret(tmp_path: Path) -> None:
     config = {"ssl.key.location": "/k", "ssl.keystore.location": "/s", "ssl.key.pem": "hunter2"}
 
     assert json.loads(printable_properties(config)) == {**config, "ssl.key.pem": "********"}
+
+
+@pytest.mark.parametrize("field", Settings.model_fields)
+def test_refusals_of_each_setting_are_in_the_words_of_the_service(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    refused = []
+    for value in ("", "?", "-1", "1e99", "99999999999999999999"):
+        monkeypatch.setenv(variable_of(field), value)
+        with contextlib.suppress(ConfigurationError):
+            load_settings()
+            continue
+        refused.append(refusal(monkeypatch))
+
+    assert not re.search(r"Input|String|should|pattern|_type|pydantic|[0-9]e\+|\.0\b(?!\.)", " ".join(refused))
+
+
+def test_the_bounds_of_settings_are_told_as_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(monkeypatch, BALANCE_IDEMPOTENCY_WINDOW="99999999") == (
+        "BALANCE_IDEMPOTENCY_WINDOW: must be at most 31536000, not '99999999'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("BALANCE_TOPCI", "BALANCE_TOPIC"),
+        ("BALANCE_MODEL", "BALANCE_MODELS"),
+        ("BALANCE_HTP_PORTS", "BALANCE_HTTP_PORT"),
+        ("balance_http_prot", "BALANCE_HTTP_PORT"),
+        ("BALANCE_READ_TIMEOUTS", "BALANCE_READ_TIMEOUT"),
+        ("BALANCE__TOPIC", "BALANCE_TOPIC"),
+    ],
+)
+def test_a_variable_that_is_nearly_a_setting_is_refused_and_names_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, nearest: str
+) -> None:
+    assert refusal(monkeypatch, **{name: "1"}) == f"{name} is no setting: correct it to {nearest}, or remove it"
+
+
+def test_a_misspelt_and_a_wrong_setting_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = refusal(monkeypatch, BALANCE_TOPCI="a", BALANCE_PARTITIONS="0")
+
+    assert message == (
+        "BALANCE_TOPCI is no setting: correct it to BALANCE_TOPIC, or remove it; "
+        "BALANCE_PARTITIONS: must be at least 1, not '0'"
+    )
+
+
+def test_other_variables_are_unknown_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {"BALANCE_DISCOUNT": "5", "balance_url": "x", "BALANCE_PORT": "5051"}
+    for name, value in others.items():
+        monkeypatch.setenv(name, value)
+
+    load_settings()
+
+    environment = {**others, "BALANCE_TOPIC": "a", "balance_models": "b", "BALANCE_FAILPOINTS": "c", "BALANCED": "d"}
+    assert unknown_variables(environment) == sorted(others)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BALANCE_SERVICE_HOST", "10.0.0.1"),
+        ("BALANCE_SERVICE_PORT", "80"),
+        ("BALANCE_SERVICE_PORT_HTTP", "80"),
+        ("BALANCE_PORT", "tcp://10.0.0.1:80"),
+        ("BALANCE_PORT_80_TCP", "tcp://10.0.0.1:80"),
+        ("BALANCE_SERVICE_PORT_80_TCP_ADDR", "10.0.0.1"),
+        ("BALANCE_SERVICE_SERVICE_HOST", "10.0.0.1"),
+        ("BALANCE_KAFKA_PORT_9092_UDP_PROTO", "udp"),
+    ],
+)
+def test_variables_of_kubernetes_services_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+
+    load_settings()
+
+    assert unknown_variables({name: value}) == []

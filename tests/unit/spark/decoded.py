@@ -11,7 +11,7 @@ from balance_service.spark.combine import NOTE, PartitionRows, PartitionUpdates
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from balance_service.model.folds import Combination
+    from balance_service.model.standard_fold import Combination
 
 MONEY = pa.decimal128(38, 2)
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from balance_service.engine.records import DeadLetter, KeyedUpdate
-from balance_service.model.folds import Combine
+from balance_service.model.standard_fold import Combine
 from balance_service.spark.combine import PartitionUpdates
 from balance_service.spark.gathering import Gathered, Gathering
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from balance_service.engine.records import DeadLetter, KeyedUpdate
 from balance_service.errors import PoisonRecordError
-from balance_service.model.folds import Combine
+from balance_service.model.standard_fold import Combine
 from balance_service.read_models.balance import Balance
 from balance_service.spark.combine import IGNORED, UNRESOLVED, PartitionRows, PartitionUpdates
 from balance_service.spark.gathering import end_of
@@ -124,8 +124,15 @@ def test_every_row_is_an_update_or_ignored_or_a_dead_letter() -> None:
     assert amounts(part) == {b"a": Decimal(2)}
     assert (part.applied, part.ignored) == (2, {"": 1})
     assert part.dead_letters == [
-        DeadLetter(4, 5, b"rk", b"rv", "schema-guid-unknown"),
-        DeadLetter(5, 5, b"rk", b"rv", "schema-id-unknown"),
+        DeadLetter(
+            4,
+            5,
+            b"rk",
+            b"rv",
+            "schema-guid-unknown",
+            "the registry does not know the schema that the header __value_schema_id names",
+        ),
+        DeadLetter(5, 5, b"rk", b"rv", "schema-id-unknown", "the registry does not know schema 1"),
         DeadLetter(7, 5, b"rk", b"rv", "key-null"),
     ]
 

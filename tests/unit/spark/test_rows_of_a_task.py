@@ -27,6 +27,7 @@ class Running(Task):
     def __init__(self) -> None:
         super().__init__(TaskId("balance", 0), alone())
         self._state = TaskState.RUNNING
+        self._sends = True
         self.applied: list[int] = []
 
     @property

@@ -6,21 +6,25 @@ import secrets
 import subprocess
 import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from py4j.protocol import Py4JNetworkError
 from structlog.testing import capture_logs
 
+from balance_service.engine.changelog_writer import SecondWriterError
 from balance_service.engine.commit import Committed
 from balance_service.engine.progress import Progress
-from balance_service.engine.records import TaskId
+from balance_service.engine.records import DeadLetter, TaskId
 from balance_service.engine.siblings import Siblings
 from balance_service.engine.task import TaskState
 from balance_service.errors import FatalError, RetriableError, TaskMigratedError
 from balance_service.kafka.topics import Topic
 from balance_service.model.generations import Comparison, Generations, Switch
+from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
 from balance_service.spark.combine import PartitionUpdates
 from balance_service.spark.gathering import Gathered, Gathering
@@ -28,7 +32,7 @@ from balance_service.spark.row_query import QueryEndedError, RowQuery
 from balance_service.spark.session import JvmEndedError, SparkSampler, require_jvm
 from balance_service.spark.shared_queries import Slots
 from balance_service.spark.task_runner import TaskRunner
-from tests.support.fakes import DECLARED
+from tests.support.fakes import DECLARED, Clock
 from tests.support.shipped import jvm_scratch
 from tests.support.waiting import eventually
 from tests.unit.spark.spark_side import Spark, lone_session
@@ -80,6 +84,35 @@ def test_after_a_failed_commit_only_a_part_is_gathered(error: Exception) -> None
     assert gathering.gather(lambda _seconds: next(pulled), 0.0, 1_000_000, part, threading.Event())
 
 
+def test_a_commit_that_a_second_writer_prevents_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def commits(*_: object) -> None:
+        raise SecondWriterError("another producer has written")
+
+    monkeypatch.setattr(TaskRunner, "_run_query", commits)
+    task: Any = SimpleNamespace(task_id=TaskId("balance", 0), state=TaskState.RUNNING)
+    counted, metrics = runner(), Metrics()
+    counted._metrics = metrics
+    with pytest.raises(SecondWriterError):
+        counted.run(task, threading.Event())
+
+    assert b"balance_second_writers_total 1.0" in metrics.text()
+
+
+def test_a_commit_logs_what_is_wrong_with_the_first_dead_letter_of_each_cause() -> None:
+    letter = DeadLetter(7, 0, b"ada", None, "too-much", "50 is more than 10")
+    done = Committed(0, 0, 0, 3, causes={"too-much": 3}, refused={"too-much": letter})
+    task: Any = SimpleNamespace(task_id=TaskId("balance", 0), process=lambda _batch: done)
+    logging = runner()
+    logging._metrics = Metrics()
+
+    with capture_logs() as logs:
+        logging._commit(Gathered(PartitionUpdates(), 8), 0, frozenset(), task, Gathering(1_000_000, Balance().combine))
+
+    assert [(line["cause"], line["records"], line["offset"], line["detail"]) for line in logs] == [
+        ("too-much", 3, 7, "50 is more than 10")
+    ]
+
+
 def test_a_bounded_rate_counts_records_and_not_the_offsets_that_are_missing_between_them() -> None:
     done = Committed(applied=3, ignored=1, duplicates=1, dead_lettered=2)
     task: Any = SimpleNamespace(task_id=TaskId("balance", 0), process=lambda _batch: done)
@@ -91,14 +124,68 @@ def test_a_bounded_rate_counts_records_and_not_the_offsets_that_are_missing_betw
     assert paced._commit(Gathered(PartitionUpdates(), 2_000_000), 0, frozenset(), task, gathering) == 7
 
 
-def test_a_pace_ends_when_the_generation_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pace_ends_when_the_generation_serves() -> None:
     built = FIRST.begun(DECLARED).rebuilt(DECLARED, Switch.ALWAYS, 60, 1, "", "")
     paced = runner(now=built)
     states = iter([built, built, built.compared(2, Comparison())])
     paced._siblings = Siblings(lambda: next(states))
-    monkeypatch.setattr(paced, "_seconds_after", lambda _events: 3600.0)
 
     paced._pace(3600, threading.Event())
+
+
+class Waits:
+    """An interrupt that never comes, and a clock that goes on only while one waits for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, now: Generations) -> None:
+        self._clock = Clock()
+        monkeypatch.setattr("balance_service.spark.task_runner.time", SimpleNamespace(monotonic=self._clock))
+        self._paced = runner(now=now)
+
+    def wait(self, seconds: float) -> bool:
+        self._clock.now += seconds
+        return False
+
+    def pace(self, events: int, at: float) -> float:
+        """Returns when a task goes on that has committed events at a time."""
+        self._clock.now = at
+        self._paced._pace(events, cast("Any", self))
+        return self._clock.now
+
+
+BUILT = FIRST.begun(DECLARED).rebuilt(DECLARED, Switch.NEVER, 60, 100, "", "")
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        FIRST,
+        FIRST.begun(DECLARED).rebuilt(DECLARED, Switch.NEVER, 60, None, "", ""),
+        BUILT.compared(2, Comparison()).switched(2, "", ""),
+    ],
+    ids=["the only one", "built without a rate", "serves"],
+)
+def test_only_a_generation_that_is_built_at_a_rate_waits(monkeypatch: pytest.MonkeyPatch, now: Generations) -> None:
+    assert Waits(monkeypatch, now).pace(10**6, 5.0) == 5.0
+
+
+def test_time_without_events_is_not_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = Waits(monkeypatch, BUILT)
+
+    assert waits.pace(100, 5.0) == pytest.approx(6.0)
+    assert waits.pace(100, 3_600.0) == pytest.approx(3_601.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 1_000)), min_size=1, max_size=20))
+def test_the_tasks_of_an_instance_keep_the_rate_together(commits: list[tuple[int, int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        waits, now = Waits(patch, BUILT), 0.0
+        free = dict.fromkeys(range(4), now)
+        for task, events in commits:
+            # The next commit of a task begins after its wait.
+            now = max(now, free[task])
+            free[task] = waits.pace(events, now)
+
+    assert max(free.values()) >= sum(events for _, events in commits) / 100 - 1e-6
 
 
 def test_an_interrupt_cancels_a_query_during_its_start_without_a_log_line(
@@ -113,7 +200,7 @@ def test_an_interrupt_cancels_a_query_during_its_start_without_a_log_line(
 
     monkeypatch.setattr(TaskRunner, "_query", query)
     task: Any = SimpleNamespace(
-        task_id=TaskId("balance", 0), state=TaskState.RUNNING, position=0, left_out=lambda: list[int]()
+        task_id=TaskId("balance", 0), state=TaskState.RUNNING, position=0, left_out=list, follow_sender=lambda: False
     )
 
     with capture_logs() as logs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,11 +17,12 @@ from balance_service.spark import combine
 from balance_service.testing.contract import (
     CONTRACT,
     acceleration_equals_fold,
+    check_contract,
     combined_equals_single,
     cuts_do_not_matter,
 )
 from balance_service.testing.strategies import batches
-from tests.support.models import MODELS
+from tests.support.models import MODELS, Session
 from tests.support.shipped import KNOWN
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from balance_service.testing import InputEvent
     from balance_service.testing.contract import Check
 
+IN_TIME_SECONDS = 30
 SHIPPED = [name for name, model in KNOWN.items() if model.has_states()]
 
 
@@ -127,3 +130,37 @@ def test_a_combiner_that_drops_a_key_is_caught(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(combine, "_aggregated", lambda *args: aggregated(*args).slice(1))
 
     assert is_caught(KNOWN["balance"], cuts_do_not_matter)
+
+
+def test_the_contract_ends_in_time_and_shows_its_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    class Slow(Session):
+        name = "test-slow"
+
+        def fold(self, state: Any, event: Any) -> Any:
+            time.sleep(0.02)
+            return super().fold(state, event)
+
+    began = time.monotonic()
+    check_contract(Slow, examples=100_000, seconds=2)
+
+    assert time.monotonic() - began < IN_TIME_SECONDS
+    printed = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[1].strip() for line in printed] == [check.__name__ for check in CONTRACT]
+    assert " of 100000, for lack of time; give more `seconds`" in printed[0]
+
+
+def test_a_history_that_fails_is_reported_in_time() -> None:
+    class Counting(Session):
+        name = "test-counting"
+        calls = 0
+
+        def fold(self, state: Any, event: Any) -> Any:
+            Counting.calls += 1
+            after = super().fold(state, event)
+            return None if after is None else {**after, "games": Counting.calls}
+
+    began = time.monotonic()
+    with pytest.raises(AssertionError, match=r"a fold must depend on its arguments only; the batches: \[\["):
+        check_contract(Counting, examples=100_000, seconds=3)
+
+    assert time.monotonic() - began < IN_TIME_SECONDS

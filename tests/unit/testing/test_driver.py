@@ -10,13 +10,30 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.errors import InvalidInputError, RetriableError, TaskHaltedError
+from balance_service.model.folds import Count
+from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
-from balance_service.testing import Driver, event
-from tests.support.models import Session, Summary
+from balance_service.read_models.leaderboard import Leaderboard
+from balance_service.read_models.rewards import Rewards
+from balance_service.testing import Driver, event, row
+from tests.support.models import Session, Summary, ship
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+ship("Noticed", {"customerCardNo": "string", "notices": "long"})
+
+
+class Notified(ReadModel):
+    """Counts what `Rewards` sends."""
+
+    name = "test-notified"
+    source = Stream("notifications", "Notification")
+    key = "customerCardNo"
+    state = "Noticed"
+    notices = Count("Notification")
 
 
 def funds(amount: str, customer: str = "alice", **more: Any) -> Any:
@@ -98,12 +115,14 @@ def test_an_event_of_another_key_is_a_dead_letter(balance: Driver) -> None:
 
     balance.when(wrong)
 
-    assert balance.dead_letters() == [(wrong, "key-is-not-customer-id")]
+    why = "the record's key is not the customerId of its event"
+    assert balance.dead_letters() == [(wrong, "key-is-not-customer-id", why)]
     assert balance.view("alice") is None
 
 
 def test_a_malformed_key_is_a_dead_letter(balance: Driver) -> None:
-    assert [letter.cause for letter in balance.when(funds("1.00", "")).dead_letters()] == ["customer-id-malformed"]
+    ((_, cause, why),) = balance.when(funds("1.00", "")).dead_letters()
+    assert (cause, why) == ("customer-id-malformed", "customerId must have 1 to 256 bytes of UTF-8")
 
 
 def test_of_events_with_one_idempotency_key_the_first_counts(balance: Driver) -> None:
@@ -166,7 +185,7 @@ def test_a_fold_refuses_an_event_with_a_cause(session: Driver) -> None:
 
     session.given(scored()).when(large, scored())
 
-    assert session.dead_letters() == [(large, "game-too-large")]
+    assert session.dead_letters() == [(large, "game-too-large", "only small games are played")]
     assert session.view("g")["games"] == 2
 
 
@@ -176,6 +195,26 @@ def test_a_state_that_does_not_fit_its_schema_is_a_dead_letter(
     monkeypatch.setattr(Session, "fold", lambda *_: {"games": "many"})
 
     assert [letter.cause for letter in session.when(scored()).dead_letters()] == ["state-does-not-fit"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"games": "many"}, "games is 'many' of type str, but int is expected"),
+        ({"games": 1 << 70}, f"games is {1 << 70}, which int cannot hold"),
+        ({"event": "x" * (1 << 20)}, "the changelog does not accept its "),
+    ],
+)
+def test_a_dead_letter_names_the_field_of_the_state_that_does_not_fit(
+    session: Driver, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], why: str
+) -> None:
+    fold = Session.fold
+    monkeypatch.setattr(Session, "fold", lambda *given: {**(fold(*given) or {}), **changed})
+
+    (refused,) = session.when(scored()).dead_letters()
+
+    assert refused.detail.startswith(f"the fold's state cannot be kept: {why}")
+    assert len(refused.detail) <= 500
 
 
 def test_an_own_fold_gets_the_time_of_each_event(session: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,3 +266,117 @@ def test_an_error_of_the_service_raised_by_a_fold_is_a_failure_of_the_fold(
 
     with pytest.raises(TaskHaltedError, match="fails at offset 0 of games:0"):
         session.given(scored())
+
+
+def scores(player: int, score: float, product: int = 1, **more: Any) -> Any:
+    return event("ScoreEvent", {"score": score, "product_id": product, "player_id": player}, **more)
+
+
+def player(number: int, name: str, **more: Any) -> Any:
+    return row("players", number, {"id": number, "name": name}, **more)
+
+
+def product(number: int, name: str) -> Any:
+    return row("products", number, {"id": number, "name": name})
+
+
+@pytest.fixture
+def leaderboard() -> Iterator[Driver]:
+    with Driver(Leaderboard()) as driver:
+        yield driver
+
+
+def places(driver: Driver, product: int = 1) -> list[tuple[str, str, float]]:
+    return [(one["gameName"], one["playerName"], one["score"]) for one in driver.view(str(product)) or ()]
+
+
+def test_events_pass_re_keys_and_joins_with_the_rows_given(leaderboard: Driver) -> None:
+    leaderboard.given(player(7, "Ann"), player(8, "Bo"), product(1, "Chess"))
+
+    leaderboard.when(scores(7, 10.0), scores(8, 20.0))
+
+    assert places(leaderboard) == [("Chess", "Bo", 20.0), ("Chess", "Ann", 10.0)]
+    assert len(leaderboard.emitted("high-scores")) == 1
+
+
+def test_rows_of_a_call_are_there_before_its_events(leaderboard: Driver) -> None:
+    leaderboard.given(scores(7, 10.0), player(7, "Ann"), product(1, "Chess"))
+
+    assert places(leaderboard) == [("Chess", "Ann", 10.0)]
+
+
+def test_an_event_joins_the_row_as_of_its_time(leaderboard: Driver) -> None:
+    leaderboard.given(product(1, "Chess"), player(7, "Ann", timestamp_ms=10), player(7, "Anna", timestamp_ms=20))
+
+    leaderboard.given(scores(7, 1.0, timestamp_ms=15), scores(7, 2.0, timestamp_ms=20))
+
+    assert [name for _, name, _ in places(leaderboard)] == ["Anna", "Ann"]
+
+
+def test_an_event_without_its_row_is_a_dead_letter_until_the_row_is_there(leaderboard: Driver) -> None:
+    lost = scores(7, 10.0)
+    leaderboard.given(product(1, "Chess")).when(lost)
+    assert [(letter.event.fields, letter.cause) for letter in leaderboard.dead_letters()] == [
+        (lost.fields, "join-missing")
+    ]
+
+    leaderboard.given(player(7, "Ann")).advance(minutes=5)
+
+    assert places(leaderboard) == [("Chess", "Ann", 10.0)]
+
+
+def test_a_deleted_row_is_missing(leaderboard: Driver) -> None:
+    leaderboard.given(product(1, "Chess"), player(7, "Ann"), row("players", 7, None)).when(scores(7, 10.0))
+
+    assert [letter.cause for letter in leaderboard.dead_letters()] == ["join-missing"]
+
+
+def test_a_redelivery_and_a_restart_of_all_stages_change_nothing(leaderboard: Driver) -> None:
+    leaderboard.given(player(7, "Ann"), product(1, "Chess"), scores(7, 10.0))
+
+    leaderboard.redeliver().restart().when(scores(7, 5.0))
+
+    assert [score for *_, score in places(leaderboard)] == [10.0, 5.0]
+
+
+def test_after_the_joins_events_are_joined_records() -> None:
+    joined = {"score": 1.0, "player_id": 7, "product_id": 1, "playerName": "Ann", "gameName": "Chess"}
+
+    with Driver(Leaderboard(), after_joins=True) as driver:
+        driver.when(joined)
+
+        assert places(driver) == [("Chess", "Ann", 1.0)]
+
+
+def test_a_row_of_a_table_that_is_not_joined_is_refused(leaderboard: Driver) -> None:
+    with pytest.raises(
+        ValueError, match="leaderboard joins with no table 'customers'; it joins with players, products"
+    ):
+        leaderboard.given(row("customers", "a", {}))
+
+
+def test_the_error_for_a_row_that_does_not_fit_names_the_field(leaderboard: Driver) -> None:
+    with pytest.raises(ValueError, match="is not a valid Player: name is 5 of type int, but string is expected"):
+        leaderboard.given(row("players", 7, {"name": 5}))
+
+
+def test_a_check_says_that_every_event_is_a_dead_letter(leaderboard: Driver) -> None:
+    with pytest.raises(ValueError, match=r"every event is a dead letter \(join-missing\)"):
+        leaderboard.when(scores(7, 10.0)).then(None)
+
+
+def test_a_mapping_for_a_model_of_several_records_is_refused(session: Driver) -> None:
+    with pytest.raises(
+        ValueError, match=r"give `event\(record, fields\)` instead of a mapping, with one of Scored, Ended"
+    ):
+        session.given({"id": "g"})
+
+
+def test_what_a_model_emits_is_given_to_the_next_one() -> None:
+    paid = {"invoiceNumber": "I-1", "customerCardNo": "49", "customerType": "PRIME", "totalAmount": Decimal("50.00")}
+    with Driver(Rewards()) as first, Driver(Notified()) as second:
+        first.given(paid, paid)
+
+        second.given(*filter(None, first.emitted("notifications")))
+
+        assert second.view("49") == {"notices": 2}

@@ -150,12 +150,15 @@ async function* parsed(reader) {
   }
 }
 
+// A sentence may also begin with a name, which keeps its case.
+const FIRST_WORD = /^(a|an|another|it|no|some|the|there|this) /;
+
 // A sentence about a failed request, for the panel that made it.
 export function sentence(error) {
   if (error instanceof Refusal) {
     if (error.status === 403) return `Not permitted: ${error.message}.`;
     if (error.status === 401) return "A token is needed: see the top of the page.";
-    return `${error.message[0].toUpperCase()}${error.message.slice(1)}.`;
+    return `${error.message.replace(FIRST_WORD, (word) => word[0].toUpperCase() + word.slice(1))}.`;
   }
   return "This instance does not answer.";
 }

@@ -203,7 +203,7 @@ function row(letter) {
       isOpen ? h("input", { type: "checkbox", "aria-label": `Select ${id}`, checked: selected.has(id), onchange }) : "",
       h("button", { type: "button", class: "quiet whole", onclick }, id),
       keyOf(letter),
-      letter.cause,
+      letter.detail ? [letter.cause, h("span", { class: "reason" }, letter.detail)] : letter.cause,
       mark(KINDS[letter.status], letter.status),
       String(letter.attempt),
       letter.dueAt ? moment(new Date(letter.dueAt)) : "–",

@@ -37,7 +37,7 @@ export function rebuild(model) {
     },
   };
   const effect = [
-    h("p", {}, "A new generation replays the topic from its beginning, while the serving one answers and sends outputs. Until it is dropped, it needs as much memory and disk again."),
+    h("p", {}, "A new generation replays the topic from its beginning, while the serving one goes on. Until it is dropped, it needs as much memory and disk again."),
     field("It serves once it has caught up", h("select", { name: "when" }, SWITCHES.map(([value, text]) => h("option", { value }, text)))),
     field("Seconds to keep the old generation after the switch", h("input", { name: "keepOld", type: "number", min: "0", max: MOST_SECONDS, required: true, value: KEEP_OLD_SECONDS })),
     field("Events per second that each instance replays at most", h("input", { name: "maxRate", type: "number", min: "1", max: MOST_RATE, placeholder: "no limit" })),
@@ -55,7 +55,7 @@ export function switchTo({ model }, serving, to, differs) {
     commandOf: (reason) => `balance-service switch ${model} --to ${to.generation} --reason ${quoted(reason)}`,
     carryOut: (reason) => sent("switch", { model, to: to.generation, reason }),
   };
-  const effect = `Generation ${to.generation} answers from now on, and sends the outputs. Generation ${serving.generation} is kept and folded silently until it is dropped: until then, a switch back is possible.`;
+  const effect = `Generation ${to.generation} serves from now on. Generation ${serving.generation} is kept and folded silently until it is dropped: until then, a switch back is possible.`;
   confirm(decision, h("p", {}, effect), `Switch to generation ${to.generation}`);
 }
 

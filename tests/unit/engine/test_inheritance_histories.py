@@ -6,7 +6,7 @@ Each code refuses other records. The expected outputs, states and dead letters c
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,8 @@ from hypothesis import strategies as st
 
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.decisions import Decision, Verdict
-from balance_service.engine.records import SILENT
-from balance_service.engine.siblings import Siblings
-from balance_service.errors import RetriableError
 from balance_service.model.events import PER_KEY
-from balance_service.testing.rows import encoded
-from tests.unit.engine.test_take_over import LATE, Generation, New, Old, declared, paid
+from tests.unit.engine.test_inheritance import LATE, Generation, New, Old, declared, paid, paired
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,13 +57,12 @@ class NewInOrder(New):
 class History:
     """Two generations of one partition, and its events."""
 
-    def __init__(self, old: Old, new: Old, version: int) -> None:
+    def __init__(self, old: Old, new: Old, version: int, patch: pytest.MonkeyPatch) -> None:
         """Args:
         version: of the new one; the old one's is 1.
         """
-        siblings = Siblings(lambda: replace(declared(1, version), model=old.name))
-        self.sender, self.silent = Generation(1, siblings, old), Generation(2, siblings, new)
-        self.both = self.sender, self.silent
+        self.pair = paired(old, new, replace(declared(1, version), model=old.name), patch)
+        self.sender, self.silent = self.both = self.pair.old, self.pair.new
         self.events: list[InputEvent] = []
         self.keys: list[str] = []
 
@@ -87,18 +82,15 @@ class History:
         self._read(self.sender, most)
 
     def _silent_reads(self, most: int) -> None:
+        self.silent.the_task.follow_sender()
         limit = self.silent.the_task.limit
         assert limit is not None
         self._read(self.silent, min(most, max(0, limit - self.silent.position.offset)))
 
     def _read(self, generation: Generation, most: int) -> None:
-        driven, start = generation.driven, generation.position.offset
-        some = [encoded(event, driven._stage) for event in self.events[start : start + most]]
-        if some:
-            driven.events[start:] = some
-            left_out = frozenset(generation.the_task.left_out())
-            kept = {at: event for at, event in enumerate(some, start) if at not in left_out}
-            driven.deliver(replace(driven._batch(start, start + len(some), kept), left_out=left_out))
+        start = generation.position.offset
+        if some := self.events[start : start + most]:
+            generation.commit(some)
 
     def _sender_retries(self, _: None) -> None:
         self._retry(self.sender)
@@ -137,10 +129,8 @@ class History:
             self.sender.hosted.siblings.follow(self.sender.hosted.stage, 0, task.letters_at([offset]))
 
     def _switch(self, _: None) -> None:
-        with suppress(RetriableError):
-            self.silent.the_task.take_over(self.sender.the_task)
-            self.sender.opened(SILENT)
-            self.sender, self.silent = self.silent, self.sender
+        self.pair.switch(self.silent)
+        self.sender, self.silent = self.silent, self.sender
 
     def _correct(self, _: None) -> None:
         """The code of the sending generation refuses nothing any more."""
@@ -188,8 +178,8 @@ def test_every_event_counts_and_is_sent_once_in_any_order_of_switches(
     models: tuple[type[Old], type[Old]], version: int, steps: list[Step]
 ) -> None:
     old, new = (model() for model in models)
-    history = History(old, new, version)
-    with ExitStack() as stack:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        history = History(old, new, version, patch)
         for generation in history.both:
             stack.callback(generation.close)
         history.play(steps)

@@ -1,0 +1,147 @@
+"""Answers become dataclasses, by the types of their fields."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import pytest
+
+from balance_service import scale
+from balance_service.client import InvalidCallError
+from tests.support.scripted_server import OF_ALL, Scripted, answer, scripted
+
+if TYPE_CHECKING:
+    from tests.unit.client.running import Run
+
+
+class Kind(Enum):
+    SMALL = "s"
+    LARGE = "l"
+
+
+@dataclass
+class Place:
+    city: str
+    since: date | None = None
+
+
+@dataclass
+class Spending:
+    customerId: str  # noqa: N815
+    orders: int
+    total: Annotated[Decimal, scale(2)]
+    ratio: float = 0.0
+    last: datetime | None = None
+    kind: Kind = Kind.SMALL
+    places: list[Place] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    photo: bytes = b""
+    ref: UUID | None = None
+
+
+@dataclass
+class Numbered:
+    id: int
+    games: int
+
+
+MODELS = Scripted(
+    body=json.dumps({"models": [{"name": "spent", "key": "customerId"}, {"name": "games", "key": "id"}]}).encode()
+)
+
+
+def of(value: str, key: str = "ada") -> Scripted:
+    return answer(f'{{"key":"{key}","value":{value}}}')
+
+
+def test_an_answer_becomes_the_dataclass_of_the_states(run: Run) -> None:
+    value = (
+        '{"orders":3,"total":166.00,"ratio":2,"last":"2026-01-02T03:04:05.678Z","kind":"LARGE",'
+        '"places":[{"city":"Oslo","since":"2026-01-02"}],"counts":{"a":1},"photo":"AAE=",'
+        '"ref":"00000000-0000-0000-0000-000000000001","later":1}'
+    )
+    with scripted(of(value), MODELS) as (url, received):
+        found = run(url, "get", "spent", "ada", into=Spending).value
+
+    assert found == Spending(
+        "ada",
+        3,
+        Decimal("166.00"),
+        2.0,
+        datetime(2026, 1, 2, 3, 4, 5, 678_000, UTC),
+        Kind.LARGE,
+        [Place("Oslo", date(2026, 1, 2))],
+        {"a": 1},
+        b"\0\1",
+        UUID(int=1),
+    )
+    assert isinstance(found.ratio, float)
+    assert [request.target for request in received] == ["/api/models/spent/keys/ada", "/api/models"]
+
+
+def test_a_number_that_is_not_finite_is_a_float(run: Run) -> None:
+    with scripted(of('{"customerId":"ada","orders":1,"total":0.10,"ratio":"inf"}')) as (url, received):
+        assert run(url, "get", "spent", "ada", into=Spending).value.ratio == float("inf")
+
+    assert len(received) == 1
+
+
+def test_a_key_without_a_state_stays_none(run: Run) -> None:
+    with scripted(answer('{"detail": "no such key"}', 404)) as (url, _):
+        assert run(url, "get", "spent", "ada", into=Spending).value is None
+
+
+def test_a_list_and_a_number_are_read_too(run: Run) -> None:
+    with scripted(of('[{"city":"Oslo"}]')) as (url, _):
+        assert run(url, "get", "spent", "ada", into=list[Place]).value == [Place("Oslo")]
+    with scripted(of("1.5")) as (url, _):
+        assert run(url, "get", "spent", "ada", into=float).value == 1.5
+
+
+def test_entries_become_dataclasses_with_their_keys(run: Run) -> None:
+    entries = [{"key": key, "value": {"games": 2}} for key in ("1", "-2")]
+    page = Scripted(200, json.dumps({"entries": entries, "next": None}).encode(), OF_ALL)
+    with scripted(page, MODELS) as (url, received):
+        found = [entry.value for entry in run(url, "entries", "games", into=Numbered)]
+
+    assert found == [Numbered(1, 2), Numbered(-2, 2)]
+    assert len(received) == 2
+
+
+WHOLE = {"customerId": "ada", "orders": 3, "total": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"orders": "3"}, "Spending.orders is int, and the answer has '3' there"),
+        ({"orders": True}, "Spending.orders is int, and the answer has True there"),
+        ({"orders": 1.5}, "Spending.orders is int, and the answer has 1.5 there"),
+        ({"total": "1.00"}, "Spending.total is Decimal, and the answer has '1.00' there"),
+        ({"total": None}, "Spending.total is Decimal, and the answer has null there"),
+        ({"last": "yesterday"}, "Spending.last is datetime, and the answer has 'yesterday' there"),
+        ({"kind": "MEDIUM"}, "Spending.kind is Kind, and the answer has 'MEDIUM' there"),
+        ({"places": [{"city": "x"}, {"city": 5}]}, "Spending.places[1].city is str, and the answer has 5 there"),
+        ({"places": {}}, "Spending.places is list[tests.unit.client.test_into.Place], and the answer has {} there"),
+        ({"counts": {"a": "b"}}, "Spending.counts['a'] is int, and the answer has 'b' there"),
+        ({"photo": "?"}, "Spending.photo is bytes, and the answer has '?' there"),
+    ],
+)
+def test_the_error_names_the_field_that_does_not_fit(run: Run, given: dict[str, Any], why: str) -> None:
+    with scripted(of(json.dumps({**WHOLE, **given}))) as (url, _), pytest.raises(InvalidCallError) as refused:
+        run(url, "get", "spent", "ada", into=Spending)
+
+    assert str(refused.value) == why
+
+
+def test_the_error_names_the_field_that_the_answer_lacks(run: Run) -> None:
+    with scripted(of('{"total":1}'), MODELS) as (url, _), pytest.raises(InvalidCallError) as refused:
+        run(url, "get", "spent", "ada", into=Spending)
+
+    assert str(refused.value) == "Spending.orders has no default, and the answer has only total, customerId"

@@ -1,0 +1,162 @@
+"""What an instance knows of the topic of generations: when it is read anew, and what counts while it cannot be read."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.cluster import generations as module
+from balance_service.cluster.generations import GenerationLog
+from balance_service.errors import RetriableError
+from balance_service.kafka.topics import Topic
+from balance_service.model.generations import Generations, Switch
+from balance_service.settings import load_settings
+from tests.support.fakes import DECLARED, FakeRegistry
+from tests.support.waiting import eventually
+
+ONE = Generations("rewards").begun(DECLARED)
+BUILT = ONE.rebuilt(DECLARED, Switch.NEVER, 60, None, "", "")
+
+
+class Records(list[Any]):
+    def close(self) -> None: ...
+
+
+class Broker:
+    """The topic of generations in memory. A read may fail, or wait until it is let go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.settings = load_settings()
+        self.registry = FakeRegistry()
+        self.states: list[Generations] = []
+        self.reads = 0
+        self.changelogs: list[str] = []
+        self.fails_with: Exception | None = None
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        monkeypatch.setattr(module, "reader_to_end", lambda *_, **__: closing(self._read()))
+
+    def find(self, name: str) -> Topic | None:
+        return Topic(name, "id", 1)
+
+    def starting_with(self, prefix: str) -> list[str]:
+        return [name for name in self.changelogs if name.startswith(prefix)]
+
+    def log(self) -> GenerationLog:
+        topics: Any = self
+        return GenerationLog(self.settings, topics, self.registry)
+
+    def _read(self) -> Records:
+        self.reads += 1
+        assert self.goes_on.wait(30)
+        if self.fails_with is not None:
+            raise self.fails_with
+        schema = load_schema("Generations")
+        codec = AvroCodec(self.registry, subject_of(self.settings.generations_topic, schema), schema)
+        return Records(
+            SimpleNamespace(
+                key=state.model.encode,
+                value=lambda state=state: codec.encode(state.record()),
+                headers=list,
+                partition=lambda: 0,
+                offset=lambda at=at: at,
+            )
+            for at, state in enumerate(self.states)
+        )
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch, no_environment: None) -> Broker:
+    return Broker(monkeypatch)
+
+
+@pytest.mark.shows("outputs-once")
+def test_the_newest_state_is_that_at_the_topics_present_end(broker: Broker) -> None:
+    broker.states = [ONE]
+    log = broker.log()
+    broker.states.append(BUILT)
+
+    assert (log.of("rewards").newest, log.newest("rewards").newest) == (1, 2)
+    assert log.of("rewards") == BUILT
+
+
+def test_a_model_that_has_had_one_generation_does_not_depend_on_the_topic(broker: Broker) -> None:
+    broker.states = [ONE]
+    log = broker.log()
+    broker.fails_with = RetriableError("the partition has no leader")
+
+    assert log.newest("rewards") == ONE
+    # Nor does one without a record.
+    assert log.newest("balance").serving == 1
+
+
+@pytest.mark.shows("outputs-once")
+def test_a_changelog_of_another_generation_shows_that_the_instance_has_missed_something(broker: Broker) -> None:
+    broker.states = [ONE]
+    log = broker.log()
+    broker.fails_with = RetriableError("the partition has no leader")
+    broker.changelogs = ["balance-service-rewards-changelog", "balance-service-rewards.g3-changelog"]
+
+    with pytest.raises(RetriableError, match="no leader"):
+        log.newest("rewards")
+    assert log.newest("balance").serving == 1
+
+
+@pytest.mark.shows("outputs-once")
+def test_who_serves_is_unknown_while_the_topic_cannot_be_read_of_a_model_that_has_had_two_generations(
+    broker: Broker,
+) -> None:
+    # The other one is dropped: another instance may have begun a third one meanwhile.
+    broker.states = [ONE, BUILT, BUILT.dropped(2, "", "")]
+    log = broker.log()
+    broker.fails_with = RetriableError("the partition has no leader")
+
+    with pytest.raises(RetriableError, match="no leader"):
+        log.newest("rewards")
+
+
+def test_one_read_serves_all_that_have_asked_before_it_began(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = broker.log()
+    ticks = itertools.count()
+    asked: list[int] = []
+
+    def tick() -> int:
+        asked.append(next(ticks))
+        return asked[-1]
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=tick))
+    broker.goes_on.clear()
+    threads = [threading.Thread(target=log.refresh, daemon=True) for _ in range(5)]
+    threads[0].start()
+    eventually(lambda: broker.reads == 2, "the first one reads")
+    # It has read a part already, so the others are not served by it.
+    for thread in threads[1:]:
+        thread.start()
+    eventually(lambda: len(asked) == 6, "the others have asked")
+    broker.goes_on.set()
+    for thread in threads:
+        thread.join(30)
+
+    assert broker.reads == 3
+    log.refresh()
+    assert broker.reads == 4
+
+
+def test_a_read_that_failed_serves_nobody(broker: Broker) -> None:
+    broker.states = [ONE, BUILT]
+    log = broker.log()
+    broker.fails_with = RetriableError("the partition has no leader")
+    with pytest.raises(RetriableError):
+        log.refresh()
+
+    broker.fails_with = None
+    broker.states.append(BUILT.dropped(2, "", ""))
+
+    assert log.newest("rewards").live == [1]
