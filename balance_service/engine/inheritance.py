@@ -10,7 +10,8 @@ a generation does. One that serves and has not inherited since then does so befo
  4. It writes what was sent, and the dead letters, with its position.
 
 It does so as a task that opens, for the first time or after it lost its changelog, or as one that runs, at a switch. An
-offline rebuild is a new generation that serves at once.
+offline rebuild is a new generation that serves at once. Where there is no other generation, the output topics say what
+was sent before the changelog was lost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The generations of a read model in this instance. One serves, and sends the outputs.
+"""The generations of a read model in this instance. One serves.
 
-Which one should, the topic of generations says. A task that opens, or takes over, makes sure that no other one can send
-before it does: see `engine.inheritance`.
+Which one, the topic of generations says. It sends the outputs of a partition once its task has taken them over, and the
+one that served before does until then: see `engine.inheritance`. All tasks of a partition are in one instance, because
+one membership owns the partition for all generations.
 """
 
 from __future__ import annotations

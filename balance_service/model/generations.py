@@ -70,7 +70,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """The code that folds a generation: see the topic's record. Two are equal if their code is."""
+    """What folds a generation: see `schemas/Generations.avsc`.
+
+    Two are equal if version and declaration are; changed Python code does not show.
+    """
 
     version: int
     fingerprint: str
@@ -130,7 +133,10 @@ class Building:
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """The generations of one read model. A transition returns the next state, with the next number."""
+    """The generations of one read model. A transition returns the next state, with the next number.
+
+    At most two are live: the one that serves, and one that is built or kept.
+    """
 
     model: str
     number: int = 0
