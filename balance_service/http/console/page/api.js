@@ -151,7 +151,7 @@ async function* parsed(reader) {
 }
 
 // A sentence may also begin with a name, which keeps its case.
-const FIRST_WORD = /^(a|an|another|it|no|some|the|there|this) /;
+const FIRST_WORD = /^(a|an|another|generation|it|no|some|the|there|this) /;
 
 // A sentence about a failed request, for the panel that made it.
 export function sentence(error) {
