@@ -339,6 +339,7 @@ def test_a_registry_outage_delays_only_partitions_with_unknown_schemas(
         writer.add(IN_0[0], "1.00")
         with Load(writer, IN_1, per_second=50) as load:
             eventually(lambda: counted(engine, "applied") > 50, "the engine is warm")
+            eventually(lambda: balance(engine, IN_0[0]) == 1, "the first event counts")
             waiting = tasks_of(engine).task(0)
             assert waiting is not None
             unseen = writer.frame(IN_0[0], "0.10", _with_note(), note="unseen")
