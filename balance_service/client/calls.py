@@ -445,7 +445,7 @@ class Calls:
         partitions = {
             partition: PartitionAnswer(
                 offset=int(offset),
-                role="active" if roles.get(partition) == "active" else "standby",
+                role=roles.get(partition, "standby"),
                 epoch=int(epochs[partition]),
                 lag=int(lags[partition]) if partition in lags else None,
             )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
 V_co = TypeVar("V_co", covariant=True)
-Role = Literal["active", "standby"]
+Role = Literal["active", "standby", "halted"]
 _POSITION = re.compile("([0-9]{1,10}):([0-9]{1,18})")
 
 

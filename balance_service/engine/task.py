@@ -141,6 +141,7 @@ class Task:
         """Whether the sending generation has more dead letters below its position than this task knows."""
         self._epoch = 0
         self._shown: StoreView | None = None
+        self._left: StoreView | None = None
         self._watcher: Watcher | None = None
         # Any thread appends; who holds the lock takes.
         self._decided_elsewhere: deque[Mapping[int, Letter]] = deque()
@@ -212,6 +213,14 @@ class Task:
     def view(self) -> StoreView | None:
         """The view after the last applied commit; None unless the task answers."""
         return None if self._closing.is_set() else self._shown
+
+    @property
+    def halted_view(self) -> StoreView | None:
+        """The last view of an owner that its read model's own code has halted; otherwise None.
+
+        The state is correct, and becomes older: only a query that says how old its answer may be gets it.
+        """
+        return None if self._closing.is_set() else self._left
 
     def watch(self, watcher: Watcher | None) -> None:
         """Notifies a watcher of the commits from now on, instead of the previous watcher; None: no watcher."""
@@ -512,10 +521,17 @@ class Task:
         """Continues to fold after `wait`."""
         self._move(TaskState.WAITING, TaskState.RUNNING, "")
 
-    def halt(self, reason: str) -> None:
-        """Stops folding and answering until an operator acts. Idempotent; the first reason is kept."""
+    def halt(self, reason: str, *, is_by_own_code: bool = False) -> None:
+        """Stops folding and answering until an operator acts. Idempotent; the first reason is kept.
+
+        Args:
+            is_by_own_code: the read model's code failed at an event, so the states below it are right.
+        """
         with self._lock:
+            left = self._shown if is_by_own_code and self._state in (TaskState.RUNNING, TaskState.WAITING) else None
             is_news = self._state is not TaskState.HALTED and self._move(self._state, TaskState.HALTED, reason)
+            if is_news:
+                self._left = left
         if is_news:
             self._log.error("task halted", reason=reason)
 
@@ -682,3 +698,4 @@ class Task:
         # One assignment, so that no reader sees a view that belongs to another state.
         store = self.replica.store
         self._shown = store.view if store is not None and state in ANSWERING else None
+        self._left = None

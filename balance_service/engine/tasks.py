@@ -351,9 +351,10 @@ class _Supervisor:
         except NotAuthorizedError as error:
             return _alone(error)
         except (TaskHaltedError, ConfigurationError, UnreadableRecordError) as error:
-            if isinstance(error, TaskHaltedError) and error.__cause__ is not None:
+            is_by_own_code = isinstance(error, TaskHaltedError) and error.__cause__ is not None
+            if is_by_own_code:
                 self._log.error("the read model's code failed", exc_info=error.__cause__)
-            self.task.halt(str(error))
+            self.task.halt(str(error), is_by_own_code=is_by_own_code)
         except BalanceServiceError as error:
             return _alone(error)
         except Exception as error:

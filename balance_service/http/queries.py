@@ -13,6 +13,7 @@ from balance_service import api
 from balance_service.errors import InvalidInputError, RetriableError, StoreCorruptedError, UnreadableRecordError
 from balance_service.http.answer import JSON, Answer, Problem, unavailable
 from balance_service.http.arrivals import Arrivals
+from balance_service.http.routing import ACTIVE, HALTED
 from balance_service.http.shares import asker_of
 from balance_service.model.json_view import exact_json
 from balance_service.model.stage import model_and_generation
@@ -89,7 +90,7 @@ class Queries:
             if copy is None:
                 return None
             local = self.routing.read(copy, key)
-            if not local.is_owner:
+            if local.role != ACTIVE:
                 return None
             answer = self._answer(partition, local, noun, echoed_key)
         except Exception:  # a model's own view may raise anything
@@ -135,12 +136,14 @@ class Queries:
         """
         while True:
             local = self._read(partition, query)
-            if local is not None and _is_recent_enough(local, query):
+            may_answer = local is not None and (query.takes_standbys or self.routing.answers(local.role))
+            if local is not None and may_answer and _is_recent_enough(local, query):
                 return local
-            may_answer = local is not None and (local.is_owner or query.takes_standbys)
+            if is_forwarded and local is not None and local.role == HALTED and not may_answer:
+                raise self._halted(partition, local.position.offset)
             if is_forwarded and not may_answer:
                 raise Problem(_MISDIRECTED, f"{self.address} does not own partition {partition}")
-            if local is None or not (local.is_owner or is_forwarded):
+            if local is None or not (local.role == ACTIVE or is_forwarded):
                 return None
             if _is_reached(local, query):
                 behind = "an unknown number of" if local.lag is None else local.lag
@@ -178,9 +181,7 @@ class Queries:
 
         A query that waits for a position keeps asking until its deadline, so that it survives a move of the partition.
         """
-        refusal = unavailable(
-            f"no instance answers for partition {partition} now; /health/ready of the instances says why"
-        )
+        refusal = self._nobody(partition)
         for attempt in itertools.count():
             if attempt:
                 left = deadline - time.monotonic()
@@ -208,14 +209,14 @@ class Queries:
                     self.routing.doubt(partition, peer)
                     refusal = unavailable(str(error))
                     continue
-                if answer.status in _LOOKED_UP and not _is_of(answer, address, query):
+                if answer.status in _LOOKED_UP and not self._is_of(answer, address, query):
                     self.metrics.proxied(address, "failed")
                     self.routing.doubt(partition, peer)
                     refusal = unavailable(f"another instance than the one asked answers at {address}")
                     continue
                 self.metrics.proxied(address, _OUTCOMES.get(answer.status, "answered"))
                 if answer.status in _LOOKED_UP:
-                    if answer.headers.get(api.ROLE) == "active":
+                    if answer.headers.get(api.ROLE) == ACTIVE:
                         self.routing.believe(partition, peer)
                     # The peer is asked at the route of every read model, and does not know the query's own word.
                     not_found = answer.status == _NOT_FOUND
@@ -227,10 +228,24 @@ class Queries:
                     return answer
         raise refusal
 
+    def _nobody(self, partition: int) -> Problem:
+        copy = self.routing.copy(partition)
+        if copy is not None and copy.is_halted:
+            return self._halted(partition, copy.position.offset)
+        return unavailable(
+            f"no instance answers for partition {partition} now; /health/ready of the instances says why"
+        )
+
+    def _halted(self, partition: int, offset: int) -> Problem:
+        return unavailable(
+            f"the read model's code has halted partition {partition} on {self.address}, whose log says why; with "
+            f"maxLag, it answers as of offset {offset}"
+        )
+
     def _answer(self, partition: int, local: LocalAnswer, noun: str, echoed_key: str | None) -> Answer:
         headers = {
             api.APPLICATION_SERVER: self.address,
-            api.ROLE: "active" if local.is_owner else "standby",
+            api.ROLE: local.role,
             api.POSITION: f"{partition}:{local.position.offset}",
             api.EPOCH: str(local.position.epoch),
             api.GENERATION: self.generation,
@@ -245,6 +260,11 @@ class Queries:
             raise self._refusal(partition, local.task, error) from error
         body = exact_json(view if echoed_key is None else {"key": echoed_key, "value": view})
         return Answer(200, body.encode(), JSON, headers)
+
+    def _is_of(self, answer: Answer, address: str, query: KeyQuery) -> bool:
+        """Whether the instance that was asked answers, in an acceptable role: an address may pass to another one."""
+        is_its_own = answer.headers.get(api.APPLICATION_SERVER) == address
+        return is_its_own and (query.takes_standbys or answer.headers.get(api.ROLE) in (ACTIVE, HALTED))
 
     def _observe(self, answered: str, status: int, began: float) -> None:
         elapsed = time.perf_counter() - began
@@ -270,12 +290,6 @@ def _is_reached(local: LocalAnswer, query: KeyQuery) -> bool:
 
 
 def _is_recent_enough(local: LocalAnswer, query: KeyQuery) -> bool:
-    """Whether the answer may be sent: the owner's, or a standby's that is as recent as the query requires."""
+    """Whether the answer is as recent as the query requires."""
     is_near = query.max_lag is None or (local.lag is not None and local.lag <= query.max_lag)
-    return is_near and _is_reached(local, query) and (local.is_owner or query.takes_standbys)
-
-
-def _is_of(answer: Answer, address: str, query: KeyQuery) -> bool:
-    """Whether the instance that was asked answers, in an acceptable role: an address may pass to another instance."""
-    is_its_own = answer.headers.get(api.APPLICATION_SERVER) == address
-    return is_its_own and (query.takes_standbys or answer.headers.get(api.ROLE) == "active")
+    return is_near and _is_reached(local, query)

@@ -31,7 +31,7 @@ _OF_OPERATORS = frozenset({Scope.OPERATIONS, Scope.OPERATE})
 closed = with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))
 """Declares that objects of a TypedDict have no other properties. Docstrings of its fields describe them to clients."""
 Count = Annotated[int, Field(ge=0)]
-Role = Literal["active", "standby"]
+Role = Literal["active", "standby", "halted"]
 
 Handle = Callable[[Any, web.Request], Awaitable[web.StreamResponse]]
 """`Handlers` (whose module imports this one) and a request → the response."""
@@ -258,7 +258,7 @@ PROVENANCE = (
     Header(
         name=api.ROLE,
         description="Role of the task that gave the answer. `active`: the owner of the partition. `standby`: follows "
-        "the owner's changelog.",
+        "the owner's changelog. `halted`: the owner, which the read model's own code has halted at the position.",
         type=Role,
         example="active",
     ),

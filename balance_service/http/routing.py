@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from balance_service.engine.records import Role
-from balance_service.engine.task import ANSWERING
+from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.http.peers.trust import Peer
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from balance_service.kafka.topics import Watermarks
 
 _ANSWERING = frozenset(state.value for state in ANSWERING)
+_OWNS = _ANSWERING | {TaskState.HALTED.value}
 _WATERMARK_SECONDS = 3.0
+ACTIVE, STANDBY, HALTED = "active", "standby", "halted"
 HEADROOM_SECONDS = 0.1
 """Added to the last peer's time-out, so that its own refusal arrives before this instance gives up."""
 
@@ -41,18 +43,28 @@ class ReadableTask(Protocol):
     def view(self) -> StoreView | None:
         """States and position as of the last commit; None unless the task answers queries."""
 
+    @property
+    def halted_view(self) -> StoreView | None:
+        """As `view`, of a task that the read model's own code has halted."""
+
     def watch(self, watcher: Watcher | None) -> None:
         """Notifies a watcher of the owner's commits from now on; None: no watcher."""
 
 
 class LocalCopy(NamedTuple):
-    """One partition in the local store. `was_owned` is as of before it was read."""
+    """One partition in the local store. `was_owned` and `is_halted` are as of before it was read."""
 
     partition: int
     task: ReadableTask
     view: StoreView
     position: Position
     was_owned: bool
+    is_halted: bool
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the task still answers from the store."""
+        return (self.task.halted_view if self.is_halted else self.task.view) is not None
 
 
 class LocalAnswer(NamedTuple):
@@ -61,7 +73,8 @@ class LocalAnswer(NamedTuple):
     frame: bytes | None
     position: Position
     lag: int | None
-    is_owner: bool
+    role: str
+    """`active`: the owner's; `halted`: of an owner that the model's own code halted; `standby`: of any other copy."""
     task: ReadableTask
 
 
@@ -78,6 +91,8 @@ class Routing:
     lease: Lease
     watermarks: Watermarks
     servers: ServerTable
+    answers_when_halted: bool = False
+    """Whether a halted task answers queries that do not say how old the answer may be."""
     _doubted: dict[int, set[Peer]] = field(default_factory=dict, init=False)
 
     @property
@@ -93,9 +108,12 @@ class Routing:
         if task is None:
             return None
         role, view = task.role, task.view
-        if view is None or view.position is None:
+        is_halted = view is None
+        if view is None and (view := task.halted_view) is None:
             return None
-        return LocalCopy(partition, task, view, view.position, role is Role.ACTIVE)
+        if view.position is None:
+            return None
+        return LocalCopy(partition, task, view, view.position, role is Role.ACTIVE and not is_halted, is_halted)
 
     def read(self, copy: LocalCopy, key: bytes, min_offset: int = 0) -> LocalAnswer:
         """Reads a state. Below `min_offset` it reads nothing and returns no frame.
@@ -108,7 +126,7 @@ class Routing:
         """
         # A query that waits for a position calls this every few milliseconds.
         frame = copy.view.get(key) if copy.position.offset >= min_offset else None
-        return LocalAnswer(frame, copy.position, self.lag_of(copy), self.is_owned(copy), copy.task)
+        return LocalAnswer(frame, copy.position, self.lag_of(copy), self.role_of(copy), copy.task)
 
     def lag_of(self, copy: LocalCopy) -> int | None:
         """Records between a copy and the source's end; None if the watermark is stale."""
@@ -122,6 +140,16 @@ class Routing:
         """
         return copy.was_owned and self.lease.holds and copy.task.view is not None
 
+    def role_of(self, copy: LocalCopy) -> str:
+        """The role in which a copy answers, as `LocalAnswer` has it. Must be called after the read."""
+        if self.is_owned(copy):
+            return ACTIVE
+        return HALTED if copy.is_halted else STANDBY
+
+    def answers(self, role: str) -> bool:
+        """Whether a copy in a role answers queries that do not say how old the answer may be."""
+        return role == ACTIVE or (role == HALTED and self.answers_when_halted)
+
     def owned(self) -> set[int]:
         """The partitions that this instance owns, readable or not."""
         tasks = {partition: self.task(partition) for partition in range(self.partitions)}
@@ -130,7 +158,7 @@ class Routing:
     def has_copy(self, partition: int) -> bool:
         """Whether there is a local copy, however stale."""
         task = self.task(partition)
-        return task is not None and task.view is not None
+        return task is not None and (task.view or task.halted_view) is not None
 
     def candidates(self, partition: int, *, takes_standbys: bool) -> list[Peer]:
         """Returns the peers to ask about a partition, in order.
@@ -173,5 +201,6 @@ class Routing:
         self._doubted[partition] = doubted.intersection(self._owners(partition))
 
     def _owners(self, partition: int) -> list[Peer]:
-        owners = self.servers.owners(self.read_model, partition, _ANSWERING)
+        # A halted one knows whether it may answer.
+        owners = self.servers.owners(self.read_model, partition, _OWNS)
         return [Peer(server.address, server.incarnation) for server in owners]

@@ -123,6 +123,35 @@ def test_a_task_that_is_given_up_has_no_view_and_cancels_its_work() -> None:
         task.tail()
 
 
+@pytest.mark.parametrize("state", [TaskState.RUNNING, TaskState.WAITING])
+def test_a_task_that_its_models_code_halts_leaves_its_last_view_until_it_is_closed(state: TaskState) -> None:
+    task = task_in(state)
+    view = task._shown = cast("StoreView", object())
+
+    task.halt("the code fails", is_by_own_code=True)
+
+    assert (task.view, task.halted_view) == (None, view)
+    task.give_up()
+    assert task.halted_view is None
+
+
+def test_a_task_whose_log_has_changed_leaves_no_view() -> None:
+    task = task_in(TaskState.RUNNING)
+    task._shown = cast("StoreView", object())
+
+    task.halt("the topic was recreated")
+
+    assert task.halted_view is None
+
+
+def test_a_task_that_halts_before_it_runs_leaves_no_view() -> None:
+    task = task_in(TaskState.RESTORING)
+
+    task.halt("the code fails", is_by_own_code=True)
+
+    assert task.halted_view is None
+
+
 def test_a_waiting_task_shows_its_latest_reason() -> None:
     task = task_in(TaskState.WAITING)
 
