@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import TaskId
     from balance_service.engine.store import StateStore
+    from balance_service.kafka.topics import Topic
 
 _END_WITHIN_MS = 10
 _SAY_EVERY_SECONDS = 2.0
@@ -35,7 +36,7 @@ _SAY_EVERY_SECONDS = 2.0
 class Replica:
     """A store and its changelog. An owner brings the store up to the changelog's end once, a standby continuously.
 
-    `store` is None, and `changelog_topic_id` is empty, before `open`.
+    `changelog_topic_id` is empty before `find`, and `store` is None before `open`.
     """
 
     def __init__(self, task_id: TaskId, hosted: HostedStage, log: FilteringBoundLogger) -> None:
@@ -49,13 +50,17 @@ class Replica:
         """The end of the changelog when `catch_up` began last."""
         self.restoration = Restoration(log)
 
-    def open(self, *, is_owned: bool) -> None:
-        """Finds the changelog and opens the store. Raises as `Task.open`."""
-        hosted, partition = self._hosted, self._task_id.partition
-        topics, source = hosted.topics, hosted.source
-        changelog = prepare_changelog(topics, hosted.stage, source)
+    def find(self) -> Topic:
+        """Returns the changelog, which is made if there is none. Raises as `Task.open`."""
+        topics, source = self._hosted.topics, self._hosted.source
+        changelog = prepare_changelog(topics, self._hosted.stage, source)
         check_same_log(source, topics.find_patiently(source.name), changelog)
         self.changelog_topic_id = changelog.topic_id
+        return changelog
+
+    def open(self, changelog: Topic, *, is_owned: bool) -> None:
+        """Opens the store, and begins to read the changelog. Raises as `Task.open`."""
+        hosted, partition, topics = self._hosted, self._task_id.partition, self._hosted.topics
         self.store = open_store(self._task_id, hosted, changelog)
         check_tombstones_since_offset(topics, changelog, partition, self.store.changelog_offset)
         config = reader_config(hosted.settings)

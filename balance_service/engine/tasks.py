@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from balance_service.engine.decisions import Verdict
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import TaskSnapshot
+    from balance_service.engine.store import StoreView
 
 log = structlog.get_logger(__name__)
 
@@ -99,6 +100,7 @@ class Tasks:
         self._lock = threading.Lock()
         self._supervisors: dict[int, _Supervisor] = {}
         self._leaving: list[_Supervisor] = []
+        self._left: dict[int, Task] = {}
         self._stopped = False
 
     @property
@@ -130,6 +132,8 @@ class Tasks:
                     self._supervisors[partition].promote()
                 else:
                     self._supervise(partition, Role.ACTIVE)
+            # Those that another instance has got.
+            self._left.clear()
 
     def stand_by(self, partitions: Iterable[int]) -> None:
         """Keeps standbys of exactly these partitions, except those that are owned here. Returns at once."""
@@ -142,16 +146,25 @@ class Tasks:
             standbys = {p for p, supervisor in self._supervisors.items() if supervisor.role is Role.STANDBY}
             self._dismiss(standbys - wanted)
 
-    def dismiss(self, partitions: Iterable[int]) -> list[Task]:
-        """Opens no more tasks of these partitions. Returns their present tasks at once, for the caller to close."""
+    def dismiss(self, partitions: Iterable[int], *, leaves_views: bool = False) -> list[Task]:
+        """Opens no more tasks of these partitions. Returns their present tasks at once, for the caller to close.
+
+        Args:
+            leaves_views: keeps `left_view` of these until the next assignment: the group does not answer, so no other
+                instance may have them either.
+        """
         with self._lock:
-            return [supervisor.task for supervisor in self._dismiss(partitions)]
+            leaving = [supervisor.task for supervisor in self._dismiss(partitions, leaves_views=leaves_views)]
+            if leaves_views:
+                self._left |= {task.task_id.partition: task for task in leaving}
+            return leaving
 
     def stop(self, timeout_seconds: float) -> bool:
         """Closes all tasks for good. Returns whether all their threads, and the runner's, ended within the timeout."""
         deadline = time.monotonic() + timeout_seconds
         with self._lock:
             self._stopped = True
+            self._left.clear()
         for task in self.dismiss(list(self._supervisors)):
             task.close(max(0.0, deadline - time.monotonic()))
         ended = [supervisor.ended(max(0.0, deadline - time.monotonic())) for supervisor in self._leaving]
@@ -161,6 +174,11 @@ class Tasks:
         """Returns the task of a partition in either role, or None."""
         supervisor = self._supervisors.get(partition)
         return None if supervisor is None else supervisor.task
+
+    def left_view(self, partition: int) -> StoreView | None:
+        """Returns the last view of a partition whose task was closed, until the next one opens the store."""
+        task = self.task(partition) or self._left.get(partition)
+        return None if task is None else task.left_view
 
     def all(self) -> list[Task]:
         """Returns all tasks in either role, ordered by partition."""
@@ -253,15 +271,16 @@ class Tasks:
             supervisor.failed(task, error)
 
     def _supervise(self, partition: int, role: Role) -> None:
-        task_id = TaskId(self.name, partition)
-        self._supervisors[partition] = _Supervisor(
-            task_id, self.hosted, self._runner, role, self._on_change, self._openings
+        before = self._left.pop(partition, None)
+        task = Task(
+            TaskId(self.name, partition), self.hosted, role, left=None if before is None else before.take_left()
         )
+        self._supervisors[partition] = _Supervisor(task, self.hosted, self._runner, self._on_change, self._openings)
 
-    def _dismiss(self, partitions: Iterable[int]) -> list[_Supervisor]:
+    def _dismiss(self, partitions: Iterable[int], *, leaves_views: bool = False) -> list[_Supervisor]:
         leaving = [s for p in partitions if (s := self._supervisors.pop(p, None))]
         for supervisor in leaving:
-            supervisor.stop()
+            supervisor.stop(leaves_view=leaves_views)
         self._leaving = [s for s in self._leaving if not s.ended(0)] + leaving
         return leaving
 
@@ -271,16 +290,15 @@ class _Supervisor:
 
     def __init__(
         self,
-        task_id: TaskId,
+        task: Task,
         hosted: HostedStage,
         runner: Runner,
-        role: Role,
         on_change: Callable[[], None],
         openings: threading.Semaphore,
     ) -> None:
-        self.role = role
+        self.role = task.role
         """The role that is wanted; `task.role` is the present one."""
-        self._task_id = task_id
+        self._task_id = task_id = task.task_id
         self._hosted = hosted
         self._runner = runner
         self._on_change = on_change
@@ -290,7 +308,7 @@ class _Supervisor:
         self._failed: tuple[Task, BalanceServiceError] | None = None
         self._failures = 0
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
-        self.task = Task(task_id, hosted, role)
+        self.task = task
         self._thread = threading.Thread(target=self._supervise, name=f"task-{task_id}", daemon=True)
         self._thread.start()
 
@@ -304,14 +322,14 @@ class _Supervisor:
         self._failed = task, _alone(error)
         if not isinstance(error, UnreadableRecordError):
             # The task must not answer until its thread gets to close it.
-            task.give_up()
+            task.give_up(leaves_view=not isinstance(error, StoreCorruptedError))
         self._wake.set()
 
-    def stop(self) -> None:
-        """Opens no more tasks; the present one stops to answer and to restore. Returns at once."""
+    def stop(self, *, leaves_view: bool = False) -> None:
+        """Opens no more tasks; the present one stops to answer and to restore, as `Task.give_up`. Returns at once."""
         self._stopping.set()
         self._wake.set()
-        self.task.give_up()
+        self.task.give_up(leaves_view=leaves_view)
 
     def ended(self, timeout_seconds: float) -> bool:
         """Waits for the thread to end; returns whether it has."""
@@ -429,14 +447,20 @@ class _Supervisor:
             raise error
         is_fenced = isinstance(error, TaskMigratedError)
         self._log.warning("task closed; a new one is opened", error=str(error), fenced=is_fenced)
-        self.task.close(max(_BACK_OFF_SECONDS), str(error))
+        is_damaged = isinstance(error, StoreCorruptedError)
+        self.task.close(max(_BACK_OFF_SECONDS), str(error), leaves_view=not is_damaged)
         self._on_change()
-        if isinstance(error, StoreCorruptedError):
+        if is_damaged:
+            # It may have been left before the damage was found.
+            self.task.take_left()
             Database.wipe(self._hosted.state_directory.store_path(self._task_id))
         back_off = _BACK_OFF_SECONDS[min(self._failures, len(_BACK_OFF_SECONDS) - 1)]
         self._failures += 1
         if not self._stopping.wait(max(back_off, _FENCED_BACK_OFF_SECONDS) if is_fenced else back_off):
-            self.task = Task(self._task_id, self._hosted, self.role, str(error), self.task.next_epoch)
+            before = self.task
+            self.task = Task(
+                self._task_id, self._hosted, self.role, str(error), before.next_epoch, left=before.take_left()
+            )
 
 
 def _alone(error: BalanceServiceError) -> BalanceServiceError:

@@ -112,7 +112,7 @@ class Queries:
             deadline = time.monotonic() + self.timeout_seconds
             local = await self._local(partition, query, deadline, is_forwarded=is_forwarded)
             if local is not None:
-                answered, answer = "local", self._answer(partition, local, query.noun, query.echoed_key)
+                answered, answer = "local", self._aged(partition, local, query)
             else:
                 answered, answer = "proxied", await self._proxied(partition, query, client, deadline)
             status = answer.status
@@ -137,8 +137,12 @@ class Queries:
         while True:
             local = self._read(partition, query)
             may_answer = local is not None and (query.takes_standbys or self.routing.answers(local.role))
-            if local is not None and may_answer and _is_recent_enough(local, query):
-                return local
+            if local is not None and may_answer and self._is_recent_enough(partition, local, query):
+                if _is_found(local, query):
+                    return local
+                if is_forwarded:
+                    raise self._not_found(partition, local, query)
+                return None
             if is_forwarded and local is not None and local.role == HALTED and not may_answer:
                 raise self._halted(partition, local.position.offset)
             if is_forwarded and not may_answer:
@@ -146,15 +150,14 @@ class Queries:
             if local is None or not (local.role == ACTIVE or is_forwarded):
                 return None
             if _is_reached(local, query):
-                behind = "an unknown number of" if local.lag is None else local.lag
-                raise unavailable(f"{self.address} is {behind} records behind, and maxLag is {query.max_lag}")
+                raise self._behind(partition, local, query)
             left = deadline - time.monotonic()
             if left <= 0:
                 raise unavailable(f"position {partition}:{_wanted(query)} was not reached in time")
             await self._arrivals.wait(partition, _wanted(query), left)
 
     def _read(self, partition: int, query: KeyQuery) -> LocalAnswer | None:
-        copy = self.routing.copy(partition)
+        copy = self.routing.copy(partition, takes_left=query.max_age is not None)
         if copy is None:
             return None
         try:
@@ -181,7 +184,7 @@ class Queries:
 
         A query that waits for a position keeps asking until its deadline, so that it survives a move of the partition.
         """
-        refusal = self._nobody(partition)
+        refusal = self._nobody(partition, query)
         for attempt in itertools.count():
             if attempt:
                 left = deadline - time.monotonic()
@@ -191,11 +194,16 @@ class Queries:
                 # This instance may have become the owner.
                 local = await self._local(partition, query, deadline, is_forwarded=False)
                 if local is not None:
-                    return self._answer(partition, local, query.noun, query.echoed_key)
+                    return self._aged(partition, local, query)
             # By the second attempt, a local copy may be recent enough.
-            has_copy = not attempt and query.takes_standbys and self.routing.has_copy(partition)
+            takes_left = query.max_age is not None
+            has_copy = query.takes_standbys and self.routing.copy(partition, takes_left=takes_left) is not None
             peers = self.routing.in_turn(
-                partition, deadline, takes_standbys=query.takes_standbys, last_gets_rest=not has_copy
+                partition,
+                deadline,
+                takes_standbys=query.takes_standbys,
+                takes_suspects=takes_left,
+                last_gets_rest=bool(attempt) or not has_copy,
             )
             for peer, seconds, is_last in peers:
                 address = peer.address
@@ -228,10 +236,38 @@ class Queries:
                     return answer
         raise refusal
 
-    def _nobody(self, partition: int) -> Problem:
+    def _is_recent_enough(self, partition: int, local: LocalAnswer, query: KeyQuery) -> bool:
+        """Whether the answer is as recent as the query requires."""
+        if query.max_lag is not None and (local.lag is None or local.lag > query.max_lag):
+            return False
+        if query.max_age is not None:
+            age = self.routing.age_of(partition, local.position)
+            if age is None or age > query.max_age:
+                return False
+        return _is_reached(local, query)
+
+    def _behind(self, partition: int, local: LocalAnswer, query: KeyQuery) -> Problem:
+        behind = []
+        if query.max_lag is not None:
+            records = "an unknown number of" if local.lag is None else local.lag
+            behind.append(f"{records} records behind, and maxLag is {query.max_lag}")
+        if query.max_age is not None:
+            behind.append(f"{_old(self.routing.age_of(partition, local.position))}, and maxAge is {query.max_age:g}")
+        return unavailable(f"the copy at {self.address} is {', and '.join(behind)}")
+
+    def _not_found(self, partition: int, local: LocalAnswer, query: KeyQuery) -> Problem:
+        old = _old(self.routing.age_of(partition, local.position))
+        return unavailable(
+            f"the copy at {self.address}, which is {old}, has no such {query.noun}; a newer copy may have it"
+        )
+
+    def _nobody(self, partition: int, query: KeyQuery) -> Problem:
         copy = self.routing.copy(partition)
         if copy is not None and copy.is_halted:
             return self._halted(partition, copy.position.offset)
+        if query.max_age is not None and (local := self._read(partition, query)) is not None:
+            is_recent = self._is_recent_enough(partition, local, query)
+            return self._not_found(partition, local, query) if is_recent else self._behind(partition, local, query)
         return unavailable(
             f"no instance answers for partition {partition} now; /health/ready of the instances says why"
         )
@@ -241,6 +277,12 @@ class Queries:
             f"the read model's code has halted partition {partition} on {self.address}, whose log says why; with "
             f"maxLag, it answers as of offset {offset}"
         )
+
+    def _aged(self, partition: int, local: LocalAnswer, query: KeyQuery) -> Answer:
+        """The answer to a query that this instance answers, with its age if the query bounds that."""
+        answer = self._answer(partition, local, query.noun, query.echoed_key)
+        age = None if query.max_age is None else self.routing.age_of(partition, local.position)
+        return answer if age is None else answer._replace(headers={**answer.headers, api.AGE: f"{age:.1f}"})
 
     def _answer(self, partition: int, local: LocalAnswer, noun: str, echoed_key: str | None) -> Answer:
         headers = {
@@ -289,7 +331,10 @@ def _is_reached(local: LocalAnswer, query: KeyQuery) -> bool:
     return local.position.offset >= _wanted(query)
 
 
-def _is_recent_enough(local: LocalAnswer, query: KeyQuery) -> bool:
-    """Whether the answer is as recent as the query requires."""
-    is_near = query.max_lag is None or (local.lag is not None and local.lag <= query.max_lag)
-    return is_near and _is_reached(local, query)
+def _is_found(local: LocalAnswer, query: KeyQuery) -> bool:
+    """Whether the answer is certain: that an old copy has no state of a key says nothing of newer ones."""
+    return local.frame is not None or local.role == ACTIVE or query.max_age is None
+
+
+def _old(age: float | None) -> str:
+    return "of unknown age" if age is None else f"{age:.1f} s old"

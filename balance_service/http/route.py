@@ -282,6 +282,13 @@ PROVENANCE = (
         example=0,
         is_required=False,
     ),
+    Header(
+        name=api.AGE,
+        description="With `maxAge`: the answer includes all events of the partition until so many seconds ago.",
+        type=Annotated[str, Field(pattern="^[0-9]+[.][0-9]$")],
+        example="12.3",
+        is_required=False,
+    ),
     GENERATION,
 )
 """The instance, role, position and generation behind an answer for one key."""

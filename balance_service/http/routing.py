@@ -88,6 +88,8 @@ class Routing:
     address: str
     task: Callable[[int], ReadableTask | None]
     """Returns this instance's task of a partition, active or standby."""
+    left: Callable[[int], StoreView | None]
+    """Returns the last view of a partition whose task was closed, until the next one opens its store."""
     lease: Lease
     watermarks: Watermarks
     servers: ServerTable
@@ -102,18 +104,21 @@ class Routing:
     def partition_of(self, key: bytes) -> int:
         return self.partitioning.of(key)
 
-    def copy(self, partition: int) -> LocalCopy | None:
-        """Returns the local copy of a partition; None if its task does not answer queries."""
-        task = self.task(partition)
-        if task is None:
-            return None
-        role, view = task.role, task.view
-        is_halted = view is None
-        if view is None and (view := task.halted_view) is None:
-            return None
-        if view.position is None:
-            return None
-        return LocalCopy(partition, task, view, view.position, role is Role.ACTIVE and not is_halted, is_halted)
+    def copy(self, partition: int, *, takes_left: bool = False) -> LocalCopy | None:
+        """Returns the local copy of a partition; None if its task does not answer queries.
+
+        Args:
+            takes_left: whether the view that a closed task left will do.
+        """
+        if (task := self.task(partition)) is not None:
+            role = task.role
+            if (view := task.view) is not None:
+                return _copy(partition, task, view, was_owned=role is Role.ACTIVE)
+            if (view := task.halted_view) is not None:
+                return _copy(partition, task, view, is_halted=True)
+        if takes_left and (view := self.left(partition)) is not None:
+            return _copy(partition, _Left(view), view)
+        return None
 
     def read(self, copy: LocalCopy, key: bytes, min_offset: int = 0) -> LocalAnswer:
         """Reads a state. Below `min_offset` it reads nothing and returns no frame.
@@ -132,6 +137,10 @@ class Routing:
         """Records between a copy and the source's end; None if the watermark is stale."""
         is_fresh = self.watermarks.age_seconds <= _WATERMARK_SECONDS
         return self.watermarks.lag(copy.partition, copy.position.offset) if is_fresh else None
+
+    def age_of(self, partition: int, position: Position) -> float | None:
+        """Seconds since a position included all records of the partition; None if that is not known."""
+        return self.watermarks.age(partition, position.offset)
 
     def is_owned(self, copy: LocalCopy) -> bool:
         """Whether this instance owns the partition. Must be called after the read.
@@ -155,35 +164,39 @@ class Routing:
         tasks = {partition: self.task(partition) for partition in range(self.partitions)}
         return {partition for partition, task in tasks.items() if task is not None and task.role is Role.ACTIVE}
 
-    def has_copy(self, partition: int) -> bool:
-        """Whether there is a local copy, however stale."""
-        task = self.task(partition)
-        return task is not None and (task.view or task.halted_view) is not None
-
-    def candidates(self, partition: int, *, takes_standbys: bool) -> list[Peer]:
+    def candidates(self, partition: int, *, takes_standbys: bool, takes_suspects: bool = False) -> list[Peer]:
         """Returns the peers to ask about a partition, in order.
 
         The owner comes first: the peer that claims the highest epoch. Other claimants follow; those that were asked and
         did not answer as owner come last, so that a wrong claim blocks no query. If standbys are allowed, they come
         after all claimants, most recent first.
+
+        Args:
+            takes_suspects: whether to ask peers that have been silent, as all are while the broker is away.
         """
-        peers = self._owners(partition)
+        peers = self._owners(partition, takes_suspects=takes_suspects)
         if doubted := self._doubted.get(partition):
             peers.sort(key=doubted.__contains__)
         if takes_standbys:
-            standbys = self.servers.standbys(self.read_model, partition, _ANSWERING)
+            standbys = self.servers.standbys(self.read_model, partition, _ANSWERING, takes_suspects=takes_suspects)
             peers += [Peer(server.address, server.incarnation) for server in standbys]
         return [peer for peer in peers if peer.address != self.address]
 
     def in_turn(
-        self, partition: int, deadline: float, *, takes_standbys: bool, last_gets_rest: bool = True
+        self,
+        partition: int,
+        deadline: float,
+        *,
+        takes_standbys: bool,
+        takes_suspects: bool = False,
+        last_gets_rest: bool = True,
     ) -> Iterator[tuple[Peer, float, bool]]:
         """Yields each candidate with its time-out in seconds, and whether it is the last one; stops at the deadline.
 
         Args:
             last_gets_rest: whether the last candidate gets all of the remaining time. The others get half of it each.
         """
-        peers = self.candidates(partition, takes_standbys=takes_standbys)
+        peers = self.candidates(partition, takes_standbys=takes_standbys, takes_suspects=takes_suspects)
         for following, peer in zip(range(len(peers) - 1, -1, -1), peers, strict=True):
             left = deadline - time.monotonic()
             if left <= 0:
@@ -200,7 +213,26 @@ class Routing:
         doubted = self._doubted.get(partition, set()) | {peer}
         self._doubted[partition] = doubted.intersection(self._owners(partition))
 
-    def _owners(self, partition: int) -> list[Peer]:
+    def _owners(self, partition: int, *, takes_suspects: bool = False) -> list[Peer]:
         # A halted one knows whether it may answer.
-        owners = self.servers.owners(self.read_model, partition, _OWNS)
+        owners = self.servers.owners(self.read_model, partition, _OWNS, takes_suspects=takes_suspects)
         return [Peer(server.address, server.incarnation) for server in owners]
+
+
+class _Left:
+    """The readable part of a task that was closed."""
+
+    role, halted_view = Role.STANDBY, None
+
+    def __init__(self, view: StoreView) -> None:
+        self.view = view
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Nothing is committed any more."""
+
+
+def _copy(
+    partition: int, task: ReadableTask, view: StoreView, *, was_owned: bool = False, is_halted: bool = False
+) -> LocalCopy | None:
+    position = view.position
+    return None if position is None else LocalCopy(partition, task, view, position, was_owned, is_halted)

@@ -126,6 +126,8 @@ class Instance:
     is_halted: bool = False
     """Whether the model's own code has halted the task."""
     answers_when_halted: bool = False
+    is_closed: bool = False
+    """Whether the task was closed, and no other one has opened the store."""
 
     def __post_init__(self) -> None:
         self.store = StateStore(self.path, POSITIONS)
@@ -160,12 +162,15 @@ class Instance:
         self.damaged_tasks.append(task)
 
     def task(self, partition: int) -> OneTask | None:
-        if not self.owns or partition != PARTITION:
+        if not self.owns or self.is_closed or partition != PARTITION:
             return None
         task = OneTask(self.store.view, self.role)
         if self.is_halted:
             task.view, task.halted_view = None, task.view
         return task
+
+    def left(self, partition: int) -> StoreView | None:
+        return self.store.view if self.is_closed and partition == PARTITION else None
 
     @property
     def routing(self) -> Routing:
@@ -174,6 +179,7 @@ class Instance:
             partitioning=Partitioning(PARTITIONS, "murmur2"),
             address=self.address,
             task=self.task,
+            left=self.left,
             lease=self.lease,
             watermarks=self.watermarks,
             servers=self.servers,

@@ -135,6 +135,30 @@ def test_a_task_that_its_models_code_halts_leaves_its_last_view_until_it_is_clos
     assert task.halted_view is None
 
 
+def test_a_task_that_is_given_up_leaves_its_last_view_if_it_is_told_to() -> None:
+    left = []
+    for leaves_view in (True, False):
+        task = task_in(TaskState.RUNNING)
+        view = task._shown = cast("StoreView", object())
+        task.give_up(leaves_view=leaves_view)
+        # The first one counts.
+        task.close(1.0, leaves_view=not leaves_view)
+        left.append(task.left_view is view)
+        assert (task.view, task.halted_view) == (None, None)
+
+    assert left == [True, False]
+
+
+def test_a_task_keeps_what_the_previous_one_left_and_passes_it_on() -> None:
+    view = cast("StoreView", object())
+    task = Task(TaskId("balance", 0), cast("HostedStage", None), left=view)
+    assert (task.view, task.left_view) == (None, view)
+
+    task.close(1.0, leaves_view=True)
+
+    assert (task.take_left(), task.left_view) == (view, None)
+
+
 def test_a_task_whose_log_has_changed_leaves_no_view() -> None:
     task = task_in(TaskState.RUNNING)
     task._shown = cast("StoreView", object())
