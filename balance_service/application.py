@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from balance_service.engine.hosted_stage import HostedStage
-    from balance_service.engine.store import StoreView
     from balance_service.engine.tasks import Tasks
     from balance_service.errors import StoreCorruptedError
     from balance_service.http.handlers import Command
@@ -499,7 +498,7 @@ class _Queries:
             partitioning=partitioning,
             address=self._settings.application_server,
             task=tasks.task,
-            left=tasks.left_view,
+            left=tasks.left,
             lease=stage.lease,
             watermarks=watermarks,
             servers=self._instance.directory.table,
@@ -540,7 +539,7 @@ class _NotHosted:
     def task(self, _partition: int) -> ReadableTask | None:
         return None
 
-    def left_view(self, _partition: int) -> StoreView | None:
+    def left(self, _partition: int) -> ReadableTask | None:
         return None
 
     def view(self, _frame: bytes) -> Any:

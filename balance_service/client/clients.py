@@ -391,7 +391,13 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
 
     @overload
     def get(
-        self, model: str, key: str | int, *, min_position: Position | None = None, max_lag: int | None = None
+        self,
+        model: str,
+        key: str | int,
+        *,
+        min_position: Position | None = None,
+        max_lag: int | None = None,
+        max_age: float | None = None,
     ) -> Coroutine[Any, Any, State[Any]]: ...
 
     @overload
@@ -403,6 +409,7 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
         into: type[V],
         min_position: Position | None = None,
         max_lag: int | None = None,
+        max_age: float | None = None,
     ) -> Coroutine[Any, Any, State[V | None]]: ...
 
     @wraps(Calls.get)

@@ -314,23 +314,26 @@ class ServerTable:
         return [server for server in self.servers() if server.silent_seconds(now) <= seconds]
 
     def claims(
-        self, stage: str, partition: int, *, takes_suspects: bool = False
+        self, stage: str, partition: int, *, suspects: bool = False
     ) -> list[tuple[ApplicationServer, PublishedTask]]:
         """The instances that claim to own a partition, each with its task, by descending epoch.
 
         The highest epoch is the owner's, and a lower one that of a predecessor that does not know it yet. A forged
         record may have a higher epoch than the owner: only the owner itself knows by its lease that it is one. A
-        suspect claims nothing, unless suspects are taken.
+        suspect claims nothing.
+
+        Args:
+            suspects: returns what suspects claimed, instead.
         """
-        live = self._live(stage, partition, ACTIVE, takes_suspects=takes_suspects)
+        live = self._live(stage, partition, ACTIVE, suspects=suspects)
         claims = [(server, task) for server, task in live if task.epoch > 0]
         return sorted(claims, key=lambda claim: claim[1].epoch, reverse=True)
 
     def owners(
-        self, stage: str, partition: int, states: frozenset[str], *, takes_suspects: bool = False
+        self, stage: str, partition: int, states: frozenset[str], *, suspects: bool = False
     ) -> list[ApplicationServer]:
         """The instances of `claims` whose tasks are in one of these states."""
-        claims = self.claims(stage, partition, takes_suspects=takes_suspects)
+        claims = self.claims(stage, partition, suspects=suspects)
         return [server for server, task in claims if task.state in states]
 
     def assigned(self, stage: str, partition: int) -> ApplicationServer | None:
@@ -342,20 +345,20 @@ class ServerTable:
         return min(opening, key=lambda server: server.address, default=None)
 
     def standbys(
-        self, stage: str, partition: int, states: frozenset[str], *, takes_suspects: bool = False
+        self, stage: str, partition: int, states: frozenset[str], *, suspects: bool = False
     ) -> list[ApplicationServer]:
         """The instances with a standby in one of these states, by descending position."""
         able = [
             (task.position, server.address, server)
-            for server, task in self._live(stage, partition, STANDBY, takes_suspects=takes_suspects)
+            for server, task in self._live(stage, partition, STANDBY, suspects=suspects)
             if task.state in states
         ]
         return [server for _, _, server in sorted(able, reverse=True)]
 
     def _live(
-        self, stage: str, partition: int, role: str, *, takes_suspects: bool = False
+        self, stage: str, partition: int, role: str, *, suspects: bool = False
     ) -> Iterator[tuple[ApplicationServer, PublishedTask]]:
-        """The tasks of a partition in this role, without those of suspects unless these are taken."""
+        """The tasks of a partition in this role, without those of suspects; or those of suspects alone."""
         now = self._clock()
         for server in self._servers.values():
             if server.is_suspect(now) and not takes_suspects:

@@ -95,8 +95,8 @@ class HostedStage:
 
     @property
     def answers_when_halted(self) -> bool:
-        """As the read model declares it."""
-        return self._folding.read_model.answers_when_halted
+        """As the read model declares it. A stage without states answers nothing."""
+        return self.folds is not None and self.folds.read_model.answers_when_halted
 
     def view(self, frame: bytes) -> Any:
         """Returns what a query answers for a framed state."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from balance_service.engine.changelog_reader import Part
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import TaskId
-    from balance_service.engine.store import StateStore
+    from balance_service.engine.store import StateStore, StoreView
     from balance_service.kafka.topics import Topic
 
 _END_WITHIN_MS = 10
@@ -70,6 +70,15 @@ class Replica:
         # A consumer that starts at "earliest" takes half a second more to find that offset than this request.
         start = self.store.changelog_offset or topics.offsets(changelog.name, [partition], earliest=True)[partition]
         self._reader = ChangelogReader(config, changelog.name, partition, start)
+
+    @property
+    def whole_view(self) -> StoreView | None:
+        """The present view, if the store is as a commit to this changelog left it."""
+        store, _ = self._opened()
+        position = store.position
+        is_whole = store.reaches == store.changelog_offset and position is not None
+        is_same = position is not None and position.changelog_topic_id in ("", self.changelog_topic_id)
+        return store.view if is_whole and is_same else None
 
     def catch_up(self, is_closing: Callable[[], bool], *, is_fenced: bool, answers: bool) -> Iterator[Part]:
         """Yields the changelog up to its present end.

@@ -218,7 +218,7 @@ class Task:
         return None if self._closing.is_set() else self._shown
 
     @property
-    def halted_view(self) -> StoreView | None:
+    def frozen_view(self) -> StoreView | None:
         """The last view of an owner that its read model's own code has halted; otherwise None.
 
         The state is correct, and becomes older: only a query that says how old its answer may be gets it.
@@ -227,7 +227,7 @@ class Task:
 
     @property
     def left_view(self) -> StoreView | None:
-        """The last view of this task once it is given up, or of the previous one until this one opens the store.
+        """The last view once the task is given up; before it answers, that of the previous one, or of its own store.
 
         As long as anything refers to it, no other task can open the store.
         """
@@ -544,10 +544,13 @@ class Task:
             is_by_own_code: the read model's code failed at an event, so the states below it are right.
         """
         with self._lock:
-            left = self._shown if is_by_own_code and self._state in (TaskState.RUNNING, TaskState.WAITING) else None
+            ran = self._state in (TaskState.RUNNING, TaskState.WAITING)
+            if not is_by_own_code:
+                # Also of a task that its own code has halted before.
+                self._leave(None)
+            elif self._state is not TaskState.HALTED:
+                self._leave(self._shown if ran else None)
             is_news = self._state is not TaskState.HALTED and self._move(self._state, TaskState.HALTED, reason)
-            if is_news:
-                self._left = left
         if is_news:
             self._log.error("task halted", reason=reason)
 
@@ -561,6 +564,11 @@ class Task:
             if not self._closing.is_set():
                 self._left = (self._shown or self._left) if leaves_view else None
                 self._closing.set()
+
+    def _leave(self, view: StoreView | None) -> None:
+        with self._giving_up:
+            if not self._closing.is_set():
+                self._left = view
 
     def close(self, timeout_seconds: float, reason: str = "", *, leaves_view: bool = False) -> None:
         """Stops serving as `give_up`, waits for a running commit, and frees store and writer. Idempotent.
@@ -612,8 +620,10 @@ class Task:
         self._to(TaskState.RESTORING)
         # (a) The store is a copy of the changelog.
         changelog = self.replica.find()
-        self._left = None
+        self._leave(None)
         self.replica.open(changelog, is_owned=self._role is Role.ACTIVE)
+        # Until the task answers: what comes next may wait for the broker.
+        self._leave(self.replica.whole_view)
         if self._role is Role.ACTIVE:
             self._own()
         else:
@@ -723,3 +733,5 @@ class Task:
         # One assignment, so that no reader sees a view that belongs to another state.
         store = self.replica.store
         self._shown = store.view if store is not None and state in ANSWERING else None
+        if state in ANSWERING:
+            self._leave(None)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import TaskSnapshot
     from balance_service.engine.store import StoreView
+    from balance_service.engine.task import Watcher
 
 log = structlog.get_logger(__name__)
 
@@ -132,8 +133,8 @@ class Tasks:
                     self._supervisors[partition].promote()
                 else:
                     self._supervise(partition, Role.ACTIVE)
-            # Those that another instance has got.
-            self._left.clear()
+            # Another instance has got these.
+            self._forget_left()
 
     def stand_by(self, partitions: Iterable[int]) -> None:
         """Keeps standbys of exactly these partitions, except those that are owned here. Returns at once."""
@@ -150,8 +151,8 @@ class Tasks:
         """Opens no more tasks of these partitions. Returns their present tasks at once, for the caller to close.
 
         Args:
-            leaves_views: keeps `left_view` of these until the next assignment: the group does not answer, so no other
-                instance may have them either.
+            leaves_views: keeps what `left` returns until the next assignment. Another instance may own the partitions,
+                so only queries that take an old state may read it.
         """
         with self._lock:
             leaving = [supervisor.task for supervisor in self._dismiss(partitions, leaves_views=leaves_views)]
@@ -164,7 +165,7 @@ class Tasks:
         deadline = time.monotonic() + timeout_seconds
         with self._lock:
             self._stopped = True
-            self._left.clear()
+            self._forget_left()
         for task in self.dismiss(list(self._supervisors)):
             task.close(max(0.0, deadline - time.monotonic()))
         ended = [supervisor.ended(max(0.0, deadline - time.monotonic())) for supervisor in self._leaving]
@@ -175,10 +176,11 @@ class Tasks:
         supervisor = self._supervisors.get(partition)
         return None if supervisor is None else supervisor.task
 
-    def left_view(self, partition: int) -> StoreView | None:
-        """Returns the last view of a partition whose task was closed, until the next one opens the store."""
+    def left(self, partition: int) -> LeftCopy | None:
+        """Returns what a closed task of a partition left, until the next task runs."""
         task = self.task(partition) or self._left.get(partition)
-        return None if task is None else task.left_view
+        view = None if task is None else task.left_view
+        return None if task is None or view is None else LeftCopy(task, view)
 
     def all(self) -> list[Task]:
         """Returns all tasks in either role, ordered by partition."""
@@ -193,9 +195,11 @@ class Tasks:
         return [self._snapshot(task) for task in self.all()]
 
     def positions(self) -> dict[int, int]:
-        """Returns the position of each task that answers, by partition."""
+        """Returns the position of each task that answers, if only old states, by partition."""
         return {
-            task.task_id.partition: task.position for task in self.all() if task.view is not None and task.position >= 0
+            task.task_id.partition: task.position
+            for task in self.all()
+            if (task.view or task.frozen_view) is not None and task.position >= 0
         }
 
     def first_needed(self, partition: int) -> int:
@@ -260,6 +264,9 @@ class Tasks:
 
         Does nothing if another task has replaced `read`: that one has another store.
         """
+        if isinstance(read, LeftCopy):
+            # The next task finds the damage when it opens the store.
+            read.forget()
         task = self.task(partition)
         if task is not None and task is read:
             self.failed(task, error)
@@ -269,6 +276,11 @@ class Tasks:
         supervisor = self._supervisors.get(task.task_id.partition)
         if supervisor is not None and supervisor.task is task:
             supervisor.failed(task, error)
+
+    def _forget_left(self) -> None:
+        for task in self._left.values():
+            task.take_left()
+        self._left.clear()
 
     def _supervise(self, partition: int, role: Role) -> None:
         before = self._left.pop(partition, None)
@@ -281,8 +293,28 @@ class Tasks:
         leaving = [s for p in partitions if (s := self._supervisors.pop(p, None))]
         for supervisor in leaving:
             supervisor.stop(leaves_view=leaves_views)
+            if not leaves_views:
+                # One that an outage has closed may have left it: the folder would stay locked.
+                supervisor.task.take_left()
         self._leaving = [s for s in self._leaving if not s.ended(0)] + leaving
         return leaving
+
+
+class LeftCopy:
+    """The last view of a closed task, as queries read a task."""
+
+    role, view = Role.STANDBY, None
+
+    def __init__(self, task: Task, view: StoreView) -> None:
+        self._task = task
+        self.frozen_view: StoreView | None = view
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Nothing is committed any more."""
+
+    def forget(self) -> None:
+        """Takes the view away from later queries."""
+        self._task.take_left()
 
 
 class _Supervisor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from dataclasses import dataclass, field
 from functools import cache
@@ -112,7 +113,7 @@ class Queries:
             deadline = time.monotonic() + self.timeout_seconds
             local = await self._local(partition, query, deadline, is_forwarded=is_forwarded)
             if local is not None:
-                answered, answer = "local", self._aged(partition, local, query)
+                answered, answer = "local", self._answer(partition, local, query.noun, query.echoed_key)
             else:
                 answered, answer = "proxied", await self._proxied(partition, query, client, deadline)
             status = answer.status
@@ -137,23 +138,25 @@ class Queries:
         while True:
             local = self._read(partition, query)
             may_answer = local is not None and (query.takes_standbys or self.routing.answers(local.role))
-            if local is not None and may_answer and self._is_recent_enough(partition, local, query):
-                if _is_found(local, query):
+            if local is not None and may_answer and _is_recent_enough(local, query):
+                if _is_certain(local, query):
                     return local
                 if is_forwarded:
-                    raise self._not_found(partition, local, query)
+                    raise self._uncertain(local, query)
                 return None
-            if is_forwarded and local is not None and local.role == HALTED and not may_answer:
-                raise self._halted(partition, local.position.offset)
             if is_forwarded and not may_answer:
+                if local is not None and local.role == HALTED:
+                    raise self._halted(partition, local)
                 raise Problem(_MISDIRECTED, f"{self.address} does not own partition {partition}")
             if local is None or not (local.role == ACTIVE or is_forwarded):
                 return None
-            if _is_reached(local, query):
-                raise self._behind(partition, local, query)
+            if _is_reached(local, query) or local.is_frozen:
+                raise self._behind(local, query)
             left = deadline - time.monotonic()
             if left <= 0:
                 raise unavailable(f"position {partition}:{_wanted(query)} was not reached in time")
+            # It keeps the store's view, and so the folder, from the next task.
+            del local
             await self._arrivals.wait(partition, _wanted(query), left)
 
     def _read(self, partition: int, query: KeyQuery) -> LocalAnswer | None:
@@ -161,7 +164,7 @@ class Queries:
         if copy is None:
             return None
         try:
-            return self.routing.read(copy, query.key, _wanted(query))
+            return self.routing.read(copy, query.key, _wanted(query), with_age=query.max_age is not None)
         except (StoreCorruptedError, RetriableError) as error:
             refusal = self._refusal(partition, copy.task, error)
         # A traceback would keep the view and the store's lock alive: drop the copy, and raise after `except`.
@@ -184,7 +187,7 @@ class Queries:
 
         A query that waits for a position keeps asking until its deadline, so that it survives a move of the partition.
         """
-        refusal = self._nobody(partition, query)
+        refusal: Problem | None = None
         for attempt in itertools.count():
             if attempt:
                 left = deadline - time.monotonic()
@@ -194,7 +197,7 @@ class Queries:
                 # This instance may have become the owner.
                 local = await self._local(partition, query, deadline, is_forwarded=False)
                 if local is not None:
-                    return self._aged(partition, local, query)
+                    return self._answer(partition, local, query.noun, query.echoed_key)
             # By the second attempt, a local copy may be recent enough.
             takes_left = query.max_age is not None
             has_copy = query.takes_standbys and self.routing.copy(partition, takes_left=takes_left) is not None
@@ -202,6 +205,7 @@ class Queries:
                 partition,
                 deadline,
                 takes_standbys=query.takes_standbys,
+                takes_halted=True,
                 takes_suspects=takes_left,
                 last_gets_rest=bool(attempt) or not has_copy,
             )
@@ -234,55 +238,40 @@ class Queries:
                     refusal = unavailable(f"{address} no longer owns partition {partition}")
                 elif is_last:
                     return answer
-        raise refusal
-
-    def _is_recent_enough(self, partition: int, local: LocalAnswer, query: KeyQuery) -> bool:
-        """Whether the answer is as recent as the query requires."""
-        if query.max_lag is not None and (local.lag is None or local.lag > query.max_lag):
-            return False
-        if query.max_age is not None:
-            age = self.routing.age_of(partition, local.position)
-            if age is None or age > query.max_age:
-                return False
-        return _is_reached(local, query)
-
-    def _behind(self, partition: int, local: LocalAnswer, query: KeyQuery) -> Problem:
-        behind = []
-        if query.max_lag is not None:
-            records = "an unknown number of" if local.lag is None else local.lag
-            behind.append(f"{records} records behind, and maxLag is {query.max_lag}")
-        if query.max_age is not None:
-            behind.append(f"{_old(self.routing.age_of(partition, local.position))}, and maxAge is {query.max_age:g}")
-        return unavailable(f"the copy at {self.address} is {', and '.join(behind)}")
-
-    def _not_found(self, partition: int, local: LocalAnswer, query: KeyQuery) -> Problem:
-        old = _old(self.routing.age_of(partition, local.position))
-        return unavailable(
-            f"the copy at {self.address}, which is {old}, has no such {query.noun}; a newer copy may have it"
-        )
+        raise refusal or self._nobody(partition, query)
 
     def _nobody(self, partition: int, query: KeyQuery) -> Problem:
-        copy = self.routing.copy(partition)
-        if copy is not None and copy.is_halted:
-            return self._halted(partition, copy.position.offset)
-        if query.max_age is not None and (local := self._read(partition, query)) is not None:
-            is_recent = self._is_recent_enough(partition, local, query)
-            return self._not_found(partition, local, query) if is_recent else self._behind(partition, local, query)
+        """The answer if neither this instance nor a peer has one."""
+        local = self._read(partition, query)
+        if local is not None and query.takes_standbys:
+            return self._uncertain(local, query) if _is_recent_enough(local, query) else self._behind(local, query)
+        if local is not None and local.role == HALTED:
+            return self._halted(partition, local)
         return unavailable(
             f"no instance answers for partition {partition} now; /health/ready of the instances says why"
         )
 
-    def _halted(self, partition: int, offset: int) -> Problem:
+    def _behind(self, local: LocalAnswer, query: KeyQuery) -> Problem:
+        behind = []
+        if not _is_reached(local, query):
+            behind.append(f"at offset {local.position.offset}, and minPosition is {_wanted(query)}")
+        if query.max_lag is not None:
+            records = "an unknown number of" if local.lag is None else local.lag
+            behind.append(f"{records} records behind, and maxLag is {query.max_lag}")
+        if query.max_age is not None:
+            behind.append(f"{_old(local)}, and maxAge is {query.max_age:g}")
+        return unavailable(f"the copy at {self.address} is {'; it is '.join(behind)}")
+
+    def _uncertain(self, local: LocalAnswer, query: KeyQuery) -> Problem:
         return unavailable(
-            f"the read model's code has halted partition {partition} on {self.address}, whose log says why; with "
-            f"maxLag, it answers as of offset {offset}"
+            f"the copy at {self.address}, {_old(local)}, has no such {query.noun}; a newer copy may have it"
         )
 
-    def _aged(self, partition: int, local: LocalAnswer, query: KeyQuery) -> Answer:
-        """The answer to a query that this instance answers, with its age if the query bounds that."""
-        answer = self._answer(partition, local, query.noun, query.echoed_key)
-        age = None if query.max_age is None else self.routing.age_of(partition, local.position)
-        return answer if age is None else answer._replace(headers={**answer.headers, api.AGE: f"{age:.1f}"})
+    def _halted(self, partition: int, local: LocalAnswer) -> Problem:
+        return unavailable(
+            f"the read model's code has halted partition {partition} on {self.address}, whose log says why; with "
+            f"maxLag, it answers as of offset {local.position.offset}"
+        )
 
     def _answer(self, partition: int, local: LocalAnswer, noun: str, echoed_key: str | None) -> Answer:
         headers = {
@@ -294,6 +283,8 @@ class Queries:
         }
         if local.lag is not None:
             headers[api.LAG] = str(local.lag)
+        if local.age is not None:
+            headers[api.AGE] = _seconds(local.age)
         if local.frame is None:
             return _no_such(noun)._replace(headers=headers)
         try:
@@ -331,10 +322,23 @@ def _is_reached(local: LocalAnswer, query: KeyQuery) -> bool:
     return local.position.offset >= _wanted(query)
 
 
-def _is_found(local: LocalAnswer, query: KeyQuery) -> bool:
-    """Whether the answer is certain: that an old copy has no state of a key says nothing of newer ones."""
-    return local.frame is not None or local.role == ACTIVE or query.max_age is None
+def _is_recent_enough(local: LocalAnswer, query: KeyQuery) -> bool:
+    """Whether the answer is as recent as the query requires."""
+    is_near = query.max_lag is None or (local.lag is not None and local.lag <= query.max_lag)
+    is_young = query.max_age is None or (local.age is not None and local.age <= query.max_age)
+    return is_near and is_young and _is_reached(local, query)
 
 
-def _old(age: float | None) -> str:
-    return "of unknown age" if age is None else f"{age:.1f} s old"
+def _is_certain(local: LocalAnswer, query: KeyQuery) -> bool:
+    """Whether the answer may be sent: that an old copy has no state of a key says nothing of newer ones."""
+    is_bounded = query.max_age is None and query.takes_standbys
+    return local.frame is not None or local.role == ACTIVE or is_bounded
+
+
+def _old(local: LocalAnswer) -> str:
+    return "of unknown age" if local.age is None else f"{_seconds(local.age)} s old"
+
+
+def _seconds(age: float) -> str:
+    """Rounded up, so that the copy is no older."""
+    return f"{math.ceil(age * 10) / 10:.1f}"

@@ -263,7 +263,7 @@ class Scatter:
             copy = self.routing.copy(partition)
             if copy is not None and self._may_answer(copy, max_lag):
                 continue
-            candidates = self.routing.candidates(partition, takes_standbys=max_lag is not None)
+            candidates = self.routing.candidates(partition, takes_standbys=max_lag is not None, takes_halted=True)
             if candidates:
                 peer = next((candidate for candidate in candidates if candidate not in failed), candidates[0])
                 owners.setdefault(peer, []).append(partition)

@@ -97,7 +97,7 @@ class OneTask:
 
     def __init__(self, view: StoreView | None, role: Role) -> None:
         self.view = view
-        self.halted_view: StoreView | None = None
+        self.frozen_view: StoreView | None = None
         self.role = role
         self.watcher: Watcher | None = None
 
@@ -166,11 +166,15 @@ class Instance:
             return None
         task = OneTask(self.store.view, self.role)
         if self.is_halted:
-            task.view, task.halted_view = None, task.view
+            task.view, task.frozen_view = None, task.view
         return task
 
-    def left(self, partition: int) -> StoreView | None:
-        return self.store.view if self.is_closed and partition == PARTITION else None
+    def left(self, partition: int) -> OneTask | None:
+        if not self.is_closed or partition != PARTITION:
+            return None
+        task = OneTask(None, Role.STANDBY)
+        task.frozen_view = self.store.view
+        return task
 
     @property
     def routing(self) -> Routing:

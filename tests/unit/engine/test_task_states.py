@@ -130,9 +130,9 @@ def test_a_task_that_its_models_code_halts_leaves_its_last_view_until_it_is_clos
 
     task.halt("the code fails", is_by_own_code=True)
 
-    assert (task.view, task.halted_view) == (None, view)
+    assert (task.view, task.frozen_view) == (None, view)
     task.give_up()
-    assert task.halted_view is None
+    assert task.frozen_view is None
 
 
 def test_a_task_that_is_given_up_leaves_its_last_view_if_it_is_told_to() -> None:
@@ -144,7 +144,7 @@ def test_a_task_that_is_given_up_leaves_its_last_view_if_it_is_told_to() -> None
         # The first one counts.
         task.close(1.0, leaves_view=not leaves_view)
         left.append(task.left_view is view)
-        assert (task.view, task.halted_view) == (None, None)
+        assert (task.view, task.frozen_view) == (None, None)
 
     assert left == [True, False]
 
@@ -165,7 +165,28 @@ def test_a_task_whose_log_has_changed_leaves_no_view() -> None:
 
     task.halt("the topic was recreated")
 
-    assert task.halted_view is None
+    assert task.frozen_view is None
+
+
+def test_a_halted_task_whose_log_changes_later_leaves_no_view_any_more() -> None:
+    task = task_in(TaskState.RUNNING)
+    task._shown = cast("StoreView", object())
+    task.halt("the code fails", is_by_own_code=True)
+    assert task.frozen_view is not None
+
+    task.halt("the topic was recreated")
+
+    assert task.frozen_view is None
+
+
+def test_a_task_that_is_given_up_before_it_halts_leaves_no_view() -> None:
+    task = task_in(TaskState.RUNNING)
+    task._shown = cast("StoreView", object())
+    task.give_up()
+
+    task.halt("the code fails", is_by_own_code=True)
+
+    assert (task.frozen_view, task.left_view) == (None, None)
 
 
 def test_a_task_that_halts_before_it_runs_leaves_no_view() -> None:
@@ -173,7 +194,7 @@ def test_a_task_that_halts_before_it_runs_leaves_no_view() -> None:
 
     task.halt("the code fails", is_by_own_code=True)
 
-    assert task.halted_view is None
+    assert task.frozen_view is None
 
 
 def test_a_waiting_task_shows_its_latest_reason() -> None:

@@ -406,11 +406,11 @@ def test_a_task_that_is_closed_by_an_outage_leaves_its_view_until_the_next_one_o
 
     for _ in range(2):
         attempts = len(opening.opened)
-        assert tasks.left_view(0) is (view if is_left else None)
+        assert _left(tasks) is (view if is_left else None)
         eventually(lambda: len(opening.opened) > attempts, "it is tried again")  # noqa: B023
     opening.has_broker = True
     becomes(tasks, *RUNNING_OWNER)
-    assert tasks.left_view(0) is None
+    assert tasks.left(0) is None
 
 
 @pytest.mark.shows("max-age")
@@ -424,20 +424,57 @@ def test_partitions_whose_group_does_not_answer_leave_their_views_until_the_next
         task.close(1.0)
 
     assert tasks.task(0) is None
-    assert tasks.left_view(0) is view
+    assert _left(tasks) is view
     opening.has_broker = False
     tasks.assign([0])
-    assert tasks.left_view(0) is view
+    assert _left(tasks) is view
     tasks.dismiss([0], leaves_views=True)
-    assert tasks.left_view(0) is view
+    assert _left(tasks) is view
     tasks.assign([])
-    assert tasks.left_view(0) is None
+    assert tasks.left(0) is None
 
 
 def test_partitions_that_move_leave_no_views(tasks: Tasks) -> None:
     tasks.assign([0])
     _running_with_view(tasks)
 
-    tasks.dismiss([0])
+    (task,) = tasks.dismiss([0])
 
-    assert tasks.left_view(0) is None
+    # As long as anything refers to the view, no other task can open the store.
+    assert task.left_view is None
+
+
+def test_a_partition_that_moves_after_an_outage_has_closed_its_task_leaves_no_view(
+    tasks: Tasks, opening: Opening
+) -> None:
+    tasks.assign([0])
+    view, before = _running_with_view(tasks), tasks.task(0)
+    assert before is not None
+    opening.has_broker = False
+    tasks.failed(before, RetriableError("away"))
+    assert _left(tasks) is view
+
+    (task,) = tasks.dismiss([0])
+
+    eventually(lambda: before.left_view is None and task.left_view is None, "nothing refers to it")
+
+
+def test_a_lost_partition_that_another_instance_gets_leaves_no_view(tasks: Tasks) -> None:
+    tasks.assign([0])
+    _running_with_view(tasks)
+    (task,) = tasks.dismiss([0], leaves_views=True)
+    assert task.left_view is not None
+
+    tasks.assign([])
+
+    assert task.left_view is None
+
+
+def test_a_left_view_that_turns_out_to_be_damaged_answers_no_more(tasks: Tasks) -> None:
+    tasks.assign([0])
+    _running_with_view(tasks)
+    tasks.dismiss([0], leaves_views=True)
+
+    tasks.damaged(0, tasks.left(0), StoreCorruptedError("damaged"))
+
+    assert tasks.left(0) is None

@@ -113,6 +113,31 @@ def test_peers_that_have_been_silent_are_asked_for_an_old_state_only(
     assert answer.status == (200 if is_asked else 503)
 
 
+def test_a_silent_peer_that_did_not_answer_is_asked_after_all_others(tmp_path: Path) -> None:
+    asker = Instance(tmp_path / "store")
+    asker.hear_of_owner("dead:1")
+    asker.hear_of_standby("alive:1")
+    asker.clock.now += 60
+    routing = asker.routing
+
+    def asked() -> list[str]:
+        peers = routing.candidates(PARTITION, takes_standbys=True, takes_suspects=True)
+        return [peer.address for peer in peers]
+
+    assert asked() == ["dead:1", "alive:1"]
+    routing.doubt(PARTITION, routing.candidates(PARTITION, takes_standbys=True, takes_suspects=True)[0])
+    assert asked() == ["alive:1", "dead:1"]
+
+
+def test_a_copy_that_is_no_more_folded_does_not_wait_for_a_position(owner: Instance) -> None:
+    owner.is_closed = True
+
+    refused = ask(owner, headers=FORWARDED, maxAge="10", minPosition=f"{PARTITION}:{END + 1}")
+
+    assert (refused.status, f"at offset {END}, and minPosition is {END + 1}" in refused.detail) == (503, True)
+    assert refused.seconds < 1
+
+
 def test_both_bounds_hold(owner: Instance) -> None:
     assert ask(owner, maxAge="10", maxLag="0").status == 503
 

@@ -228,6 +228,24 @@ def test_a_halted_owner_answers_plain_queries_if_the_model_says_so(halted: Insta
         assert (answer.status, answer.text, answer.headers["Balance-Role"]) == (200, '{"amount":12.34}', "halted")
 
 
+def test_a_halted_owner_does_not_say_that_there_is_no_such_key(tmp_path: Path) -> None:
+    halted = Instance(tmp_path / "empty", is_halted=True, answers_when_halted=True)
+    halted.move_to(END - 7)
+
+    refused = ask(halted)
+
+    assert (refused.status, "a newer copy may have it" in refused.detail) == (503, True)
+
+
+@pytest.mark.shows("owner")
+def test_a_halted_owner_whose_lease_has_expired_answers_as_a_standby(halted: Instance) -> None:
+    halted.answers_when_halted = True
+    halted.lease.revoke()
+
+    assert ask(halted).status == 503
+    assert ask(halted, maxLag="7").headers["Balance-Role"] == "standby"
+
+
 def hear_of_a_halted_owner(instance: Instance, addresses: list[str]) -> None:
     instance.hear_of_owner(addresses[0], state="HALTED")
 
