@@ -381,6 +381,11 @@ def test_a_task_that_is_closed_by_an_error_says_why_until_the_next_one_runs(
     assert [snapshot.reason for snapshot in tasks.snapshots()] == ["the broker does not answer"]
 
 
+def _left(tasks: Tasks) -> object:
+    left = tasks.left(0)
+    return None if left is None else left.frozen_view
+
+
 def _running_with_view(tasks: Tasks) -> object:
     """Returns the view of the task of partition 0."""
     becomes(tasks, *RUNNING_OWNER)
