@@ -361,7 +361,7 @@ class ServerTable:
         """The tasks of a partition in this role, without those of suspects; or those of suspects alone."""
         now = self._clock()
         for server in self._servers.values():
-            if server.is_suspect(now) and not takes_suspects:
+            if server.is_suspect(now) is not suspects:
                 continue
             for task in server.tasks:
                 if (task.stage, task.partition, task.role) == (stage, partition, role):
