@@ -258,8 +258,8 @@ PROVENANCE = (
     Header(
         name=api.ROLE,
         description="Role of the task that gave the answer. `active`: the owner of the partition. `standby`: any other "
-        "copy, such as one that follows the owner's changelog. `halted`: the owner, which the read model's own code has "
-        "halted at the position.",
+        "copy, such as one that follows the owner's changelog. `halted`: the owner, which the read model's own code "
+        "has halted at the position.",
         type=Role,
         example="active",
     ),
