@@ -1,4 +1,4 @@
-"""While the broker is away, any instance answers for any key from the last state, and says how old that is."""
+"""Answers from old states: while the broker is away, and of an owner that its model's own code has halted."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from balance_service.devtools.local.stack import LocalStack
 from tests.support.api import GET_BALANCE
 from tests.support.commands import started
+from tests.support.kafka import Writer
 from tests.support.service import (
     PARTITIONS,
     SESSION_TIMEOUT_SECONDS,
@@ -79,3 +80,70 @@ def test_any_instance_answers_for_any_key_with_max_age_while_the_broker_is_away(
             for customer in customers:
                 eventually(lambda: ask(instance.url, customer).status_code == 200, "the owners answer")  # noqa: B023
                 assert amount_of(ask(instance.url, customer)) == Decimal("12.34")
+
+
+_SUPERSTITIOUS = """
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated
+
+from balance_service import ReadModel, Stream, scale
+
+
+@dataclass
+class Last:
+    customerId: str
+    amount: Annotated[Decimal, scale(2)]
+
+
+class Superstitious(ReadModel):
+    name = "superstitious"
+    source = Stream("{topic}", "FundsAdded")
+    key = "customerId"
+    state = Last
+
+    def fold(self, state, event):
+        if event["amount"] == 13:
+            raise ValueError("not this one")
+        return Last(event["customerId"], event["amount"])
+
+
+class Stubborn(Superstitious):
+    name = "stubborn"
+    answers_when_halted = True
+"""
+
+
+@pytest.mark.shows("own-code")
+def test_a_halted_owner_answers_queries_that_say_how_recent_the_answer_must_be(
+    stack: LocalStack, tmp_path: Path
+) -> None:
+    settings = application(BALANCE_MODELS="halting:Superstitious,halting:Stubborn", PYTHONPATH=str(tmp_path))
+    (tmp_path / "halting.py").write_text(_SUPERSTITIOUS.format(topic=settings["BALANCE_TOPIC"]))
+    one, other = new_instance(stack, settings), new_instance(stack, settings)
+    with running(one, other), Writer(stack, settings["BALANCE_TOPIC"]) as writer:
+        (customer,) = customers_of(0, 1)
+
+        def ask_both(model: str, **parameters: str) -> list[httpx.Response]:
+            path = f"/api/models/{model}/keys/{customer}"
+            return [httpx.get(f"{i.url}{path}", params=parameters, timeout=30) for i in (one, other)]
+
+        def answers(model: str, **parameters: str) -> list[tuple[int, str | None]]:
+            return [(a.status_code, a.headers.get("Balance-Role")) for a in ask_both(model, **parameters)]
+
+        writer.add(customer, "12.00")
+        eventually(
+            lambda: answers("superstitious") == answers("stubborn") == [(200, "active")] * 2, "the event is folded"
+        )
+        writer.add(customer, "13.00", "14.00")
+
+        halted = [(200, "halted")] * 2
+        eventually(lambda: answers("stubborn") == halted, lambda: f"it answers as halted: {answers('stubborn')}")
+        eventually(lambda: answers("superstitious", maxLag="2") == halted, "it answers with maxLag")
+        for answer in (*ask_both("stubborn"), *ask_both("superstitious", maxLag="2")):
+            assert answer.json()["value"]["amount"] == 12
+            assert (answer.headers["Balance-Position"], answer.headers["Balance-Lag"]) == ("0:1", "2")
+        assert answers("superstitious", maxLag="1") == [(503, None)] * 2
+        for refused in ask_both("superstitious"):
+            assert refused.status_code == 503
+            assert "with maxLag, it answers as of offset 1" in refused.json()["detail"]
