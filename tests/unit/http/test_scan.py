@@ -47,7 +47,7 @@ def copies(states: Mapping[str, Decimal], partitions: Sequence[int]) -> list[Loc
         own = {key: amount for key, amount in states.items() if sum(key.encode()) % 3 == partition}
         view: Any = View(own)
         position = Position(0, 1, "id", keys=len(own))
-        found.append(LocalCopy(partition, view, view, position, was_owned=True, is_halted=False))
+        found.append(LocalCopy(partition, view, view, position, was_owned=True, is_frozen=False))
     return found
 
 
@@ -103,7 +103,7 @@ def test_number_keys_are_ordered_as_numbers(
         for partition in partitions:
             view: Any = View({})
             view._states = sorted(state for own, _, state in stored if own == partition)
-            views.append(LocalCopy(partition, view, view, Position(0, 1, "id"), was_owned=True, is_halted=False))
+            views.append(LocalCopy(partition, view, view, Position(0, 1, "id"), was_owned=True, is_frozen=False))
         return views
 
     bodies = [read_to_its_end(question.read(copies_of(partitions), _view, _render)) for partitions in instances]
