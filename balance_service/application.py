@@ -406,7 +406,10 @@ class _Queries:
 
     def _letters(self, tasks: Tasks) -> StageDeadLetters:
         hosted = tasks.hosted
-        routing = self._routing(hosted.name, hosted.partitioning, hosted.watermarks, tasks, hosted)
+        # No letter changes while the task is halted.
+        routing = self._routing(
+            hosted.name, hosted.partitioning, hosted.watermarks, tasks, hosted, answers_when_halted=True
+        )
         scan = DeadLetterScan(
             stage=hosted.stage.identity,
             read_model=hosted.stage.owner,
@@ -453,7 +456,9 @@ class _Queries:
         tasks: Tasks | _NotHosted,
         stage: HostedStage | _NotHosted,
     ) -> ModelAnswers:
-        routing = self._routing(name, partitioning, watermarks, tasks, stage)
+        routing = self._routing(
+            name, partitioning, watermarks, tasks, stage, answers_when_halted=stage.answers_when_halted
+        )
         queries = Queries(
             read_model=name,
             routing=routing,
@@ -485,15 +490,19 @@ class _Queries:
         watermarks: Watermarks,
         tasks: Tasks | _NotHosted,
         stage: HostedStage | _NotHosted,
+        *,
+        answers_when_halted: bool,
     ) -> Routing:
         return Routing(
             read_model=name,
             partitioning=partitioning,
             address=self._settings.application_server,
             task=tasks.task,
+            left=tasks.left,
             lease=stage.lease,
             watermarks=watermarks,
             servers=self._instance.directory.table,
+            answers_when_halted=answers_when_halted,
         )
 
     def _scatter(
@@ -525,8 +534,12 @@ class _NotHosted:
 
     lease = Lease(0)
     """Never confirmed."""
+    answers_when_halted = False
 
     def task(self, _partition: int) -> ReadableTask | None:
+        return None
+
+    def left(self, _partition: int) -> ReadableTask | None:
         return None
 
     def view(self, _frame: bytes) -> Any:

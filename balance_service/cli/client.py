@@ -40,15 +40,24 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for 
 @click.argument("customer")
 @click.option("--min-position", help="Wait until this position (P:O, as add-funds prints it) is applied.")
 @click.option("--max-lag", type=click.IntRange(0), help="Accept an answer of a standby that lags by at most N records.")
+@click.option(
+    "--max-age", type=click.FloatRange(0), help="Accept an answer that is at most N seconds old, also without a broker."
+)
 @at_url
 @as_json
 def get_balance(
-    customer: str, min_position: str | None, max_lag: int | None, url: str | None, *, as_json: bool
+    customer: str,
+    min_position: str | None,
+    max_lag: int | None,
+    max_age: float | None,
+    url: str | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Print the balance of a customer."""
     with client_of(url) as client:
         wanted = None if min_position is None else Position.parse(min_position)
-        balance = client.get_balance(customer, min_position=wanted, max_lag=max_lag)
+        balance = client.get_balance(customer, min_position=wanted, max_lag=max_lag, max_age=max_age)
     if balance.amount is None:
         raise BalanceServiceError("no such customer")
     if as_json:

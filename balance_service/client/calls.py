@@ -9,7 +9,7 @@ import uuid
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, cast
 from urllib.parse import quote
 
 from balance_service import api
@@ -33,6 +33,8 @@ from balance_service.client.typed import lacks, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from balance_service.client.results import Role
 
 _BALANCE = "balance"
 _MOST_WRITTEN_KEYS = 100_000
@@ -100,15 +102,22 @@ class Calls:
         self._keys: dict[str, str] = {}
 
     def get_balance(
-        self, customer_id: str, *, min_position: Position | None = None, max_lag: int | None = None
+        self,
+        customer_id: str,
+        *,
+        min_position: Position | None = None,
+        max_lag: int | None = None,
+        max_age: float | None = None,
     ) -> Call[Balance]:
         """Returns the balance of a customer.
 
         Args:
             min_position: the answer includes the events below this position; the instance waits for them.
             max_lag: a standby may answer too, if it lags by at most that many records.
+            max_age: any copy may answer that includes all events until at most that many seconds ago, also while the
+                broker is away.
         """
-        parameters = {"customerId": customer_id, **self._bounds(customer_id, min_position, max_lag)}
+        parameters = {"customerId": customer_id, **self._bounds(customer_id, min_position, max_lag, max_age)}
         content, answered = yield from self._one(Request(path=api.GET_BALANCE, parameters=parameters), "amount")
         return Balance(
             customer_id=customer_id, amount=None if content is None else Decimal(content["amount"]), **answered
@@ -150,18 +159,19 @@ class Calls:
         into: Any = None,
         min_position: Position | None = None,
         max_lag: int | None = None,
+        max_age: float | None = None,
     ) -> Call[State[Any]]:
         """Returns a read model's answer for a key.
 
         Args:
             into: the type of the value: a dataclass, such as that of the states, or another that `typed.read` knows.
-            min_position, max_lag: as for `get_balance`.
+            min_position, max_lag, max_age: as for `get_balance`.
 
         Raises:
             InvalidCallError: the value does not fit `into`; the message names the field.
         """
         text = str(key)
-        bounds = self._bounds(text if model == _BALANCE else None, min_position, max_lag)
+        bounds = self._bounds(text if model == _BALANCE else None, min_position, max_lag, max_age)
         path = f"{_path(model)}/keys/{segment(text)}"
         content, answered = yield from self._one(Request(path=path, parameters=bounds), "key", "value")
         value = None if content is None else content["value"]
@@ -424,13 +434,14 @@ class Calls:
         """Returns the answer for a key, None if it has no state, and the attributes of its `KeyAnswer`."""
         reply = yield from self._server.exchange(request, self._retry_seconds)
         content = None if has_no_state(reply) else self._server.content(reply, *names)
-        header, lag = self._server.header, reply.headers.get(api.LAG)
+        header, lag, age = self._server.header, reply.headers.get(api.LAG), reply.headers.get(api.AGE)
         return content, {
             "application_server": header(reply, api.APPLICATION_SERVER),
             "role": header(reply, api.ROLE),
             "position": Position.parse(header(reply, api.POSITION)),
             "epoch": int(header(reply, api.EPOCH)),
             "lag": None if lag is None else int(lag),
+            "age": None if age is None else float(age),
         }
 
     def _scan(
@@ -445,7 +456,7 @@ class Calls:
         partitions = {
             partition: PartitionAnswer(
                 offset=int(offset),
-                role="active" if roles.get(partition) == "active" else "standby",
+                role=cast("Role", roles.get(partition, "standby")),
                 epoch=int(epochs[partition]),
                 lag=int(lags[partition]) if partition in lags else None,
             )
@@ -458,7 +469,9 @@ class Calls:
             missing=frozenset(map(int, missing.split(","))) if missing else frozenset(),
         )
 
-    def _bounds(self, key: str | None, min_position: Position | None, max_lag: int | None) -> dict[str, str]:
+    def _bounds(
+        self, key: str | None, min_position: Position | None, max_lag: int | None, max_age: float | None
+    ) -> dict[str, str]:
         """Returns the parameters that say how recent an answer must be.
 
         Args:
@@ -467,7 +480,9 @@ class Calls:
         written = None if self._written is None or key is None else self._written.of(key)
         if written is not None:
             min_position = latest(min_position, written)
-        return _given({"minPosition": min_position, "maxLag": max_lag})
+        return _given(
+            {"minPosition": min_position, "maxLag": max_lag, "maxAge": None if max_age is None else f"{max_age:.3f}"}
+        )
 
 
 def segment(text: str) -> str:

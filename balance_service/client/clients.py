@@ -225,7 +225,13 @@ class Client(_Connected[httpx.Client, threading.Event]):
 
     @overload
     def get(
-        self, model: str, key: str | int, *, min_position: Position | None = None, max_lag: int | None = None
+        self,
+        model: str,
+        key: str | int,
+        *,
+        min_position: Position | None = None,
+        max_lag: int | None = None,
+        max_age: float | None = None,
     ) -> State[Any]: ...
 
     @overload
@@ -237,6 +243,7 @@ class Client(_Connected[httpx.Client, threading.Event]):
         into: type[V],
         min_position: Position | None = None,
         max_lag: int | None = None,
+        max_age: float | None = None,
     ) -> State[V | None]: ...
 
     @wraps(Calls.get)
@@ -384,7 +391,13 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
 
     @overload
     def get(
-        self, model: str, key: str | int, *, min_position: Position | None = None, max_lag: int | None = None
+        self,
+        model: str,
+        key: str | int,
+        *,
+        min_position: Position | None = None,
+        max_lag: int | None = None,
+        max_age: float | None = None,
     ) -> Coroutine[Any, Any, State[Any]]: ...
 
     @overload
@@ -396,6 +409,7 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
         into: type[V],
         min_position: Position | None = None,
         max_lag: int | None = None,
+        max_age: float | None = None,
     ) -> Coroutine[Any, Any, State[V | None]]: ...
 
     @wraps(Calls.get)

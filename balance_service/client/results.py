@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
 V_co = TypeVar("V_co", covariant=True)
-Role = Literal["active", "standby"]
+Role = Literal["active", "standby", "halted"]
 _POSITION = re.compile("([0-9]{1,10}):([0-9]{1,18})")
 
 
@@ -42,12 +42,15 @@ class KeyAnswer:
     application_server: str
     """`host:port` of the instance whose store gave the answer."""
     role: Role
-    """`active`: the owner of the key's partition. `standby`: a copy that follows the owner."""
+    """`active`: the owner of the key's partition. `halted`: the owner, which the read model's own code has halted.
+    `standby`: any other copy."""
     position: Position
     epoch: int
     """Fencing number of the task that answered: a later owner has a higher one."""
     lag: int | None
     """Records of the partition that the answer does not include yet; None if unknown."""
+    age: float | None
+    """With `max_age`, the answer includes all events of the partition until so many seconds ago; otherwise None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

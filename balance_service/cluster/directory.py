@@ -313,19 +313,28 @@ class ServerTable:
         now = self._clock()
         return [server for server in self.servers() if server.silent_seconds(now) <= seconds]
 
-    def claims(self, stage: str, partition: int) -> list[tuple[ApplicationServer, PublishedTask]]:
+    def claims(
+        self, stage: str, partition: int, *, suspects: bool = False
+    ) -> list[tuple[ApplicationServer, PublishedTask]]:
         """The instances that claim to own a partition, each with its task, by descending epoch.
 
         The highest epoch is the owner's, and a lower one that of a predecessor that does not know it yet. A forged
         record may have a higher epoch than the owner: only the owner itself knows by its lease that it is one. A
         suspect claims nothing.
+
+        Args:
+            suspects: returns what suspects claimed, instead.
         """
-        claims = [(server, task) for server, task in self._live(stage, partition, ACTIVE) if task.epoch > 0]
+        live = self._live(stage, partition, ACTIVE, suspects=suspects)
+        claims = [(server, task) for server, task in live if task.epoch > 0]
         return sorted(claims, key=lambda claim: claim[1].epoch, reverse=True)
 
-    def owners(self, stage: str, partition: int, states: frozenset[str]) -> list[ApplicationServer]:
+    def owners(
+        self, stage: str, partition: int, states: frozenset[str], *, suspects: bool = False
+    ) -> list[ApplicationServer]:
         """The instances of `claims` whose tasks are in one of these states."""
-        return [server for server, task in self.claims(stage, partition) if task.state in states]
+        claims = self.claims(stage, partition, suspects=suspects)
+        return [server for server, task in claims if task.state in states]
 
     def assigned(self, stage: str, partition: int) -> ApplicationServer | None:
         """The owner of a partition or, if no instance claims it yet, the instance that is opening it."""
@@ -335,20 +344,24 @@ class ServerTable:
         opening = (server for server, _ in self._live(stage, partition, ACTIVE))
         return min(opening, key=lambda server: server.address, default=None)
 
-    def standbys(self, stage: str, partition: int, states: frozenset[str]) -> list[ApplicationServer]:
+    def standbys(
+        self, stage: str, partition: int, states: frozenset[str], *, suspects: bool = False
+    ) -> list[ApplicationServer]:
         """The instances with a standby in one of these states, by descending position."""
         able = [
             (task.position, server.address, server)
-            for server, task in self._live(stage, partition, STANDBY)
+            for server, task in self._live(stage, partition, STANDBY, suspects=suspects)
             if task.state in states
         ]
         return [server for _, _, server in sorted(able, reverse=True)]
 
-    def _live(self, stage: str, partition: int, role: str) -> Iterator[tuple[ApplicationServer, PublishedTask]]:
-        """The tasks of a partition in this role, without those of suspects."""
+    def _live(
+        self, stage: str, partition: int, role: str, *, suspects: bool = False
+    ) -> Iterator[tuple[ApplicationServer, PublishedTask]]:
+        """The tasks of a partition in this role, without those of suspects; or those of suspects alone."""
         now = self._clock()
         for server in self._servers.values():
-            if server.is_suspect(now):
+            if server.is_suspect(now) is not suspects:
                 continue
             for task in server.tasks:
                 if (task.stage, task.partition, task.role) == (stage, partition, role):

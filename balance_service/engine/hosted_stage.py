@@ -93,6 +93,11 @@ class HostedStage:
     def state(self, frame: bytes) -> State:
         return self._folding.state_codec.decode(frame)
 
+    @property
+    def answers_when_halted(self) -> bool:
+        """As the read model declares it. A stage without states answers nothing."""
+        return self.folds is not None and self.folds.read_model.answers_when_halted
+
     def view(self, frame: bytes) -> Any:
         """Returns what a query answers for a framed state."""
         return self._folding.read_model.view_of(self.state(frame))

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from balance_service.engine.changelog_reader import Part
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import TaskId
-    from balance_service.engine.store import StateStore
+    from balance_service.engine.store import StateStore, StoreView
+    from balance_service.kafka.topics import Topic
 
 _END_WITHIN_MS = 10
 _SAY_EVERY_SECONDS = 2.0
@@ -35,7 +36,7 @@ _SAY_EVERY_SECONDS = 2.0
 class Replica:
     """A store and its changelog. An owner brings the store up to the changelog's end once, a standby continuously.
 
-    `store` is None, and `changelog_topic_id` is empty, before `open`.
+    `changelog_topic_id` is empty before `find`, and `store` is None before `open`.
     """
 
     def __init__(self, task_id: TaskId, hosted: HostedStage, log: FilteringBoundLogger) -> None:
@@ -49,13 +50,17 @@ class Replica:
         """The end of the changelog when `catch_up` began last."""
         self.restoration = Restoration(log)
 
-    def open(self, *, is_owned: bool) -> None:
-        """Finds the changelog and opens the store. Raises as `Task.open`."""
-        hosted, partition = self._hosted, self._task_id.partition
-        topics, source = hosted.topics, hosted.source
-        changelog = prepare_changelog(topics, hosted.stage, source)
+    def find(self) -> Topic:
+        """Returns the changelog, which is made if there is none. Raises as `Task.open`."""
+        topics, source = self._hosted.topics, self._hosted.source
+        changelog = prepare_changelog(topics, self._hosted.stage, source)
         check_same_log(source, topics.find_patiently(source.name), changelog)
         self.changelog_topic_id = changelog.topic_id
+        return changelog
+
+    def open(self, changelog: Topic, *, is_owned: bool) -> None:
+        """Opens the store, and begins to read the changelog. Raises as `Task.open`."""
+        hosted, partition, topics = self._hosted, self._task_id.partition, self._hosted.topics
         self.store = open_store(self._task_id, hosted, changelog)
         check_tombstones_since_offset(topics, changelog, partition, self.store.changelog_offset)
         config = reader_config(hosted.settings)
@@ -65,6 +70,15 @@ class Replica:
         # A consumer that starts at "earliest" takes half a second more to find that offset than this request.
         start = self.store.changelog_offset or topics.offsets(changelog.name, [partition], earliest=True)[partition]
         self._reader = ChangelogReader(config, changelog.name, partition, start)
+
+    @property
+    def whole_view(self) -> StoreView | None:
+        """The present view, if the store is as a commit to this changelog left it."""
+        store, _ = self._opened()
+        position = store.position
+        is_whole = store.reaches == store.changelog_offset and position is not None
+        is_same = position is not None and position.changelog_topic_id in ("", self.changelog_topic_id)
+        return store.view if is_whole and is_same else None
 
     def catch_up(self, is_closing: Callable[[], bool], *, is_fenced: bool, answers: bool) -> Iterator[Part]:
         """Yields the changelog up to its present end.

@@ -46,7 +46,8 @@ class SourceCheck:
             self._tasks.source_problem = str(halted)
         else:
             self._tasks.source_problem = ""
-        tasks = self._tasks.answering()
+        # One that its own code has halted goes on with answers to some queries.
+        tasks = self._tasks.answering() | {t.task_id.partition: t for t in self._tasks.all() if t.frozen_view}
         if not tasks:
             return
         name = self._source.name

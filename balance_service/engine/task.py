@@ -119,10 +119,12 @@ class Task:
         role: Role = Role.ACTIVE,
         reason: str = "",
         least_epoch: int = 1,
+        left: StoreView | None = None,
     ) -> None:
         """Args:
         reason: why the previous task of the partition was closed; shown until this one runs.
         least_epoch: the lowest epoch to take as the owner.
+        left: the last view of the previous task, as of `take_left`.
         """
         self._least_epoch = least_epoch
         self.task_id = task_id
@@ -132,6 +134,7 @@ class Task:
         self._role = role
         self._reason = reason
         self._closing = threading.Event()
+        self._giving_up = threading.Lock()
         self._writer: ChangelogWriter | None = None
         self._has_fenced = False
         self._sends = False
@@ -141,6 +144,7 @@ class Task:
         """Whether the sending generation has more dead letters below its position than this task knows."""
         self._epoch = 0
         self._shown: StoreView | None = None
+        self._left = left
         self._watcher: Watcher | None = None
         # Any thread appends; who holds the lock takes.
         self._decided_elsewhere: deque[Mapping[int, Letter]] = deque()
@@ -212,6 +216,27 @@ class Task:
     def view(self) -> StoreView | None:
         """The view after the last applied commit; None unless the task answers."""
         return None if self._closing.is_set() else self._shown
+
+    @property
+    def frozen_view(self) -> StoreView | None:
+        """The last view of an owner that its read model's own code has halted; otherwise None.
+
+        The state is correct, and becomes older: only a query that says how old its answer may be gets it.
+        """
+        return self._left if self._state is TaskState.HALTED and not self._closing.is_set() else None
+
+    @property
+    def left_view(self) -> StoreView | None:
+        """The last view once the task is given up; before it answers, that of the previous one, or of its own store.
+
+        As long as anything refers to it, no other task can open the store.
+        """
+        return None if self._state is TaskState.HALTED and not self._closing.is_set() else self._left
+
+    def take_left(self) -> StoreView | None:
+        """Returns `left_view`, which is None from then on."""
+        left, self._left = self.left_view, None
+        return left
 
     def watch(self, watcher: Watcher | None) -> None:
         """Notifies a watcher of the commits from now on, instead of the previous watcher; None: no watcher."""
@@ -512,24 +537,46 @@ class Task:
         """Continues to fold after `wait`."""
         self._move(TaskState.WAITING, TaskState.RUNNING, "")
 
-    def halt(self, reason: str) -> None:
-        """Stops folding and answering until an operator acts. Idempotent; the first reason is kept."""
+    def halt(self, reason: str, *, is_by_own_code: bool = False) -> None:
+        """Stops folding and answering until an operator acts. Idempotent; the first reason is kept.
+
+        Args:
+            is_by_own_code: the read model's code failed at an event, so the states below it are right.
+        """
         with self._lock:
+            ran = self._state in (TaskState.RUNNING, TaskState.WAITING)
+            if not is_by_own_code:
+                # Also of a task that its own code has halted before.
+                self._leave(None)
+            elif self._state is not TaskState.HALTED:
+                self._leave(self._shown if ran else None)
             is_news = self._state is not TaskState.HALTED and self._move(self._state, TaskState.HALTED, reason)
         if is_news:
             self._log.error("task halted", reason=reason)
 
-    def give_up(self) -> None:
-        """Stops serving and cancels restoration; call `close` next. Returns at once."""
-        self._closing.set()
+    def give_up(self, *, leaves_view: bool = False) -> None:
+        """Stops serving and cancels restoration; call `close` next. Returns at once.
 
-    def close(self, timeout_seconds: float, reason: str = "") -> None:
-        """Stops serving, waits for a running commit, and frees store and writer. Idempotent.
+        Args:
+            leaves_view: whether `left_view` is to be there, for queries that take an old state. The first call counts.
+        """
+        with self._giving_up:
+            if not self._closing.is_set():
+                self._left = (self._shown or self._left) if leaves_view else None
+                self._closing.set()
+
+    def _leave(self, view: StoreView | None) -> None:
+        with self._giving_up:
+            if not self._closing.is_set():
+                self._left = view
+
+    def close(self, timeout_seconds: float, reason: str = "", *, leaves_view: bool = False) -> None:
+        """Stops serving as `give_up`, waits for a running commit, and frees store and writer. Idempotent.
 
         If the commit outlasts the timeout, its thread frees the task afterwards. A successor's fencing prevents that
         commit from taking effect.
         """
-        self.give_up()
+        self.give_up(leaves_view=leaves_view)
         self._reason = reason or self._reason
         if self._lock.acquire(timeout=timeout_seconds):
             try:
@@ -572,7 +619,11 @@ class Task:
     def _open(self) -> None:
         self._to(TaskState.RESTORING)
         # (a) The store is a copy of the changelog.
-        self.replica.open(is_owned=self._role is Role.ACTIVE)
+        changelog = self.replica.find()
+        self._leave(None)
+        self.replica.open(changelog, is_owned=self._role is Role.ACTIVE)
+        # Until the task answers: what comes next may wait for the broker.
+        self._leave(self.replica.whole_view)
         if self._role is Role.ACTIVE:
             self._own()
         else:
@@ -682,3 +733,5 @@ class Task:
         # One assignment, so that no reader sees a view that belongs to another state.
         store = self.replica.store
         self._shown = store.view if store is not None and state in ANSWERING else None
+        if state in ANSWERING:
+            self._leave(None)

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from balance_service.engine.decisions import Verdict
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import TaskSnapshot
+    from balance_service.engine.store import StoreView
+    from balance_service.engine.task import Watcher
 
 log = structlog.get_logger(__name__)
 
@@ -99,6 +101,7 @@ class Tasks:
         self._lock = threading.Lock()
         self._supervisors: dict[int, _Supervisor] = {}
         self._leaving: list[_Supervisor] = []
+        self._left: dict[int, Task] = {}
         self._stopped = False
 
     @property
@@ -130,6 +133,8 @@ class Tasks:
                     self._supervisors[partition].promote()
                 else:
                     self._supervise(partition, Role.ACTIVE)
+            # Another instance has got these.
+            self._forget_left()
 
     def stand_by(self, partitions: Iterable[int]) -> None:
         """Keeps standbys of exactly these partitions, except those that are owned here. Returns at once."""
@@ -142,16 +147,25 @@ class Tasks:
             standbys = {p for p, supervisor in self._supervisors.items() if supervisor.role is Role.STANDBY}
             self._dismiss(standbys - wanted)
 
-    def dismiss(self, partitions: Iterable[int]) -> list[Task]:
-        """Opens no more tasks of these partitions. Returns their present tasks at once, for the caller to close."""
+    def dismiss(self, partitions: Iterable[int], *, leaves_views: bool = False) -> list[Task]:
+        """Opens no more tasks of these partitions. Returns their present tasks at once, for the caller to close.
+
+        Args:
+            leaves_views: keeps what `left` returns until the next assignment. Another instance may own the partitions,
+                so only queries that take an old state may read it.
+        """
         with self._lock:
-            return [supervisor.task for supervisor in self._dismiss(partitions)]
+            leaving = [supervisor.task for supervisor in self._dismiss(partitions, leaves_views=leaves_views)]
+            if leaves_views:
+                self._left |= {task.task_id.partition: task for task in leaving}
+            return leaving
 
     def stop(self, timeout_seconds: float) -> bool:
         """Closes all tasks for good. Returns whether all their threads, and the runner's, ended within the timeout."""
         deadline = time.monotonic() + timeout_seconds
         with self._lock:
             self._stopped = True
+            self._forget_left()
         for task in self.dismiss(list(self._supervisors)):
             task.close(max(0.0, deadline - time.monotonic()))
         ended = [supervisor.ended(max(0.0, deadline - time.monotonic())) for supervisor in self._leaving]
@@ -161,6 +175,12 @@ class Tasks:
         """Returns the task of a partition in either role, or None."""
         supervisor = self._supervisors.get(partition)
         return None if supervisor is None else supervisor.task
+
+    def left(self, partition: int) -> LeftCopy | None:
+        """Returns what a closed task of a partition left, until the next task runs."""
+        task = self.task(partition) or self._left.get(partition)
+        view = None if task is None else task.left_view
+        return None if task is None or view is None else LeftCopy(task, view)
 
     def all(self) -> list[Task]:
         """Returns all tasks in either role, ordered by partition."""
@@ -175,9 +195,11 @@ class Tasks:
         return [self._snapshot(task) for task in self.all()]
 
     def positions(self) -> dict[int, int]:
-        """Returns the position of each task that answers, by partition."""
+        """Returns the position of each task that answers, if only old states, by partition."""
         return {
-            task.task_id.partition: task.position for task in self.all() if task.view is not None and task.position >= 0
+            task.task_id.partition: task.position
+            for task in self.all()
+            if (task.view or task.frozen_view) is not None and task.position >= 0
         }
 
     def first_needed(self, partition: int) -> int:
@@ -242,6 +264,9 @@ class Tasks:
 
         Does nothing if another task has replaced `read`: that one has another store.
         """
+        if isinstance(read, LeftCopy):
+            # The next task finds the damage when it opens the store.
+            read.forget()
         task = self.task(partition)
         if task is not None and task is read:
             self.failed(task, error)
@@ -252,18 +277,44 @@ class Tasks:
         if supervisor is not None and supervisor.task is task:
             supervisor.failed(task, error)
 
-    def _supervise(self, partition: int, role: Role) -> None:
-        task_id = TaskId(self.name, partition)
-        self._supervisors[partition] = _Supervisor(
-            task_id, self.hosted, self._runner, role, self._on_change, self._openings
-        )
+    def _forget_left(self) -> None:
+        for task in self._left.values():
+            task.take_left()
+        self._left.clear()
 
-    def _dismiss(self, partitions: Iterable[int]) -> list[_Supervisor]:
+    def _supervise(self, partition: int, role: Role) -> None:
+        before = self._left.pop(partition, None)
+        task = Task(
+            TaskId(self.name, partition), self.hosted, role, left=None if before is None else before.take_left()
+        )
+        self._supervisors[partition] = _Supervisor(task, self.hosted, self._runner, self._on_change, self._openings)
+
+    def _dismiss(self, partitions: Iterable[int], *, leaves_views: bool = False) -> list[_Supervisor]:
         leaving = [s for p in partitions if (s := self._supervisors.pop(p, None))]
         for supervisor in leaving:
-            supervisor.stop()
+            supervisor.stop(leaves_view=leaves_views)
+            if not leaves_views:
+                # One that an outage has closed may have left it: the folder would stay locked.
+                supervisor.task.take_left()
         self._leaving = [s for s in self._leaving if not s.ended(0)] + leaving
         return leaving
+
+
+class LeftCopy:
+    """The last view of a closed task, as queries read a task."""
+
+    role, view = Role.STANDBY, None
+
+    def __init__(self, task: Task, view: StoreView) -> None:
+        self._task = task
+        self.frozen_view: StoreView | None = view
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Nothing is committed any more."""
+
+    def forget(self) -> None:
+        """Takes the view away from later queries."""
+        self._task.take_left()
 
 
 class _Supervisor:
@@ -271,16 +322,15 @@ class _Supervisor:
 
     def __init__(
         self,
-        task_id: TaskId,
+        task: Task,
         hosted: HostedStage,
         runner: Runner,
-        role: Role,
         on_change: Callable[[], None],
         openings: threading.Semaphore,
     ) -> None:
-        self.role = role
+        self.role = task.role
         """The role that is wanted; `task.role` is the present one."""
-        self._task_id = task_id
+        self._task_id = task_id = task.task_id
         self._hosted = hosted
         self._runner = runner
         self._on_change = on_change
@@ -290,7 +340,7 @@ class _Supervisor:
         self._failed: tuple[Task, BalanceServiceError] | None = None
         self._failures = 0
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
-        self.task = Task(task_id, hosted, role)
+        self.task = task
         self._thread = threading.Thread(target=self._supervise, name=f"task-{task_id}", daemon=True)
         self._thread.start()
 
@@ -304,14 +354,14 @@ class _Supervisor:
         self._failed = task, _alone(error)
         if not isinstance(error, UnreadableRecordError):
             # The task must not answer until its thread gets to close it.
-            task.give_up()
+            task.give_up(leaves_view=not isinstance(error, StoreCorruptedError))
         self._wake.set()
 
-    def stop(self) -> None:
-        """Opens no more tasks; the present one stops to answer and to restore. Returns at once."""
+    def stop(self, *, leaves_view: bool = False) -> None:
+        """Opens no more tasks; the present one stops to answer and to restore, as `Task.give_up`. Returns at once."""
         self._stopping.set()
         self._wake.set()
-        self.task.give_up()
+        self.task.give_up(leaves_view=leaves_view)
 
     def ended(self, timeout_seconds: float) -> bool:
         """Waits for the thread to end; returns whether it has."""
@@ -351,9 +401,10 @@ class _Supervisor:
         except NotAuthorizedError as error:
             return _alone(error)
         except (TaskHaltedError, ConfigurationError, UnreadableRecordError) as error:
-            if isinstance(error, TaskHaltedError) and error.__cause__ is not None:
+            is_by_own_code = isinstance(error, TaskHaltedError) and error.__cause__ is not None
+            if is_by_own_code:
                 self._log.error("the read model's code failed", exc_info=error.__cause__)
-            self.task.halt(str(error))
+            self.task.halt(str(error), is_by_own_code=is_by_own_code)
         except BalanceServiceError as error:
             return _alone(error)
         except Exception as error:
@@ -428,14 +479,20 @@ class _Supervisor:
             raise error
         is_fenced = isinstance(error, TaskMigratedError)
         self._log.warning("task closed; a new one is opened", error=str(error), fenced=is_fenced)
-        self.task.close(max(_BACK_OFF_SECONDS), str(error))
+        is_damaged = isinstance(error, StoreCorruptedError)
+        self.task.close(max(_BACK_OFF_SECONDS), str(error), leaves_view=not is_damaged)
         self._on_change()
-        if isinstance(error, StoreCorruptedError):
+        if is_damaged:
+            # It may have been left before the damage was found.
+            self.task.take_left()
             Database.wipe(self._hosted.state_directory.store_path(self._task_id))
         back_off = _BACK_OFF_SECONDS[min(self._failures, len(_BACK_OFF_SECONDS) - 1)]
         self._failures += 1
         if not self._stopping.wait(max(back_off, _FENCED_BACK_OFF_SECONDS) if is_fenced else back_off):
-            self.task = Task(self._task_id, self._hosted, self.role, str(error), self.task.next_epoch)
+            before = self.task
+            self.task = Task(
+                self._task_id, self._hosted, self.role, str(error), before.next_epoch, left=before.take_left()
+            )
 
 
 def _alone(error: BalanceServiceError) -> BalanceServiceError:

@@ -368,7 +368,7 @@ class Engine:
     def lost(self, topic: str, partitions: Partitions) -> None:
         """Closes the tasks, whose successors may have fenced them already."""
         self.metrics.rebalances.labels("lost").inc()
-        self._release(topic, partitions, 1.0)
+        self._release(topic, partitions, 1.0, leaves_views=True)
 
     def _prepare(self, stages: Sequence[Stage]) -> Mapping[str, Topic]:
         """Prepares the topics of all live generations. Raises as `prepare_topics`."""
@@ -495,10 +495,14 @@ class Engine:
         if self.settings.purge_rekeyed and tasks.hosted.stage.reads_rekeyed:
             yield PeriodicThread(f"purge-{tasks.name}", _PURGE_EVERY_SECONDS, Purge(tasks).run_once)
 
-    def _release(self, topic: str, partitions: Partitions, timeout_seconds: float) -> None:
+    def _release(
+        self, topic: str, partitions: Partitions, timeout_seconds: float, *, leaves_views: bool = False
+    ) -> None:
         deadline = time.monotonic() + timeout_seconds
         with self._changing:
-            leaving = [task for tasks in self._reading(topic) for task in tasks.dismiss(partitions)]
+            leaving = [
+                task for tasks in self._reading(topic) for task in tasks.dismiss(partitions, leaves_views=leaves_views)
+            ]
         for task in leaving:
             task.close(max(0.0, deadline - time.monotonic()))
         if leaving:

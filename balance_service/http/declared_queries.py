@@ -74,8 +74,8 @@ def key_route(model: ReadModel, declared: Routes) -> Route:
         summary=f"The answer of '{model.name}' for a {noun}",
         description=f"Answered from the state store of the instance that owns the {noun}'s partition; the headers name "
         "it. Without `minPosition` the answer is the owner's newest, which may lack the last events; `Balance-Lag` "
-        "says how many. With `maxLag` or `minPosition` a standby may answer too; `Balance-Role` shows that. Reads "
-        "are monotonic per instance: it never answers from an earlier position than before, unless the answering "
+        "says how many. With `maxLag`, `maxAge` or `minPosition` another copy may answer; `Balance-Role` shows that. "
+        "Reads are monotonic per instance: it never answers from an earlier position than before, unless the answering "
         "server, its role, its epoch or the generation has changed.",
         parameters=parameters,
         responses=(
@@ -98,7 +98,7 @@ def key_route(model: ReadModel, declared: Routes) -> Route:
             problem(
                 400,
                 f"`{declared.key}` is missing, empty, repeated, too long or malformed; `minPosition` is malformed, "
-                "repeated or of another partition; or `maxLag` is malformed or repeated.",
+                "repeated or of another partition; or `maxLag` or `maxAge` is malformed or repeated.",
                 missing=(f"No {noun} named", f"{declared.key} is missing"),
                 partition=(
                     "A position of another partition",
@@ -124,8 +124,8 @@ def key_route(model: ReadModel, declared: Routes) -> Route:
             MISDIRECTED,
             retry_later(
                 "No instance can answer now: the owner is starting, restoring, changing or unreachable, "
-                "`minPosition` was not reached in time, or no instance is within `maxLag`. The response says nothing "
-                f"about whether the {noun} exists.",
+                "`minPosition` was not reached in time, or no copy is within `maxLag` or `maxAge`. The response says "
+                f"nothing about whether the {noun} exists.",
                 behind=("minPosition not reached in time", "position 1:42 was not reached in time"),
                 ownerless=("The partition is changing hands", "no instance answers for partition 1 now"),
             ),

@@ -192,8 +192,10 @@ class ModelQueries:
         if not accepts_events(request.headers):
             return await self.one(request, answers, ModelKeyParameters, "key")
         given = ModelKeyParameters.of(request)
-        if given.min_position is not None or given.max_lag is not None:
-            raise InvalidInputError("a stream begins with the owner's newest state: omit minPosition and maxLag")
+        if given.min_position is not None or given.max_lag is not None or given.max_age is not None:
+            raise InvalidInputError(
+                "a stream begins with the owner's newest state: omit minPosition, maxLag and maxAge"
+            )
         self.key_type_of(given.model).parse(given.key)
         return await self._streamed(request, given, answers, Selection(key=given.key))
 

@@ -271,7 +271,10 @@ MODEL_ROUTES = (
                 "event: state\nid: 1/0:12@Xv7Qd0iOSDuBJ1kzTbGSXA\n"
                 'data: {"key":"c1","value":{"amount":12.34},"generation":1}\n\n',
             ),
-            problem(400, "The key, `minPosition` or `maxLag` is malformed, or `minPosition` is of another partition."),
+            problem(
+                400,
+                "The key, `minPosition`, `maxLag` or `maxAge` is malformed, or `minPosition` is of another partition.",
+            ),
             problem(404, "There is no such read model, or the key has no state."),
             MISDIRECTED,
             retry_later("No instance can answer now."),

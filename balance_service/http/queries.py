@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,6 +14,7 @@ from balance_service import api
 from balance_service.errors import InvalidInputError, RetriableError, StoreCorruptedError, UnreadableRecordError
 from balance_service.http.answer import JSON, Answer, Problem, unavailable
 from balance_service.http.arrivals import Arrivals
+from balance_service.http.routing import ACTIVE, HALTED
 from balance_service.http.shares import asker_of
 from balance_service.model.json_view import exact_json
 from balance_service.model.stage import model_and_generation
@@ -89,7 +91,7 @@ class Queries:
             if copy is None:
                 return None
             local = self.routing.read(copy, key)
-            if not local.is_owner:
+            if local.role != ACTIVE:
                 return None
             answer = self._answer(partition, local, noun, echoed_key)
         except Exception:  # a model's own view may raise anything
@@ -135,27 +137,34 @@ class Queries:
         """
         while True:
             local = self._read(partition, query)
-            if local is not None and _is_recent_enough(local, query):
-                return local
-            may_answer = local is not None and (local.is_owner or query.takes_standbys)
-            if is_forwarded and not may_answer:
-                raise Problem(_MISDIRECTED, f"{self.address} does not own partition {partition}")
-            if local is None or not (local.is_owner or is_forwarded):
+            may_answer = local is not None and (query.takes_standbys or self.routing.answers(local.role))
+            if local is not None and may_answer and _is_recent_enough(local, query):
+                if _is_certain(local, query):
+                    return local
+                if is_forwarded:
+                    raise self._uncertain(local, query)
                 return None
-            if _is_reached(local, query):
-                behind = "an unknown number of" if local.lag is None else local.lag
-                raise unavailable(f"{self.address} is {behind} records behind, and maxLag is {query.max_lag}")
+            if is_forwarded and not may_answer:
+                if local is not None and local.role == HALTED:
+                    raise self._halted(partition, local)
+                raise Problem(_MISDIRECTED, f"{self.address} does not own partition {partition}")
+            if local is None or not (local.role == ACTIVE or is_forwarded):
+                return None
+            if _is_reached(local, query) or local.is_frozen:
+                raise self._behind(local, query)
             left = deadline - time.monotonic()
             if left <= 0:
                 raise unavailable(f"position {partition}:{_wanted(query)} was not reached in time")
+            # It keeps the store's view, and so the folder, from the next task.
+            del local
             await self._arrivals.wait(partition, _wanted(query), left)
 
     def _read(self, partition: int, query: KeyQuery) -> LocalAnswer | None:
-        copy = self.routing.copy(partition)
+        copy = self.routing.copy(partition, takes_left=query.max_age is not None)
         if copy is None:
             return None
         try:
-            return self.routing.read(copy, query.key, _wanted(query))
+            return self.routing.read(copy, query.key, _wanted(query), with_age=query.max_age is not None)
         except (StoreCorruptedError, RetriableError) as error:
             refusal = self._refusal(partition, copy.task, error)
         # A traceback would keep the view and the store's lock alive: drop the copy, and raise after `except`.
@@ -178,9 +187,7 @@ class Queries:
 
         A query that waits for a position keeps asking until its deadline, so that it survives a move of the partition.
         """
-        refusal = unavailable(
-            f"no instance answers for partition {partition} now; /health/ready of the instances says why"
-        )
+        refusal: Problem | None = None
         for attempt in itertools.count():
             if attempt:
                 left = deadline - time.monotonic()
@@ -192,9 +199,15 @@ class Queries:
                 if local is not None:
                     return self._answer(partition, local, query.noun, query.echoed_key)
             # By the second attempt, a local copy may be recent enough.
-            has_copy = not attempt and query.takes_standbys and self.routing.has_copy(partition)
+            takes_left = query.max_age is not None
+            has_copy = query.takes_standbys and self.routing.copy(partition, takes_left=takes_left) is not None
             peers = self.routing.in_turn(
-                partition, deadline, takes_standbys=query.takes_standbys, last_gets_rest=not has_copy
+                partition,
+                deadline,
+                takes_standbys=query.takes_standbys,
+                takes_halted=True,
+                takes_suspects=takes_left,
+                last_gets_rest=bool(attempt) or not has_copy,
             )
             for peer, seconds, is_last in peers:
                 address = peer.address
@@ -208,14 +221,14 @@ class Queries:
                     self.routing.doubt(partition, peer)
                     refusal = unavailable(str(error))
                     continue
-                if answer.status in _LOOKED_UP and not _is_of(answer, address, query):
+                if answer.status in _LOOKED_UP and not self._is_of(answer, address, query):
                     self.metrics.proxied(address, "failed")
                     self.routing.doubt(partition, peer)
                     refusal = unavailable(f"another instance than the one asked answers at {address}")
                     continue
                 self.metrics.proxied(address, _OUTCOMES.get(answer.status, "answered"))
                 if answer.status in _LOOKED_UP:
-                    if answer.headers.get(api.ROLE) == "active":
+                    if answer.headers.get(api.ROLE) == ACTIVE:
                         self.routing.believe(partition, peer)
                     # The peer is asked at the route of every read model, and does not know the query's own word.
                     not_found = answer.status == _NOT_FOUND
@@ -225,18 +238,53 @@ class Queries:
                     refusal = unavailable(f"{address} no longer owns partition {partition}")
                 elif is_last:
                     return answer
-        raise refusal
+        raise refusal or self._nobody(partition, query)
+
+    def _nobody(self, partition: int, query: KeyQuery) -> Problem:
+        """The answer if neither this instance nor a peer has one."""
+        local = self._read(partition, query)
+        if local is not None and query.takes_standbys:
+            return self._uncertain(local, query) if _is_recent_enough(local, query) else self._behind(local, query)
+        if local is not None and local.role == HALTED:
+            return self._halted(partition, local)
+        return unavailable(
+            f"no instance answers for partition {partition} now; /health/ready of the instances says why"
+        )
+
+    def _behind(self, local: LocalAnswer, query: KeyQuery) -> Problem:
+        behind = []
+        if not _is_reached(local, query):
+            behind.append(f"at offset {local.position.offset}, and minPosition is {_wanted(query)}")
+        if query.max_lag is not None:
+            records = "an unknown number of" if local.lag is None else local.lag
+            behind.append(f"{records} records behind, and maxLag is {query.max_lag}")
+        if query.max_age is not None:
+            behind.append(f"{_old(local)}, and maxAge is {query.max_age:g}")
+        return unavailable(f"the copy at {self.address} is {'; it is '.join(behind)}")
+
+    def _uncertain(self, local: LocalAnswer, query: KeyQuery) -> Problem:
+        return unavailable(
+            f"the copy at {self.address}, {_old(local)}, has no such {query.noun}; a newer copy may have it"
+        )
+
+    def _halted(self, partition: int, local: LocalAnswer) -> Problem:
+        return unavailable(
+            f"the read model's code has halted partition {partition} on {self.address}, whose log says why; with "
+            f"maxLag, it answers as of offset {local.position.offset}"
+        )
 
     def _answer(self, partition: int, local: LocalAnswer, noun: str, echoed_key: str | None) -> Answer:
         headers = {
             api.APPLICATION_SERVER: self.address,
-            api.ROLE: "active" if local.is_owner else "standby",
+            api.ROLE: local.role,
             api.POSITION: f"{partition}:{local.position.offset}",
             api.EPOCH: str(local.position.epoch),
             api.GENERATION: self.generation,
         }
         if local.lag is not None:
             headers[api.LAG] = str(local.lag)
+        if local.age is not None:
+            headers[api.AGE] = _seconds(local.age)
         if local.frame is None:
             return _no_such(noun)._replace(headers=headers)
         try:
@@ -245,6 +293,11 @@ class Queries:
             raise self._refusal(partition, local.task, error) from error
         body = exact_json(view if echoed_key is None else {"key": echoed_key, "value": view})
         return Answer(200, body.encode(), JSON, headers)
+
+    def _is_of(self, answer: Answer, address: str, query: KeyQuery) -> bool:
+        """Whether the instance that was asked answers, in an acceptable role: an address may pass to another one."""
+        is_its_own = answer.headers.get(api.APPLICATION_SERVER) == address
+        return is_its_own and (query.takes_standbys or answer.headers.get(api.ROLE) in (ACTIVE, HALTED))
 
     def _observe(self, answered: str, status: int, began: float) -> None:
         elapsed = time.perf_counter() - began
@@ -270,12 +323,22 @@ def _is_reached(local: LocalAnswer, query: KeyQuery) -> bool:
 
 
 def _is_recent_enough(local: LocalAnswer, query: KeyQuery) -> bool:
-    """Whether the answer may be sent: the owner's, or a standby's that is as recent as the query requires."""
+    """Whether the answer is as recent as the query requires."""
     is_near = query.max_lag is None or (local.lag is not None and local.lag <= query.max_lag)
-    return is_near and _is_reached(local, query) and (local.is_owner or query.takes_standbys)
+    is_young = query.max_age is None or (local.age is not None and local.age <= query.max_age)
+    return is_near and is_young and _is_reached(local, query)
 
 
-def _is_of(answer: Answer, address: str, query: KeyQuery) -> bool:
-    """Whether the instance that was asked answers, in an acceptable role: an address may pass to another instance."""
-    is_its_own = answer.headers.get(api.APPLICATION_SERVER) == address
-    return is_its_own and (query.takes_standbys or answer.headers.get(api.ROLE) == "active")
+def _is_certain(local: LocalAnswer, query: KeyQuery) -> bool:
+    """Whether the answer may be sent: that an old copy has no state of a key says nothing of newer ones."""
+    is_bounded = query.max_age is None and query.takes_standbys
+    return local.frame is not None or local.role == ACTIVE or is_bounded
+
+
+def _old(local: LocalAnswer) -> str:
+    return "of unknown age" if local.age is None else f"{_seconds(local.age)} s old"
+
+
+def _seconds(age: float) -> str:
+    """Rounded up, so that the copy is no older."""
+    return f"{math.ceil(age * 10) / 10:.1f}"

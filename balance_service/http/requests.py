@@ -69,6 +69,16 @@ MaxLag = Annotated[
         examples=["100"],
     ),
 ]
+MaxAge = Annotated[
+    float,
+    formed("[0-9]{1,9}(?:\\.[0-9]{1,3})?", "a number of seconds, such as 60", float),
+    Field(
+        description="Bounds staleness in seconds: any copy may answer that is known to have included all events so "
+        "long ago or later, also while the broker is away; `Balance-Age` has its age. The end of the topic is read "
+        "every second. An old copy without the key says nothing of newer ones, so the answer is 503 then, not 404.",
+        examples=["60"],
+    ),
+]
 Limit = Annotated[
     int,
     formed("[1-9][0-9]{0,2}|1000", "a number from 1 to 1000", int),
@@ -296,6 +306,7 @@ class KeyParameters(Parameters):
         "than the key's is an error (400).",
     )
     max_lag: MaxLag | None = Field(None, alias="maxLag")
+    max_age: MaxAge | None = Field(None, alias="maxAge")
     generation: GenerationNumber | None = None
 
 
@@ -332,11 +343,12 @@ class KeyQuery:
     echoed_key: str | None = None
     min_position: tuple[int, int] | None = None
     max_lag: int | None = None
+    max_age: float | None = None
 
     @property
     def takes_standbys(self) -> bool:
         """Whether a standby may answer: only if the query says how recent the answer must be."""
-        return self.min_position is not None or self.max_lag is not None
+        return self.min_position is not None or self.max_lag is not None or self.max_age is not None
 
 
 def key_query(
@@ -355,6 +367,8 @@ def key_query(
         parameters["minPosition"] = f"{given.min_position[0]}:{given.min_position[1]}"
     if given.max_lag is not None:
         parameters["maxLag"] = str(given.max_lag)
+    if given.max_age is not None:
+        parameters["maxAge"] = f"{given.max_age:.3f}"
     if given.generation is not None:
         parameters["generation"] = str(given.generation)
     return KeyQuery(
@@ -365,4 +379,5 @@ def key_query(
         echoed_key=None if in_query_as else given.key,
         min_position=given.min_position,
         max_lag=given.max_lag,
+        max_age=given.max_age,
     )

@@ -31,7 +31,7 @@ _OF_OPERATORS = frozenset({Scope.OPERATIONS, Scope.OPERATE})
 closed = with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))
 """Declares that objects of a TypedDict have no other properties. Docstrings of its fields describe them to clients."""
 Count = Annotated[int, Field(ge=0)]
-Role = Literal["active", "standby"]
+Role = Literal["active", "standby", "halted"]
 
 Handle = Callable[[Any, web.Request], Awaitable[web.StreamResponse]]
 """`Handlers` (whose module imports this one) and a request → the response."""
@@ -257,8 +257,9 @@ PROVENANCE = (
     ),
     Header(
         name=api.ROLE,
-        description="Role of the task that gave the answer. `active`: the owner of the partition. `standby`: follows "
-        "the owner's changelog.",
+        description="Role of the task that gave the answer. `active`: the owner of the partition. `standby`: any other "
+        "copy, such as one that follows the owner's changelog. `halted`: the owner, which the read model's own code "
+        "has halted at the position.",
         type=Role,
         example="active",
     ),
@@ -280,6 +281,13 @@ PROVENANCE = (
         "most 3 s old; absent without such a reading.",
         type=Count,
         example=0,
+        is_required=False,
+    ),
+    Header(
+        name=api.AGE,
+        description="With `maxAge`: the answer includes all events of the partition until so many seconds ago.",
+        type=Annotated[str, Field(pattern="^[0-9]+[.][0-9]$")],
+        example="12.3",
         is_required=False,
     ),
     GENERATION,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from balance_service.engine.records import Role
-from balance_service.engine.task import ANSWERING
+from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.http.peers.trust import Peer
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from balance_service.kafka.topics import Watermarks
 
 _ANSWERING = frozenset(state.value for state in ANSWERING)
+_OWNS = _ANSWERING | {TaskState.HALTED.value}
 _WATERMARK_SECONDS = 3.0
+ACTIVE, STANDBY, HALTED = "active", "standby", "halted"
 HEADROOM_SECONDS = 0.1
 """Added to the last peer's time-out, so that its own refusal arrives before this instance gives up."""
 
@@ -41,27 +43,44 @@ class ReadableTask(Protocol):
     def view(self) -> StoreView | None:
         """States and position as of the last commit; None unless the task answers queries."""
 
+    @property
+    def frozen_view(self) -> StoreView | None:
+        """The last view of a task that applies nothing more: one halted by the read model's own code, or closed."""
+
     def watch(self, watcher: Watcher | None) -> None:
         """Notifies a watcher of the owner's commits from now on; None: no watcher."""
 
 
 class LocalCopy(NamedTuple):
-    """One partition in the local store. `was_owned` is as of before it was read."""
+    """One partition in the local store. `was_owned` is as of before it was read.
+
+    `is_frozen`: its task applies nothing, since it was halted or closed.
+    """
 
     partition: int
     task: ReadableTask
     view: StoreView
     position: Position
     was_owned: bool
+    is_frozen: bool
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the task still answers from the store."""
+        return (self.task.frozen_view if self.is_frozen else self.task.view) is not None
 
 
 class LocalAnswer(NamedTuple):
-    """The state of a key in the local store, framed, and where it came from. `lag` is in records."""
+    """The state of a key in the local store, framed, and where it came from. `lag` is in records, `age` in seconds."""
 
     frame: bytes | None
     position: Position
     lag: int | None
-    is_owner: bool
+    age: float | None
+    """How long ago the position was known to include all records of the partition; None if it is not known."""
+    role: str
+    """`active`: the owner's; `halted`: of an owner that the model's own code halted; `standby`: of any other copy."""
+    is_frozen: bool
     task: ReadableTask
 
 
@@ -75,9 +94,13 @@ class Routing:
     address: str
     task: Callable[[int], ReadableTask | None]
     """Returns this instance's task of a partition, active or standby."""
+    left: Callable[[int], ReadableTask | None]
+    """Returns what a closed task of a partition left, until the next task runs."""
     lease: Lease
     watermarks: Watermarks
     servers: ServerTable
+    answers_when_halted: bool = False
+    """Whether a halted task answers queries that do not say how old the answer may be."""
     _doubted: dict[int, set[Peer]] = field(default_factory=dict, init=False)
 
     @property
@@ -87,17 +110,24 @@ class Routing:
     def partition_of(self, key: bytes) -> int:
         return self.partitioning.of(key)
 
-    def copy(self, partition: int) -> LocalCopy | None:
-        """Returns the local copy of a partition; None if its task does not answer queries."""
-        task = self.task(partition)
-        if task is None:
-            return None
-        role, view = task.role, task.view
-        if view is None or view.position is None:
-            return None
-        return LocalCopy(partition, task, view, view.position, role is Role.ACTIVE)
+    def copy(self, partition: int, *, takes_left: bool = False) -> LocalCopy | None:
+        """Returns the local copy of a partition; None if its task does not answer queries.
 
-    def read(self, copy: LocalCopy, key: bytes, min_offset: int = 0) -> LocalAnswer:
+        Args:
+            takes_left: whether the view that a closed task left will do.
+        """
+        task = self.task(partition)
+        if task is not None:
+            role, view = task.role, task.view
+            if view is not None:
+                return _copy(partition, task, view, was_owned=role is Role.ACTIVE)
+        if takes_left and (task is None or task.frozen_view is None):
+            task = self.left(partition)
+        if task is not None and (view := task.frozen_view) is not None:
+            return _copy(partition, task, view, was_owned=task.role is Role.ACTIVE, is_frozen=True)
+        return None
+
+    def read(self, copy: LocalCopy, key: bytes, min_offset: int = 0, *, with_age: bool = False) -> LocalAnswer:
         """Reads a state. Below `min_offset` it reads nothing and returns no frame.
 
         A standby's answer, and an owner's after its lease has expired, is consistent as of its position, but other
@@ -108,7 +138,9 @@ class Routing:
         """
         # A query that waits for a position calls this every few milliseconds.
         frame = copy.view.get(key) if copy.position.offset >= min_offset else None
-        return LocalAnswer(frame, copy.position, self.lag_of(copy), self.is_owned(copy), copy.task)
+        age = self.watermarks.age(copy.partition, copy.position.offset) if with_age else None
+        role = self.role_of(copy)
+        return LocalAnswer(frame, copy.position, self.lag_of(copy), age, role, copy.is_frozen, copy.task)
 
     def lag_of(self, copy: LocalCopy) -> int | None:
         """Records between a copy and the source's end; None if the watermark is stale."""
@@ -120,42 +152,69 @@ class Routing:
 
         A pause during the read may have outlasted the lease, or a move of the partition.
         """
-        return copy.was_owned and self.lease.holds and copy.task.view is not None
+        return copy.was_owned and not copy.is_frozen and self.lease.holds and copy.task.view is not None
+
+    def role_of(self, copy: LocalCopy) -> str:
+        """The role in which a copy answers, as `LocalAnswer` has it. Must be called after the read."""
+        if self.is_owned(copy):
+            return ACTIVE
+        is_halted_owner = copy.was_owned and copy.is_frozen and self.lease.holds and copy.is_open
+        return HALTED if is_halted_owner else STANDBY
+
+    def answers(self, role: str) -> bool:
+        """Whether a copy in a role answers queries that do not say how old the answer may be."""
+        return role == ACTIVE or (role == HALTED and self.answers_when_halted)
 
     def owned(self) -> set[int]:
         """The partitions that this instance owns, readable or not."""
         tasks = {partition: self.task(partition) for partition in range(self.partitions)}
         return {partition for partition, task in tasks.items() if task is not None and task.role is Role.ACTIVE}
 
-    def has_copy(self, partition: int) -> bool:
-        """Whether there is a local copy, however stale."""
-        task = self.task(partition)
-        return task is not None and task.view is not None
-
-    def candidates(self, partition: int, *, takes_standbys: bool) -> list[Peer]:
+    def candidates(
+        self, partition: int, *, takes_standbys: bool, takes_halted: bool = False, takes_suspects: bool = False
+    ) -> list[Peer]:
         """Returns the peers to ask about a partition, in order.
 
         The owner comes first: the peer that claims the highest epoch. Other claimants follow; those that were asked and
         did not answer as owner come last, so that a wrong claim blocks no query. If standbys are allowed, they come
         after all claimants, most recent first.
+
+        Args:
+            takes_halted: whether to ask owners that have halted; they know whether they may answer.
+            takes_suspects: whether to ask, after all others, peers that have been silent, as all are while the broker
+                is away.
         """
-        peers = self._owners(partition)
-        if doubted := self._doubted.get(partition):
+        peers: list[Peer] = []
+        doubted = self._doubted.get(partition, set())
+        for suspects in (False, True)[: 1 + takes_suspects]:
+            owners = self._owners(partition, _OWNS if takes_halted else _ANSWERING, suspects=suspects)
+            peers += sorted(owners, key=doubted.__contains__)
+            if takes_standbys:
+                standbys = self.servers.standbys(self.read_model, partition, _ANSWERING, suspects=suspects)
+                peers += [Peer(server.address, server.incarnation) for server in standbys]
+        if takes_suspects:
+            # An owner that has died claims its partitions as long as the broker is away.
             peers.sort(key=doubted.__contains__)
-        if takes_standbys:
-            standbys = self.servers.standbys(self.read_model, partition, _ANSWERING)
-            peers += [Peer(server.address, server.incarnation) for server in standbys]
         return [peer for peer in peers if peer.address != self.address]
 
     def in_turn(
-        self, partition: int, deadline: float, *, takes_standbys: bool, last_gets_rest: bool = True
+        self,
+        partition: int,
+        deadline: float,
+        *,
+        takes_standbys: bool,
+        takes_halted: bool = False,
+        takes_suspects: bool = False,
+        last_gets_rest: bool = True,
     ) -> Iterator[tuple[Peer, float, bool]]:
         """Yields each candidate with its time-out in seconds, and whether it is the last one; stops at the deadline.
 
         Args:
             last_gets_rest: whether the last candidate gets all of the remaining time. The others get half of it each.
         """
-        peers = self.candidates(partition, takes_standbys=takes_standbys)
+        peers = self.candidates(
+            partition, takes_standbys=takes_standbys, takes_halted=takes_halted, takes_suspects=takes_suspects
+        )
         for following, peer in zip(range(len(peers) - 1, -1, -1), peers, strict=True):
             left = deadline - time.monotonic()
             if left <= 0:
@@ -170,8 +229,16 @@ class Routing:
     def doubt(self, partition: int, peer: Peer) -> None:
         """Records that a peer was asked and did not answer as the owner of a partition."""
         doubted = self._doubted.get(partition, set()) | {peer}
-        self._doubted[partition] = doubted.intersection(self._owners(partition))
+        known = [*self._owners(partition, _OWNS), *self._owners(partition, _OWNS, suspects=True)]
+        self._doubted[partition] = doubted.intersection(known)
 
-    def _owners(self, partition: int) -> list[Peer]:
-        owners = self.servers.owners(self.read_model, partition, _ANSWERING)
+    def _owners(self, partition: int, states: frozenset[str], *, suspects: bool = False) -> list[Peer]:
+        owners = self.servers.owners(self.read_model, partition, states, suspects=suspects)
         return [Peer(server.address, server.incarnation) for server in owners]
+
+
+def _copy(
+    partition: int, task: ReadableTask, view: StoreView, *, was_owned: bool, is_frozen: bool = False
+) -> LocalCopy | None:
+    position = view.position
+    return None if position is None else LocalCopy(partition, task, view, position, was_owned, is_frozen)

@@ -17,6 +17,7 @@ from balance_service import api
 from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError, StoreCorruptedError
 from balance_service.http.answer import JSON, Answer, Problem, by_partition, unavailable
 from balance_service.http.peers.proxy import split_to_fit
+from balance_service.http.routing import ACTIVE
 from balance_service.http.scheduling import in_one_step
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ class Scatter:
         reading = scan.read(copies, self.view, self.render)
         while True:
             # A scan of a closed store would keep the store from being reopened.
-            if time.monotonic() > until or any(copy.task.view is None for copy in copies):
+            if time.monotonic() > until or not all(copy.is_open for copy in copies):
                 raise RetriableError("the partitions could not be read to their end")
             try:
                 next(reading)
@@ -235,7 +236,7 @@ class Scatter:
 
     def _may_answer(self, copy: LocalCopy, max_lag: int | None) -> bool:
         if max_lag is None:
-            return self.routing.is_owned(copy)
+            return self.routing.answers(self.routing.role_of(copy))
         lag = self.routing.lag_of(copy)
         return lag is not None and lag <= max_lag
 
@@ -244,7 +245,7 @@ class Scatter:
         for copy in copies:
             values[api.POSITION][copy.partition] = str(copy.position.offset)
             values[api.EPOCH][copy.partition] = str(copy.position.epoch)
-            values[api.ROLE][copy.partition] = "active" if self.routing.is_owned(copy) else "standby"
+            values[api.ROLE][copy.partition] = self.routing.role_of(copy)
             if (lag := self.routing.lag_of(copy)) is not None:
                 values[api.LAG][copy.partition] = str(lag)
         return values
@@ -262,7 +263,7 @@ class Scatter:
             copy = self.routing.copy(partition)
             if copy is not None and self._may_answer(copy, max_lag):
                 continue
-            candidates = self.routing.candidates(partition, takes_standbys=max_lag is not None)
+            candidates = self.routing.candidates(partition, takes_standbys=max_lag is not None, takes_halted=True)
             if candidates:
                 peer = next((candidate for candidate in candidates if candidate not in failed), candidates[0])
                 owners.setdefault(peer, []).append(partition)
@@ -274,7 +275,7 @@ class Scatter:
         for partition in request.partitions:
             if part is None or partition not in part.partitions:
                 self.routing.doubt(partition, request.peer)
-            elif part.values[api.ROLE].get(partition) == "active":
+            elif part.values[api.ROLE].get(partition) == ACTIVE:
                 self.routing.believe(partition, request.peer)
         return part
 

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import structlog
@@ -260,6 +260,14 @@ class Lag(NamedTuple):
     """Whether the end had passed the position before it was first read, so that `seconds` is a lower bound."""
 
 
+class _End(NamedTuple):
+    """An end offset, and when it was first and last read."""
+
+    offset: int
+    first: float
+    last: float
+
+
 class _Ends:
     """The end offsets of a partition over time: exact lately, sparser the longer ago.
 
@@ -267,27 +275,37 @@ class _Ends:
     """
 
     def __init__(self) -> None:
-        self._read: tuple[tuple[int, float], ...] = ()
-        """End offsets, rising, each with the time when it was first read."""
+        self._read: tuple[_End, ...] = ()
+        """Rising."""
 
     def add(self, end: int, now: float) -> None:
         read = self._read
-        if read and end < read[-1][0]:
+        if read and end < read[-1].offset:
             # The topic was recreated, or lost its end.
             read = ()
-        if read and end == read[-1][0]:
+        if read and end == read[-1].offset:
+            self._read = (*read[:-1], read[-1]._replace(last=now))
             return
         if len(read) >= _MOST_ENDS:
             # Without it, the gap is the smallest for its age.
-            at = min(range(1, len(read) - 1), key=lambda n: (read[n + 1][1] - read[n - 1][1]) / (now - read[n][1] + 1))
+            at = min(
+                range(1, len(read) - 1),
+                key=lambda n: (read[n + 1].first - read[n - 1].first) / (now - read[n].first + 1),
+            )
             read = read[:at] + read[at + 1 :]
-        self._read = (*read, (end, now))
+        self._read = (*read, _End(end, now, now))
 
     def passed(self, position: int) -> tuple[float, bool] | None:
         """Returns the time when the end passed a position, and whether it may have done so earlier; None: not yet."""
         read = self._read
-        at = bisect_right(read, position, key=itemgetter(0))
-        return None if at == len(read) else (read[at][1], at == 0)
+        at = bisect_right(read, position, key=attrgetter("offset"))
+        return None if at == len(read) else (read[at].first, at == 0)
+
+    def reached(self, position: int) -> float | None:
+        """Returns the last time when the end was read and was not beyond a position; None if that is not known."""
+        read = self._read
+        at = bisect_right(read, position, key=attrgetter("offset"))
+        return read[at - 1].last if at else None
 
 
 class Watermarks:
@@ -327,6 +345,15 @@ class Watermarks:
         """The number of records from a position to the end; None if either is unknown."""
         end = self.end(partition)
         return None if end is None or position < 0 else max(0, end - position)
+
+    def age(self, partition: int, position: int) -> float | None:
+        """The seconds since a position was known to include all records of a partition; None if it is not known.
+
+        It may have done so later, but no reading of the end shows that.
+        """
+        ends = self._ends.get(partition)
+        reached = None if ends is None or position < 0 else ends.reached(position)
+        return None if reached is None else max(0.0, self._clock() - reached)
 
     def lag_in_time(self, partition: int, position: int) -> Lag | None:
         """The lag of a position in records and seconds; None if it is unknown."""

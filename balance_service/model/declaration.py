@@ -208,6 +208,8 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
         refuse(model, "has no `state`")
     if not isinstance(model.on_failure, OnFailure):
         refuse(model, f"has `on_failure = {model.on_failure!r}`, which is neither HALT nor DEAD_LETTER")
+    if not isinstance(model.answers_when_halted, bool):
+        refuse(model, f"has `answers_when_halted = {model.answers_when_halted!r}`, which is neither True nor False")
     folds = _folds(model)
     folded = [fold.field for fold in folds.values()]
     asked = [column for fold in folds.values() if fold.where is not None for column in fold.where.columns]

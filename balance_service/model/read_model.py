@@ -103,6 +103,11 @@ class ReadModel:
     partition, or at the first 5 after a start, since the code is probably wrong then; and at a `MemoryError`, an
     `ImportError`, or an output with `each=LAST`, which no single event explains.
     """
+    answers_when_halted: ClassVar[bool] = False
+    """Whether queries are answered from the last state of a partition whose task the model's own code has halted.
+
+    By default, only those with `maxLag` are, because the answers become older until the code is corrected.
+    """
     fields: ClassVar[Mapping[str, str]]
     """The types of the view's fields, for people. Only a model with its own view names them.
 

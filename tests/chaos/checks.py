@@ -58,7 +58,7 @@ KINDS = (
 )
 WATERMARK_SECONDS = 4.0
 """The maximum age of an instance's watermark, plus a second."""
-_ROLES = ("active", "standby")
+_ROLES = ("active", "standby", "halted")
 
 
 class Violation(NamedTuple):

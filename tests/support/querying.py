@@ -93,10 +93,11 @@ def read_to_its_end(steps: Steps) -> str:
 
 
 class OneTask:
-    """The readable part of a task; a test can replace its view and role."""
+    """The readable part of a task; a test can replace its views and its role."""
 
     def __init__(self, view: StoreView | None, role: Role) -> None:
         self.view = view
+        self.frozen_view: StoreView | None = None
         self.role = role
         self.watcher: Watcher | None = None
 
@@ -122,6 +123,11 @@ class Instance:
     timeout_seconds: float = TIMEOUT_SECONDS
     generation: int = 1
     coalesced: list[int] = field(default_factory=list)
+    is_halted: bool = False
+    """Whether the model's own code has halted the task."""
+    answers_when_halted: bool = False
+    is_closed: bool = False
+    """Whether the task was closed, and no other one has opened the store."""
 
     def __post_init__(self) -> None:
         self.store = StateStore(self.path, POSITIONS)
@@ -139,8 +145,8 @@ class Instance:
     def move_to(self, position: int) -> None:
         self.store.write([(POSITION_KEY, POSITIONS.encode(Position(position, EPOCH, "t").record()))], 1)
 
-    def hear_of_owner(self, address: str, epoch: int = 1, incarnation: str = "i") -> None:
-        self._hear(address, "ACTIVE", "RUNNING", epoch, incarnation)
+    def hear_of_owner(self, address: str, epoch: int = 1, incarnation: str = "i", state: str = "RUNNING") -> None:
+        self._hear(address, "ACTIVE", state, epoch, incarnation)
 
     def hear_of_standby(self, address: str, state: str = "TAILING") -> None:
         self._hear(address, "STANDBY", state, 0)
@@ -156,7 +162,19 @@ class Instance:
         self.damaged_tasks.append(task)
 
     def task(self, partition: int) -> OneTask | None:
-        return OneTask(self.store.view, self.role) if self.owns and partition == PARTITION else None
+        if not self.owns or self.is_closed or partition != PARTITION:
+            return None
+        task = OneTask(self.store.view, self.role)
+        if self.is_halted:
+            task.view, task.frozen_view = None, task.view
+        return task
+
+    def left(self, partition: int) -> OneTask | None:
+        if not self.is_closed or partition != PARTITION:
+            return None
+        task = OneTask(None, Role.STANDBY)
+        task.frozen_view = self.store.view
+        return task
 
     @property
     def routing(self) -> Routing:
@@ -165,9 +183,11 @@ class Instance:
             partitioning=Partitioning(PARTITIONS, "murmur2"),
             address=self.address,
             task=self.task,
+            left=self.left,
             lease=self.lease,
             watermarks=self.watermarks,
             servers=self.servers,
+            answers_when_halted=self.answers_when_halted,
         )
 
     def queries(self, proxy: Proxy, metrics: Metrics | None = None) -> Queries:

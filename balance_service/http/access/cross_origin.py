@@ -36,6 +36,7 @@ _EXPOSED = ", ".join(
         api.POSITION,
         api.EPOCH,
         api.LAG,
+        api.AGE,
         api.GENERATION,
         api.MISSING,
         api.RETRY_AFTER,

@@ -38,6 +38,7 @@ PASSED_ON = (
     api.ROLE,
     api.POSITION,
     api.LAG,
+    api.AGE,
     api.EPOCH,
     api.GENERATION,
     api.RETRY_AFTER,

@@ -123,6 +123,80 @@ def test_a_task_that_is_given_up_has_no_view_and_cancels_its_work() -> None:
         task.tail()
 
 
+@pytest.mark.parametrize("state", [TaskState.RUNNING, TaskState.WAITING])
+def test_a_task_that_its_models_code_halts_leaves_its_last_view_until_it_is_closed(state: TaskState) -> None:
+    task = task_in(state)
+    view = task._shown = cast("StoreView", object())
+
+    task.halt("the code fails", is_by_own_code=True)
+
+    assert (task.view, task.frozen_view) == (None, view)
+    task.give_up()
+    assert task.frozen_view is None
+
+
+def test_a_task_that_is_given_up_leaves_its_last_view_if_it_is_told_to() -> None:
+    left = []
+    for leaves_view in (True, False):
+        task = task_in(TaskState.RUNNING)
+        view = task._shown = cast("StoreView", object())
+        task.give_up(leaves_view=leaves_view)
+        # The first one counts.
+        task.close(1.0, leaves_view=not leaves_view)
+        left.append(task.left_view is view)
+        assert (task.view, task.frozen_view) == (None, None)
+
+    assert left == [True, False]
+
+
+def test_a_task_keeps_what_the_previous_one_left_and_passes_it_on() -> None:
+    view = cast("StoreView", object())
+    task = Task(TaskId("balance", 0), cast("HostedStage", None), left=view)
+    assert (task.view, task.left_view) == (None, view)
+
+    task.close(1.0, leaves_view=True)
+
+    assert (task.take_left(), task.left_view) == (view, None)
+
+
+def test_a_task_whose_log_has_changed_leaves_no_view() -> None:
+    task = task_in(TaskState.RUNNING)
+    task._shown = cast("StoreView", object())
+
+    task.halt("the topic was recreated")
+
+    assert task.frozen_view is None
+
+
+def test_a_halted_task_whose_log_changes_later_leaves_no_view_any_more() -> None:
+    task = task_in(TaskState.RUNNING)
+    task._shown = cast("StoreView", object())
+    task.halt("the code fails", is_by_own_code=True)
+    assert task.frozen_view is not None
+
+    task.halt("the topic was recreated")
+
+    assert task.frozen_view is None
+
+
+def test_a_task_that_is_given_up_before_it_halts_leaves_no_view() -> None:
+    task = task_in(TaskState.RUNNING)
+    task._shown = cast("StoreView", object())
+    task.give_up()
+
+    task.halt("the code fails", is_by_own_code=True)
+
+    assert (task.frozen_view, task.left_view) == (None, None)
+
+
+def test_a_task_that_halts_before_it_runs_leaves_no_view() -> None:
+    task = task_in(TaskState.RESTORING)
+
+    task.halt("the code fails", is_by_own_code=True)
+
+    assert task.frozen_view is None
+
+
 def test_a_waiting_task_shows_its_latest_reason() -> None:
     task = task_in(TaskState.WAITING)
 

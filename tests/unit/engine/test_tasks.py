@@ -15,6 +15,7 @@ from balance_service.engine.records import Role
 from balance_service.engine.task import Task, TaskState
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import (
+    BalanceServiceError,
     RetriableError,
     StoreCorruptedError,
     StoreFullError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.engine.hosted_stage import HostedStage
+    from balance_service.engine.store import StoreView
 
 HALTED_STANDBY = (Role.STANDBY, TaskState.HALTED)
 TAILING_STANDBY = (Role.STANDBY, TaskState.TAILING)
@@ -43,10 +45,11 @@ class Opening:
     def __init__(self) -> None:
         self.halts: set[Role] = set()
         self.has_room = True
+        self.has_broker = True
         self.opened: list[Role] = []
 
-    def task(self, *args: Any) -> Task:
-        return _Task(self, *args)
+    def task(self, *args: Any, **named: Any) -> Task:
+        return _Task(self, *args, **named)
 
     def check_resumption(self, _partition: int, _interrupted: threading.Event) -> None:
         """Lets every waiting task fold again."""
@@ -62,13 +65,16 @@ class Opening:
 
 
 class _Task(Task):
-    def __init__(self, opening: Opening, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, opening: Opening, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
         self._opening = opening
 
     def open(self) -> None:
         self._opening.opened.append(self.role)
         self._to(TaskState.RESTORING)
+        if not self._opening.has_broker:
+            raise RetriableError("the broker does not answer")
+        self.take_left()
         self._halt_if_told(self.role)
         if self._opening.has_room:
             self._to(TaskState.RUNNING if self.role is Role.ACTIVE else TaskState.TAILING)
@@ -373,3 +379,107 @@ def test_a_task_that_is_closed_by_an_error_says_why_until_the_next_one_runs(
 
     becomes(tasks, Role.ACTIVE, TaskState.CLOSED)
     assert [snapshot.reason for snapshot in tasks.snapshots()] == ["the broker does not answer"]
+
+
+def _left(tasks: Tasks) -> object:
+    left = tasks.left(0)
+    return None if left is None else left.frozen_view
+
+
+def _running_with_view(tasks: Tasks) -> object:
+    """Returns the view of the task of partition 0."""
+    becomes(tasks, *RUNNING_OWNER)
+    task = tasks.task(0)
+    assert task is not None
+    task._shown = view = cast("StoreView", object())
+    return view
+
+
+@pytest.mark.shows("max-age")
+@pytest.mark.parametrize(
+    ("error", "is_left"), [(RetriableError("away"), True), (StoreCorruptedError("damaged"), False)]
+)
+def test_a_task_that_is_closed_by_an_outage_leaves_its_view_until_the_next_one_opens_the_store(
+    tasks: Tasks, opening: Opening, error: BalanceServiceError, *, is_left: bool
+) -> None:
+    tasks.assign([0])
+    view, before = _running_with_view(tasks), tasks.task(0)
+    opening.has_broker = False
+
+    assert before is not None
+    tasks.failed(before, error)
+
+    for _ in range(2):
+        attempts = len(opening.opened)
+        assert _left(tasks) is (view if is_left else None)
+        eventually(lambda: len(opening.opened) > attempts, "it is tried again")  # noqa: B023
+    opening.has_broker = True
+    becomes(tasks, *RUNNING_OWNER)
+    assert tasks.left(0) is None
+
+
+@pytest.mark.shows("max-age")
+def test_partitions_whose_group_does_not_answer_leave_their_views_until_the_next_assignment(
+    tasks: Tasks, opening: Opening
+) -> None:
+    tasks.assign([0])
+    view = _running_with_view(tasks)
+
+    for task in tasks.dismiss([0], leaves_views=True):
+        task.close(1.0)
+
+    assert tasks.task(0) is None
+    assert _left(tasks) is view
+    opening.has_broker = False
+    tasks.assign([0])
+    assert _left(tasks) is view
+    tasks.dismiss([0], leaves_views=True)
+    assert _left(tasks) is view
+    tasks.assign([])
+    assert tasks.left(0) is None
+
+
+def test_partitions_that_move_leave_no_views(tasks: Tasks) -> None:
+    tasks.assign([0])
+    _running_with_view(tasks)
+
+    (task,) = tasks.dismiss([0])
+
+    # As long as anything refers to the view, no other task can open the store.
+    assert task.left_view is None
+
+
+def test_a_partition_that_moves_after_an_outage_has_closed_its_task_leaves_no_view(
+    tasks: Tasks, opening: Opening
+) -> None:
+    tasks.assign([0])
+    view, before = _running_with_view(tasks), tasks.task(0)
+    assert before is not None
+    opening.has_broker = False
+    tasks.failed(before, RetriableError("away"))
+    assert _left(tasks) is view
+
+    (task,) = tasks.dismiss([0])
+
+    eventually(lambda: before.left_view is None and task.left_view is None, "nothing refers to it")
+
+
+def test_a_lost_partition_that_another_instance_gets_leaves_no_view(tasks: Tasks) -> None:
+    tasks.assign([0])
+    _running_with_view(tasks)
+    (task,) = tasks.dismiss([0], leaves_views=True)
+    assert task.left_view is not None
+
+    tasks.assign([])
+
+    assert task.left_view is None
+
+
+def test_a_left_view_that_turns_out_to_be_damaged_answers_no_more(tasks: Tasks) -> None:
+    tasks.assign([0])
+    _running_with_view(tasks)
+    tasks.dismiss([0], leaves_views=True)
+
+    tasks.damaged(0, tasks.left(0), StoreCorruptedError("damaged"))
+
+    assert tasks.left(0) is None

@@ -46,7 +46,8 @@ def copies(states: Mapping[str, Decimal], partitions: Sequence[int]) -> list[Loc
     for partition in partitions:
         own = {key: amount for key, amount in states.items() if sum(key.encode()) % 3 == partition}
         view: Any = View(own)
-        found.append(LocalCopy(partition, view, view, Position(0, 1, "id", keys=len(own)), was_owned=True))
+        position = Position(0, 1, "id", keys=len(own))
+        found.append(LocalCopy(partition, view, view, position, was_owned=True, is_frozen=False))
     return found
 
 
@@ -102,7 +103,7 @@ def test_number_keys_are_ordered_as_numbers(
         for partition in partitions:
             view: Any = View({})
             view._states = sorted(state for own, _, state in stored if own == partition)
-            views.append(LocalCopy(partition, view, view, Position(0, 1, "id"), was_owned=True))
+            views.append(LocalCopy(partition, view, view, Position(0, 1, "id"), was_owned=True, is_frozen=False))
         return views
 
     bodies = [read_to_its_end(question.read(copies_of(partitions), _view, _render)) for partitions in instances]

@@ -237,7 +237,7 @@ def test_a_page_of_dead_letters_with_long_keys_fits_an_answer_of_a_peer(keys: Se
     kept: Any = Kept(keys)
     # The scan reads only dead letters.
     nothing: Any = None
-    copy = LocalCopy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True)
+    copy = LocalCopy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True, is_frozen=False)
     found: list[str] = []
     start, is_last = 0, False
     while not is_last:
@@ -267,7 +267,7 @@ def test_a_page_of_dead_letters_with_long_keys_fits_an_answer_of_a_peer(keys: Se
 def test_a_key_is_shown_as_text_or_as_base64(key_type: Any, key: Any, shown: dict[str, Any]) -> None:
     kept: Any = Kept([key])
     nothing: Any = None
-    copy = LocalCopy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True)
+    copy = LocalCopy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True, is_frozen=False)
     scan = DeadLetterScan(stage="s", read_model="m", key_type=key_type, letters=kept)
 
     (letter,) = json.loads(read_to_its_end(scan.read([copy], nothing, nothing)))["deadLetters"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -197,3 +198,62 @@ def test_a_standby_that_is_restoring_is_not_asked(standby: Instance) -> None:
 @pytest.mark.parametrize("value", ["", "-1", "1.5", "x", "9" * 19])
 def test_a_malformed_max_lag_is_a_problem(standby: Instance, value: str) -> None:
     assert ask(standby, maxLag=value).status == 400
+
+
+@pytest.fixture
+def halted(owner: Instance) -> Instance:
+    owner.is_halted = True
+    return owner
+
+
+def test_a_halted_owner_answers_within_max_lag_and_names_its_role(halted: Instance) -> None:
+    answer = ask(halted, maxLag="7")
+
+    assert (answer.status, answer.text) == (200, '{"amount":12.34}')
+    assert (answer.headers["Balance-Role"], answer.headers["Balance-Lag"]) == ("halted", "7")
+    assert ask(halted, maxLag="6").status == 503
+
+
+def test_a_halted_owner_does_not_answer_plain_queries(halted: Instance) -> None:
+    for answer in (ask(halted), ask(halted, headers=FORWARDED)):
+        assert answer.status == 503
+        assert f"with maxLag, it answers as of offset {END - 7}" in answer.detail
+
+
+def test_a_halted_owner_answers_plain_queries_if_the_model_says_so(halted: Instance) -> None:
+    halted.answers_when_halted = True
+
+    for headers in ({}, FORWARDED):
+        answer = ask(halted, headers=headers)
+        assert (answer.status, answer.text, answer.headers["Balance-Role"]) == (200, '{"amount":12.34}', "halted")
+
+
+def test_a_halted_owner_does_not_say_that_there_is_no_such_key(tmp_path: Path) -> None:
+    halted = Instance(tmp_path / "empty", is_halted=True, answers_when_halted=True)
+    halted.move_to(END - 7)
+
+    refused = ask(halted)
+
+    assert (refused.status, "a newer copy may have it" in refused.detail) == (503, True)
+
+
+@pytest.mark.shows("owner")
+def test_a_halted_owner_whose_lease_has_expired_answers_as_a_standby(halted: Instance) -> None:
+    halted.answers_when_halted = True
+    halted.lease.revoke()
+
+    assert ask(halted).status == 503
+    assert ask(halted, maxLag="7").headers["Balance-Role"] == "standby"
+
+
+def hear_of_a_halted_owner(instance: Instance, addresses: list[str]) -> None:
+    instance.hear_of_owner(addresses[0], state="HALTED")
+
+
+@pytest.mark.parametrize("parameters", [{}, {"maxLag": "7"}])
+def test_a_halted_owner_is_asked_and_decides_whether_it_answers(tmp_path: Path, parameters: dict[str, str]) -> None:
+    asker, owner = Instance(tmp_path / "store"), Peer(answering(headers={"Balance-Role": "halted"}))
+
+    answer = ask_with_peers(asker, owner, before=partial(hear_of_a_halted_owner, asker), **parameters)
+
+    assert (answer.status, answer.headers["Balance-Role"]) == (200, "halted")

@@ -131,6 +131,22 @@ def test_watermarks_are_as_old_as_their_request(broker: Broker, clock: Clock) ->
     assert watermarks.age_seconds == 3
 
 
+def test_a_position_is_as_old_as_the_last_reading_of_an_end_that_it_has_reached(
+    watermarks: Watermarks, broker: Broker, clock: Clock
+) -> None:
+    assert watermarks.age(0, 100) is None
+    for end in (100, 100, 110, 110, 110):
+        broker.ends = {0: end}
+        watermarks.refresh()
+        clock.now += 1
+
+    assert watermarks.age(0, 99) is None
+    assert watermarks.age(0, 100) == watermarks.age(0, 109) == 4
+    assert watermarks.age(0, 110) == watermarks.age(0, 1_000) == 1
+    assert watermarks.age(0, -1) is None
+    assert watermarks.age(7, 100) is None
+
+
 def test_lag_in_time_begins_when_the_end_passes_the_position(
     watermarks: Watermarks, broker: Broker, clock: Clock
 ) -> None:
