@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from balance_service.engine.commit import Committed
-from balance_service.engine.records import TaskBatch, TaskId
+from balance_service.engine.records import FailedAt, TaskBatch, TaskId
 from balance_service.engine.task import ANSWERING, TRANSITIONS, Task, TaskState
 from balance_service.errors import FatalError, TaskMigratedError
 
@@ -257,3 +257,37 @@ def test_who_begins_to_watch_during_a_commit_is_told_of_it(monkeypatch: pytest.M
     task.process(replace(EMPTY_BATCH, end=3))
 
     assert told == [(0, 3, [b"c1"], True)]
+
+
+def test_a_task_tells_since_when_it_is_in_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000]
+    monkeypatch.setattr("balance_service.engine.task.now_ms", lambda: now[0])
+    task = Task(TaskId("balance", 0), cast("HostedStage", None))
+
+    told = [(task.state.value, task.snapshot().since_ms)]
+    for state in (TaskState.RESTORING, TaskState.RUNNING, TaskState.WAITING, TaskState.HALTED):
+        now[0] += 100
+        task._to(state)
+        told.append((state.value, task.snapshot().since_ms))
+
+    # A restore begins when the task is made, which may wait for its turn.
+    assert told == [("CREATED", 1000), ("RESTORING", 1000), ("RUNNING", 1200), ("WAITING", 1300), ("HALTED", 1400)]
+
+
+def test_a_task_that_is_opened_again_counts_from_the_first_failure_until_it_runs() -> None:
+    task = Task(TaskId("balance", 0), cast("HostedStage", None), since_ms=7)
+
+    task._to(TaskState.RESTORING)
+    assert task.snapshot().since_ms == 7
+    task._to(TaskState.RUNNING)
+    assert task.snapshot().since_ms > 7
+
+
+def test_a_halted_task_tells_where_its_models_code_failed_first() -> None:
+    task = task_in(TaskState.RUNNING)
+    first, second = FailedAt(b"a", "x.py:1", "KeyError"), FailedAt(b"b", "x.py:2", "KeyError")
+
+    task.halt("its fold failed", first)
+    task.halt("it failed again", second)
+
+    assert task.snapshot().failed_at == first
