@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from balance_service.model.stage import model_and_generation
@@ -196,8 +197,9 @@ class _Seen:
             default=None,
         )
 
+    @cached_property
     def _names(self) -> list[str]:
-        """Returns the tasks that should run. Of a stage that is hosted here, a silent instance's may be outdated."""
+        """The tasks that should run. Of a stage that is hosted here, a silent instance's may be outdated."""
         elsewhere = {name for name, tasks in self._by_name.items() if any(not self._is_hosted(one) for one in tasks)}
         owned = {name for name in self._by_name if self._owner(name) is not None}
         return sorted({*self._status["unhosted"], *elsewhere, *owned}, key=_in_order)
@@ -226,7 +228,7 @@ class _Seen:
             action="Restore it, or the network to it: nothing is lost, and the instances go on by themselves",
             heals=not lasts,
             since_ms=since_ms,
-            section="BalanceNotReady",
+            section="BalanceEndsUnknown",
             tasks=tuple(name for name in self._by_name if self._serves(name)),
             follows=tuple(self._following_the_broker()),
         )
@@ -256,7 +258,7 @@ class _Seen:
 
     def _left_by(self, server: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yields the partitions that a silent instance owned and that nobody answers for yet, in words."""
-        expected = {*self._names()}
+        expected = {*self._names}
         for task in server["tasks"]:
             name = task["task"]
             if task["role"] != "active" or name not in expected or not self._serves(name):
@@ -329,7 +331,7 @@ class _Seen:
     def letters(self) -> Iterator[Cause]:
         """Yields the cause that dead letters need a decision, if some do."""
         counts: dict[tuple[str, str], int] = defaultdict(int)
-        for name in self._names():
+        for name in self._names:
             owner = self._owner(name)
             if owner is None or not self._serves(name):
                 continue
@@ -352,7 +354,7 @@ class _Seen:
     def tasks_apart_from(self, explained: Iterable[str]) -> list[Cause]:
         """Returns the causes of tasks that do not do what they should, without those that another cause explains."""
         left_out = {*explained, *(task for cause in self._known.own for task in cause.tasks)}
-        judged = [one for name in self._names() if name not in left_out for one in self._judge(name)]
+        judged = [one for name in self._names if name not in left_out for one in self._judge(name)]
         return _grouped([*judged, *self._halted_standbys()])
 
     def halted_here(self) -> list[Cause]:
@@ -366,7 +368,7 @@ class _Seen:
         peers = [one for one in self._status["applicationServers"] if one["applicationServer"] != self._here]
         if peers:
             yield f"nothing is known about {_listed([one['applicationServer'] for one in peers])} any more"
-        for name in self._names():
+        for name in self._names:
             owner = self._owner(name)
             if owner is not None and owner.is_here and owner.told["state"] not in ("RUNNING", "HALTED"):
                 yield f"{name} is {owner.told['state']}" + (f": {owner.told['reason']}" if owner.told["reason"] else "")
@@ -467,7 +469,9 @@ class _Seen:
             since_ms=since_ms,
             section="BalanceTaskWaiting",
         )
-        return _Judged(owner.name, (owner.server,), cause, reason, _sentence("waiting, and no event is applied", reason))
+        return _Judged(
+            owner.name, (owner.server,), cause, reason, _sentence("waiting, and no event is applied", reason)
+        )
 
     def _standing(self, owner: _Task, since_ms: int | None) -> _Judged:
         reason = owner.told["reason"]

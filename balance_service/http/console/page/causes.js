@@ -44,7 +44,7 @@ export function showCauses() {
   document.title = `${SIGNS[kind]}${urgent ? ` ${urgent}` : ""} ${status?.applicationServer ?? location.host} – balance service`;
   const icon = `console/${ICONS[kind] ?? "icon.svg"}`;
   if (byId("icon").getAttribute("href") !== icon) byId("icon").setAttribute("href", icon);
-  byId("page").classList.toggle("old", live.state !== "live");
+  byId("page").classList.toggle("old", Boolean(status) && live.state !== "live");
 }
 
 // `{ kind, text, causes }`: a sentence for all, and what is wrong.

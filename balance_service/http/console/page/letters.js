@@ -69,6 +69,7 @@ export function start() {
 // Starts over with another token.
 export function forget() {
   letters = null;
+  missing = [];
   error = null;
   shownFor = seen = "";
   show(byId("letter"));
