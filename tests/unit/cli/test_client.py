@@ -119,8 +119,10 @@ def test_the_status_prints_each_cause_once_with_what_to_do_and_what_follows(monk
             "follows": [],
         },
     ]
-    empty: dict[str, Any] = {name: [] for name in ("reasons", "tasks", "problems", "applicationServers")}
-    known = {"applicationServer": "a:1", "ready": False, "causes": causes, **empty}
+    empty: dict[str, Any] = {name: [] for name in ("reasons", "tasks", "problems")}
+    # Without a broker, an instance does not hear itself either, and does not say so.
+    servers = [{"applicationServer": one, "suspect": True, "shared": False, "tasks": []} for one in ("a:1", "b:1")]
+    known = {"applicationServer": "a:1", "ready": False, "causes": causes, "applicationServers": servers, **empty}
 
     printed = run(monkeypatch, httpx.Response(200, json=known), "status").stdout
 
@@ -131,6 +133,8 @@ def test_the_status_prints_each_cause_once_with_what_to_do_and_what_follows(monk
         "      lags are not known",
         "  balance.g2 began under older rules of the decoder.",
         "    Wait. Waiting suffices.",
+        "  a:1",
+        "  b:1 (suspect)",
     ]
 
 
