@@ -338,6 +338,12 @@ class ServerTable:
         opening = (server for server, _ in self._live(stage, partition, ACTIVE))
         return min(opening, key=lambda server: server.address, default=None)
 
+    def taken(self) -> set[tuple[str, int]]:
+        """The stages and partitions that an instance owns or is opening. A suspect has none."""
+        return {
+            (task.stage, task.partition) for server in self.running() for task in server.tasks if task.role == ACTIVE
+        }
+
     def standbys(self, stage: str, partition: int, states: frozenset[str]) -> list[ApplicationServer]:
         """The instances with a standby in one of these states, by descending position."""
         able = [

@@ -193,11 +193,12 @@ class Instance:
 
 def unhosted(stages: Mapping[str, Tasks], table: ServerTable) -> list[str]:
     """Returns the tasks of some stages that no instance runs: the assigned member does not host the model."""
+    taken = table.taken()
     return [
         f"{tasks.name}_{partition}"
         for tasks in stages.values()
         for partition in range(tasks.hosted.source.partitions)
-        if table.assigned(tasks.name, partition) is None
+        if (tasks.name, partition) not in taken
     ]
 
 
