@@ -38,7 +38,7 @@ def iso_time(ms: int) -> str | None:
     """Returns a time in ms since 1970 as text, in UTC; None if it is beyond the years 1 to 9999."""
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (OverflowError, ValueError):
+    except (OSError, OverflowError, ValueError):
         return None
 
 
