@@ -9,6 +9,8 @@ GET_BALANCE: Final = "/api/customers.getBalance"
 MODELS: Final = "/api/models"
 DEAD_LETTERS: Final = "/api/deadLetters"
 STATUS: Final = "/api/status"
+INSTANCE: Final = "/api/instance"
+HISTORY: Final = "/api/history"
 READY: Final = "/health/ready"
 
 APPLICATION_SERVER: Final = "Balance-Application-Server"

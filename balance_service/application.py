@@ -25,17 +25,22 @@ from balance_service.cluster.signatures import RecordSignatures
 from balance_service.cluster.standbys import StandbyChooser
 from balance_service.engine.state_directory import StateDirectory
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError
+from balance_service.hosting.causes import Since, starting, unknown_settings
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
+from balance_service.hosting.details import details_of
 from balance_service.hosting.engine import Engine, Patience
-from balance_service.hosting.instance import Instance, published
+from balance_service.hosting.history import history_of
+from balance_service.hosting.instance import Instance, published, unhosted
 from balance_service.hosting.rebuilds import Rebuilds
 from balance_service.http.answer import unavailable
 from balance_service.http.app import HttpServer
 from balance_service.http.dead_letters import DeadLetters
 from balance_service.http.generations import GenerationRequests
 from balance_service.http.handlers import CommandContext, Handlers
+from balance_service.http.instances import Instances
 from balance_service.http.model_queries import ModelAnswers, ModelQueries, description_of
 from balance_service.http.operations import Operations
+from balance_service.http.peers.trust import Peer
 from balance_service.http.queries import Queries
 from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter
@@ -58,7 +63,7 @@ from balance_service.model.placing import hosted_stages, newest, stages_of, stag
 from balance_service.model.stage import model_and_generation
 from balance_service.observability.metrics import Metrics
 from balance_service.observability.tracing import start_tracing
-from balance_service.process.runtime import exit_within, favour_short_work, thread_failures
+from balance_service.process.runtime import exit_within, favour_short_work, now_ms, thread_failures
 from balance_service.settings import unknown_variables
 from balance_service.settings.network import address_of
 
@@ -122,6 +127,7 @@ class Application:
         self._stopping = asyncio.Event()
         self._gave_up = threading.Event()
         self._waits_for = ""
+        self._began_ms = self._waits_since_ms = now_ms()
         self._handlers = Handlers(Operations(self), Streams(settings.max_streams))
         self._http = HttpServer(
             settings, self._handlers, self._known, commands, tracer=self._tracer, on_refused=self._metrics.refused.inc
@@ -191,9 +197,13 @@ class Application:
             "reasons": list(reasons),
             "unknownSettings": self._unknown_settings,
         }
+        misspelt = [*unknown_settings(self._unknown_settings)]
         if self._instance is not None:
-            return base | self._instance.status()
+            status = base | self._instance.status()
+            return status | {"causes": [cause.shown() for cause in (*self._instance.causes(status), *misspelt)]}
+        begins = starting(self._waits_for, self._waits_since_ms if self._waits_for else self._began_ms)
         return base | {
+            "causes": [cause.shown() for cause in (begins, *misspelt)],
             "partitions": None,
             "models": [],
             "tasks": [],
@@ -203,6 +213,11 @@ class Application:
             "endsAgeSeconds": None,
             "applicationServers": [],
         }
+
+    def details(self) -> Mapping[str, Any]:
+        """Returns what this instance tells about its process, its settings and its log, as JSON."""
+        engine = None if self._instance is None else self._instance.engine
+        return details_of(self._settings, self._began_ms, engine)
 
     @property
     def open_streams(self) -> int:
@@ -261,7 +276,8 @@ class Application:
         loop.call_soon_threadsafe(self._http.limit_connections, engine.open_files.connections)
         table = ServerTable()
         rebuilds = Rebuilds(engine, table, Switch.ALWAYS if settings.switch == "auto" else Switch.NEVER)
-        directory = self._directory(engine, patience, table, rebuilds)
+        unowned = Since(now_ms)
+        directory = self._directory(engine, patience, table, rebuilds, unowned)
         context = CommandContext(
             settings=settings, registry=engine.registry, metrics=engine.metrics, tracer=self._tracer
         )
@@ -269,18 +285,21 @@ class Application:
             command.route.name: patience.until_up(partial(command.handler, context)) for command in self._commands
         }
         EngineCollector(engine, table).register(self._metrics.registry)
-        instance = Instance(engine=engine, directory=directory, rebuilds=rebuilds, commands=commands)
+        instance = Instance(engine=engine, directory=directory, rebuilds=rebuilds, commands=commands, unowned=unowned)
         instance.start()
         favour_short_work()
         return instance
 
-    def _directory(self, engine: Engine, patience: Patience, table: ServerTable, rebuilds: Rebuilds) -> Directory:
+    def _directory(
+        self, engine: Engine, patience: Patience, table: ServerTable, rebuilds: Rebuilds, unowned: Since
+    ) -> Directory:
         settings, trust = self._settings, self._http.trust
         topic, schema = settings.application_servers_topic, load_schema("ApplicationServer")
         # A stage without states has nothing but its position to keep a copy of.
         choosers: dict[str, StandbyChooser] = {}
 
-        def stand_by() -> None:
+        def look() -> None:
+            unowned.note(unhosted(engine.stages, table))
             for name, tasks in engine.models.items():
                 if tasks.hosted.folds is not None:
                     chooser = choosers.setdefault(name, _standby_chooser(table, tasks, settings))
@@ -307,7 +326,7 @@ class Application:
             ],
             tasks=lambda: [published(task) for tasks in engine.stages.values() for task in tasks.snapshots()],
             table=table,
-            on_round=stand_by,
+            on_round=look,
             on_refused=engine.metrics.directory_record_refused,
         )
 
@@ -318,6 +337,7 @@ class Application:
         models = self._handlers.models = queries.of_models()
         self._handlers.peers = PeerStreams(models.open_part, self._http.trust, self._handlers.streams.shares)
         self._handlers.dead_letters = queries.of_dead_letters()
+        self._handlers.instances = queries.of_instances()
         self._handlers.generations = GenerationRequests(
             instance.rebuilds.status,
             instance.engine.generations.newest,
@@ -331,6 +351,8 @@ class Application:
         log.info("started", application_server=self._settings.application_server, models=list(instance.engine.models))
 
     def _on_wait(self, reason: str) -> None:
+        if reason and not self._waits_for:
+            self._waits_since_ms = now_ms()
         self._waits_for = reason
 
     def _on_task_change(self) -> None:
@@ -389,6 +411,19 @@ class _Queries:
 
     def of_dead_letters(self) -> DeadLetters:
         return DeadLetters(self._letters_here)
+
+    def of_instances(self) -> Instances:
+        def peer(address: str) -> Peer | None:
+            servers = self._instance.directory.table.servers()
+            return next((Peer(one.address, one.incarnation) for one in servers if one.address == address), None)
+
+        return Instances(
+            peer=peer,
+            proxy=self._proxy,
+            address=self._settings.application_server,
+            history=partial(history_of, self._instance.engine),
+            timeout_seconds=self._settings.read_timeout_seconds,
+        )
 
     def refresh(self) -> None:
         """Follows the generations that the engine hosts, and which of them serve."""

@@ -61,7 +61,15 @@ class UnreadableRecordError(StoreCorruptedError):
 
 
 class TaskHaltedError(BalanceServiceError):
-    """A task cannot continue without skipping or misplacing events."""
+    """A task cannot continue without skipping or misplacing events.
+
+    `key` is that of the event at which a read model's own code failed, if that is the reason. The message, which probes
+    get without a token, has neither the key nor the text of `__cause__`.
+    """
+
+    def __init__(self, message: str, key: bytes | None = None) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class ConfigurationError(BalanceServiceError):

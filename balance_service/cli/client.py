@@ -16,11 +16,11 @@ from balance_service.settings.network import environment_proxies
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from balance_service.settings import Settings
 
-_MOST_LISTED = 5
+_URGENCIES = {"now": "NOW: ", "soon": "soon: ", "none": ""}
 _WITHOUT_REASON = {
     "CREATED": "it waits for its turn to open its store",
     "CLOSED": "its instance has closed it, and opens another or gives the partition away",
@@ -77,23 +77,15 @@ def status(url: str | None, *, as_json: bool) -> None:
         click.echo(exact_json(known))
         return
     click.echo(f"{known['applicationServer']} is {'ready' if known['ready'] else 'not ready'}")
-    for reason in known["reasons"]:
-        click.echo(f"  {reason}")
-    for problem in known["problems"]:
-        click.echo(f"  {problem}")
-    for name in known.get("unknownSettings", ()):
-        click.echo(f"  {name} begins like a setting and is none: it is ignored")
-    for task in known.get("unhosted", ()):
-        click.echo(f"  no instance has {task}: its partition is moving, or its owner does not host the read model")
-    for model in known["models"]:
-        if model["status"] == "serving" and model["readOtherwise"]:
-            click.echo(
-                f"  {model['name']} began under older rules of the decoder, and its states may have other values than "
-                f"today's of events under schema {listed(model['readOtherwise'])}: rebuild it by `balance-service "
-                f"rebuild {model['model']}`"
-            )
+    for cause in known["causes"]:
+        click.echo(f"  {_URGENCIES[cause['urgency']]}{cause['what']}{_since(cause['since'])}.")
+        click.echo(f"    {cause['action']}.{' Waiting suffices.' if cause['heals'] else ''}")
+        for told in cause["follows"]:
+            click.echo(f"      {told}")
     for server in known["applicationServers"]:
-        marks = "".join(f" ({mark})" for mark in ("suspect", "shared") if server[mark])
+        # An instance that hears nothing from Kafka does not hear itself either.
+        is_silent = server["suspect"] and server["applicationServer"] != known["applicationServer"]
+        marks = " (suspect)" * is_silent + " (shared)" * server["shared"]
         click.echo(f"  {server['applicationServer']}{marks}")
         for task in server["tasks"]:
             click.echo(
@@ -104,6 +96,10 @@ def status(url: str | None, *, as_json: bool) -> None:
                 click.echo(f"      {why}")
 
 
+def _since(time: str | None) -> str:
+    return "" if time is None else f", since {time[:19]}Z"
+
+
 def _why(task: Mapping[str, Any]) -> str:
     """Returns why a task does not run, or does not move; empty if it does what it should."""
     state, reason = task["state"], str(task["reason"])
@@ -112,13 +108,6 @@ def _why(task: Mapping[str, Any]) -> str:
         reads = f"it reads its changelog: {task['restored']} of {task['toRestore']} records{left}"
         return f"{reads}; {reason}" if reason else reads
     return reason or _WITHOUT_REASON.get(state, "")
-
-
-def listed(schema_ids: Sequence[int]) -> str:
-    """Returns a few ids in words."""
-    shown = ", ".join(map(str, schema_ids[:_MOST_LISTED]))
-    more = len(schema_ids) - _MOST_LISTED
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 @contextmanager

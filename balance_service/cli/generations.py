@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from balance_service.api import KEEP_OLD_SECONDS
-from balance_service.cli.client import as_json, at_url, client_of, listed
+from balance_service.cli.client import as_json, at_url, client_of
 from balance_service.errors import BalanceServiceError
 from balance_service.model.json_view import exact_json
 from balance_service.observability.logs import configure_logging
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from balance_service.hosting.rebuild import Rebuilt
 
 _LOOK_SECONDS = 0.5
+_MOST_LISTED = 5
 _REASON = click.option("--reason", required=True, metavar="R", help="Kept with the request, for later readers.")
 
 
@@ -185,7 +186,7 @@ def _rules_that_differ(found: dict[str, Any]) -> str:
         return ""
     return (
         f"they began under rules {' and '.join(map(str, rules))} of the decoder, which read other values of events "
-        f"under schema {listed(schemas)}"
+        f"under schema {_listed(schemas)}"
     )
 
 
@@ -243,7 +244,7 @@ def _show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
             if generation["readOtherwise"]:
                 click.echo(
                     f"  it began under rules {generation['decoderRules']} of the decoder, and newer rules read other "
-                    f"values of events under schema {listed(generation['readOtherwise'])}: `balance-service rebuild "
+                    f"values of events under schema {_listed(generation['readOtherwise'])}: `balance-service rebuild "
                     f"{one['model']}` reads all by the newest"
                 )
         if one["comparison"] is not None:
@@ -288,3 +289,10 @@ def _summary(model: str, rebuilt: Rebuilt) -> str:
         f"{done.duplicates} duplicates skipped, {done.dead_lettered} dead-lettered, "
         f"{records / max(rebuilt.seconds, 1e-9):,.0f} records/s"
     )
+
+
+def _listed(schema_ids: Sequence[int]) -> str:
+    """Returns a few ids in words."""
+    shown = ", ".join(map(str, schema_ids[:_MOST_LISTED]))
+    more = len(schema_ids) - _MOST_LISTED
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _BALANCE = "balance"
 _MOST_WRITTEN_KEYS = 100_000
 _GENERATIONS = ("generations", "comparison", "keptUntil", "problem")
-_STATUS = ("applicationServer", "ready", "reasons", "tasks", "problems", "applicationServers")
+_STATUS = ("applicationServer", "ready", "reasons", "causes", "tasks", "problems", "applicationServers")
 
 
 @dataclass(slots=True, eq=False)

@@ -67,7 +67,7 @@ class PublishedTask:
     `restored`, `to_restore` and `seconds_left` are of its last restore; `dead_letters` counts the open ones by
     `cause/status`; `comparison` is that of a generation that is built with the serving one, once it has caught up;
     `sends_as_of` is the number of the state of the generations since which the task sends the outputs; -1 if it does
-    not.
+    not; `since_ms` is when it came into its state, or began to stand still, in ms since 1970; 0 if that is not known.
     """
 
     stage: str
@@ -83,6 +83,7 @@ class PublishedTask:
     dead_letters: Mapping[str, int] = field(default_factory=dict)
     comparison: Comparison | None = None
     sends_as_of: int = 0
+    since_ms: int = 0
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> PublishedTask:
@@ -101,6 +102,7 @@ class PublishedTask:
             record["deadLetters"],
             None if record["comparison"] is None else Comparison.of(record["comparison"]),
             record["sendsAsOf"],
+            record["since"],
         )
 
     def record(self) -> dict[str, Any]:
@@ -119,6 +121,7 @@ class PublishedTask:
             "deadLetters": dict(self.dead_letters),
             "comparison": None if self.comparison is None else self.comparison.record(),
             "sendsAsOf": self.sends_as_of,
+            "since": self.since_ms,
         }
 
 
@@ -343,6 +346,12 @@ class ServerTable:
         # A task that is restoring has no epoch yet.
         opening = (server for server, _ in self._live(stage, partition, ACTIVE))
         return min(opening, key=lambda server: server.address, default=None)
+
+    def taken(self) -> set[tuple[str, int]]:
+        """The stages and partitions that an instance owns or is opening. A suspect has none."""
+        return {
+            (task.stage, task.partition) for server in self.running() for task in server.tasks if task.role == ACTIVE
+        }
 
     def standbys(
         self, stage: str, partition: int, states: frozenset[str], *, suspects: bool = False

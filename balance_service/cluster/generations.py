@@ -80,6 +80,8 @@ class GenerationLog(PeriodicThread):
         self._codec = AvroCodec(registry, subject_of(self._topic, schema), schema)
         self.records = ControlRecords.of(settings, self._topic)
         self._known: Mapping[str, Generations] = {}
+        self.history: Sequence[Generations] = ()
+        """The states of all read models that the topic has, in its order."""
         self._writing = threading.Lock()
         self._reading = threading.Lock()
         self._hearing = threading.Lock()
@@ -278,6 +280,7 @@ class GenerationLog(PeriodicThread):
         One that does not count leaves the generations as they were.
         """
         known: dict[str, Generations] = {}
+        history: list[Generations] = []
         for record, untrusted in self.records.judged(records):
             reason, model = untrusted, record.key.decode(errors="replace")
             if not reason:
@@ -290,7 +293,10 @@ class GenerationLog(PeriodicThread):
                 self.records.refuse(record, reason)
             else:
                 known[model] = after
+                history.append(after)
         self._hear(known)
+        if len(history) > len(self.history):
+            self.history = history
         return known
 
     def _follow(self) -> None:

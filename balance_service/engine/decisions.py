@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from balance_service.engine.dead_letter import SET_ASIDE, Letter, Status, is_final
 from balance_service.engine.records import BY_KEY, MISPLACED, DeadLetter, Output
@@ -22,7 +22,7 @@ from balance_service.kafka.signing import ControlRecord
 from balance_service.model.keys import CONTROL_CHARACTERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
     from confluent_kafka import Message
 
@@ -183,9 +183,25 @@ class DecisionLog:
             RetriableError: the broker does not respond.
         """
         found: dict[int, dict[int, Letter]] = {partition: {} for partition in partitions}
+        for letter_id, record in self.read(settings, topics):
+            is_ours = letter_id.stage == self.stage and record["sourceTopicId"] == self.source_topic_id
+            if is_ours and letter_id.partition in found:
+                status = Decision(record["decision"]).leaves
+                letter = Letter(letter_id.offset, record["cause"], Status.WAITING, 0, now_ms, -1, None)
+                found[letter_id.partition][letter_id.offset] = (
+                    letter if status.is_open else letter.closed(status, now_ms)
+                )
+        return found
+
+    def read(self, settings: Settings, topics: Topics) -> Iterator[tuple[LetterId, Mapping[str, Any]]]:
+        """Yields the records of the decisions that count, of all stages, in the order of the topic's partitions.
+
+        Raises:
+            RetriableError: the broker does not respond.
+        """
         topic = topics.find(self.records.topic)
         if topic is None:
-            return found
+            return
         # Decisions of this stage may follow another task's open transaction.
         with reader_to_end(settings, topics, topic, waits_for_open=True) as reader:
             read = [ControlRecord.of(message) for message in reader]
@@ -195,14 +211,9 @@ class DecisionLog:
                 continue
             try:
                 record = self.codec.decode_foreign(one.value)
-                letter_id, status = LetterId.parse(record["id"]), Decision(record["decision"]).leaves
+                letter_id = LetterId.parse(record["id"])
+                Decision(record["decision"])
             except (PoisonRecordError, UnreadableRecordError, InvalidInputError, ValueError) as error:
                 self.records.refuse(one, f"it cannot be read: {error}")
                 continue
-            is_ours = letter_id.stage == self.stage and record["sourceTopicId"] == self.source_topic_id
-            if is_ours and letter_id.partition in found:
-                letter = Letter(letter_id.offset, record["cause"], Status.WAITING, 0, now_ms, -1, None)
-                found[letter_id.partition][letter_id.offset] = (
-                    letter if status.is_open else letter.closed(status, now_ms)
-                )
-        return found
+            yield letter_id, record

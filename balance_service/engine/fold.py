@@ -311,7 +311,8 @@ class _OneByOne:
         return True
 
     def _require_retried(self, error: OwnCodeFailedError, event: KeyedUpdate, why_not: str | None = "") -> None:
-        error.require_retried(self.batch, self.processor.read_model.name, self.source, event.offset, why_not)
+        model = self.processor.read_model.name
+        error.require_retried(self.batch, model, self.source, event.offset, event.key, why_not)
 
 
 def _last_keys(batch: TaskBatch) -> list[bytes]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import structlog
 
 from balance_service.engine.dead_letter import OWN_CODE_FAILED, is_reserved
-from balance_service.engine.records import RESERVED_PREFIX
+from balance_service.engine.records import RESERVED_PREFIX, FailedAt
 from balance_service.errors import ConfigurationError, PoisonRecordError, TaskHaltedError
 from balance_service.model.events import DEAD_LETTER, listed
 
@@ -30,6 +32,8 @@ T = TypeVar("T")
 _MOST_FAILURES, _OF_EVENTS = 20, 1_000
 _FIRST_FAILURES = 5
 _NEVER_OF_ONE_EVENT = (MemoryError, ImportError)
+_MOST_ERROR = 500
+_PACKAGE = Path(__file__).parents[1]
 
 log = structlog.get_logger(__name__)
 
@@ -108,12 +112,19 @@ class OwnCodeFailedError(PoisonRecordError):
         super().__init__(OWN_CODE_FAILED, f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
     def require_retried(
-        self, batch: TaskBatch, read_model: str, source: str, offset: int, why_not: str | None = ""
+        self,
+        batch: TaskBatch,
+        read_model: str,
+        source: str,
+        offset: int,
+        key: bytes | None,
+        why_not: str | None = "",
     ) -> None:
         """Logs the failure if the record becomes, or stays, a dead letter for an operator.
 
         Args:
             source: a topic and its partition.
+            offset, key: of the record.
             why_not: why a new event must not become a dead letter, if there is more to say; None if it may. See
                 `Tolerance`.
 
@@ -124,13 +135,32 @@ class OwnCodeFailedError(PoisonRecordError):
         kind = type(self.__cause__).__name__
         failure = f"the code of the read model {read_model} fails at offset {offset} of {source} with {kind}"
         if offset not in batch.retried and why_not is not None:
-            raise TaskHaltedError(f"{failure}{why_not}; correct it, and restart the instance") from self.__cause__
+            raise TaskHaltedError(f"{failure}{why_not}; correct it, and restart the instance", key) from self.__cause__
         log.error(
             "a dead letter waits for an operator",
             read_model=read_model,
             reason=f"{failure}; correct it and redrive the record, or discard it",
             exc_info=self.__cause__,
         )
+
+
+def failed_at(halted: TaskHaltedError) -> FailedAt | None:
+    """Returns where a read model's own code failed that halted a task; None if there is another reason."""
+    error = halted.__cause__
+    if error is None:
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_of_the_service(frame.filename)]
+    # What the model calls fails further below; the line that the author wrote says more.
+    last = next((frame for frame in reversed(own) if frame.filename == own[0].filename), None)
+    line = "" if last is None else f"{last.filename}:{last.lineno}, in {last.name}: {last.line}"
+    return FailedAt(halted.key, line, "".join(traceback.format_exception_only(error)).strip()[:_MOST_ERROR])
+
+
+def _is_of_the_service(file: str) -> bool:
+    """Whether a file is of this package, without the models that ship."""
+    path = Path(file)
+    return path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "read_models")
 
 
 class Tolerance:

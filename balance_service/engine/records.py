@@ -322,13 +322,27 @@ class Stand:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedAt:
+    """Where a read model's own code failed, so that its task halted. It may quote the event.
+
+    `line` names file, line and function, and has the line's text; empty if it is not known. `error` is the exception.
+    """
+
+    key: bytes | None
+    line: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class TaskSnapshot:
     """The state of a task, for the directory of instances and for operators.
 
     `answers` is whether the task answers queries in its role, without regard to the owner's lease. `letters` is the
     number of dead letters by cause and status, `comparison` that of a generation that is built with the serving one,
     `sends_as_of` the `Position.inherited` of a task that sends the outputs, else -1. `stand` is how an owner stands
-    that has records to apply, or whose query failed.
+    that has records to apply, or whose query failed. `since_ms` is when the task came into its state; one that is opened
+    again after a failure counts from the first failure until it runs. In ms since 1970. `failed_at` is where its own
+    code failed that halted it.
     """
 
     task_id: TaskId
@@ -346,3 +360,5 @@ class TaskSnapshot:
     comparison: Comparison | None = None
     sends_as_of: int = NEVER
     stand: Stand | None = None
+    since_ms: int = 0
+    failed_at: FailedAt | None = None

@@ -91,7 +91,8 @@ class EmitProcessor:
                 sent = self._made(key, row, outputs)
             except OwnCodeFailedError as error:
                 why_not = self.tolerance.why_not(error, partition, row["offset"])
-                error.require_retried(batch, self.read_model, f"{self.source}:{partition}", row["offset"], why_not)
+                source = f"{self.source}:{partition}"
+                error.require_retried(batch, self.read_model, source, row["offset"], key, why_not)
                 raise
             self.tolerance.applied(partition)
             return sent

@@ -27,6 +27,7 @@ from balance_service.errors import FatalError, RetriableError, TaskHaltedError, 
 from balance_service.kafka.log_reader import first_record
 from balance_service.kafka.messages import offset_of as record_offset
 from balance_service.process.failpoints import reach
+from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from balance_service.engine.dead_letter import Letter
     from balance_service.engine.decisions import Verdict
     from balance_service.engine.hosted_stage import HostedStage
-    from balance_service.engine.records import Compared, Output, Position, TaskId
+    from balance_service.engine.records import Compared, FailedAt, Output, Position, TaskId
     from balance_service.engine.store import StateStore, StoreView
     from balance_service.kafka.topics import Topic
 
@@ -120,12 +121,16 @@ class Task:
         reason: str = "",
         least_epoch: int = 1,
         left: StoreView | None = None,
+        since_ms: int | None = None,
     ) -> None:
         """Args:
         reason: why the previous task of the partition was closed; shown until this one runs.
         least_epoch: the lowest epoch to take as the owner.
         left: the last view of the previous task, as of `take_left`.
+        since_ms: since when no task of the partition has done its work, in ms since 1970; None: since now.
         """
+        self._since_ms = now_ms() if since_ms is None else since_ms
+        self._failed_at: FailedAt | None = None
         self._least_epoch = least_epoch
         self.task_id = task_id
         self._hosted = hosted
@@ -168,6 +173,11 @@ class Task:
     def next_epoch(self) -> int:
         """The least epoch for the next task of the partition."""
         return max(self._least_epoch, self._epoch + 1)
+
+    @property
+    def since_ms(self) -> int:
+        """Since when the task is in its state: see `TaskSnapshot`."""
+        return self._since_ms
 
     @property
     def sends(self) -> bool:
@@ -272,6 +282,8 @@ class Task:
             {} if stands_at is None else stands_at.letters,
             None if self.compared is None else self.compared.counts,
             self.sends_since,
+            since_ms=self._since_ms,
+            failed_at=self._failed_at,
         )
 
     def open(self) -> None:
@@ -537,20 +549,22 @@ class Task:
         """Continues to fold after `wait`."""
         self._move(TaskState.WAITING, TaskState.RUNNING, "")
 
-    def halt(self, reason: str, *, is_by_own_code: bool = False) -> None:
+    def halt(self, reason: str, at: FailedAt | None = None) -> None:
         """Stops folding and answering until an operator acts. Idempotent; the first reason is kept.
 
         Args:
-            is_by_own_code: the read model's code failed at an event, so the states below it are right.
+            at: where the read model's own code failed, if that is the reason: the states below that event are right.
         """
         with self._lock:
             ran = self._state in (TaskState.RUNNING, TaskState.WAITING)
-            if not is_by_own_code:
+            if at is None:
                 # Also of a task that its own code has halted before.
                 self._leave(None)
             elif self._state is not TaskState.HALTED:
                 self._leave(self._shown if ran else None)
             is_news = self._state is not TaskState.HALTED and self._move(self._state, TaskState.HALTED, reason)
+            if is_news:
+                self._failed_at = at
         if is_news:
             self._log.error("task halted", reason=reason)
 
@@ -729,6 +743,9 @@ class Task:
     def _to(self, state: TaskState) -> None:
         if state not in TRANSITIONS[self._state]:
             raise FatalError(f"task {self.task_id} cannot go from {self._state.value} to {state.value}")
+        # An owner that is opened counts from its creation, or from the failure before.
+        if self._state is not TaskState.CREATED:
+            self._since_ms = now_ms()
         self._state = state
         # One assignment, so that no reader sees a view that belongs to another state.
         store = self.replica.store

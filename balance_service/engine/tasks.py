@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from balance_service.engine.database import Database, has_room
+from balance_service.engine.processor import failed_at
 from balance_service.engine.progress import Seen
 from balance_service.engine.records import Role, TaskId
 from balance_service.engine.task import ANSWERING, Task, TaskState
@@ -401,10 +402,10 @@ class _Supervisor:
         except NotAuthorizedError as error:
             return _alone(error)
         except (TaskHaltedError, ConfigurationError, UnreadableRecordError) as error:
-            is_by_own_code = isinstance(error, TaskHaltedError) and error.__cause__ is not None
-            if is_by_own_code:
+            at = failed_at(error) if isinstance(error, TaskHaltedError) else None
+            if at is not None:
                 self._log.error("the read model's code failed", exc_info=error.__cause__)
-            self.task.halt(str(error), is_by_own_code=is_by_own_code)
+            self.task.halt(str(error), at)
         except BalanceServiceError as error:
             return _alone(error)
         except Exception as error:
@@ -478,6 +479,8 @@ class _Supervisor:
         if isinstance(error, FatalError):
             raise error
         is_fenced = isinstance(error, TaskMigratedError)
+        has_run = self.task.state not in (TaskState.CREATED, TaskState.RESTORING)
+        since_ms = None if has_run else self.task.since_ms
         self._log.warning("task closed; a new one is opened", error=str(error), fenced=is_fenced)
         is_damaged = isinstance(error, StoreCorruptedError)
         self.task.close(max(_BACK_OFF_SECONDS), str(error), leaves_view=not is_damaged)
@@ -491,7 +494,7 @@ class _Supervisor:
         if not self._stopping.wait(max(back_off, _FENCED_BACK_OFF_SECONDS) if is_fenced else back_off):
             before = self.task
             self.task = Task(
-                self._task_id, self._hosted, self.role, str(error), before.next_epoch, left=before.take_left()
+                self._task_id, self._hosted, self.role, str(error), before.next_epoch, before.take_left(), since_ms
             )
 
 

@@ -9,12 +9,13 @@ from balance_service.cluster.directory import PublishedTask
 from balance_service.engine.dead_letter import Status, open_letters
 from balance_service.engine.records import Role
 from balance_service.engine.task import TaskState
-from balance_service.process.runtime import elapsed
+from balance_service.hosting.causes import Cause, Known, Since, Urgency, causes_of
+from balance_service.process.runtime import elapsed, iso_time, now_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
-    from balance_service.cluster.directory import ApplicationServer, Directory
+    from balance_service.cluster.directory import ApplicationServer, Directory, ServerTable
     from balance_service.engine.records import TaskSnapshot
     from balance_service.engine.table_partition import TableSnapshot
     from balance_service.engine.tasks import Tasks
@@ -28,6 +29,8 @@ _STOP_REBUILDS_SECONDS = 1.0
 _RECENT_SECONDS = 3.0
 # More have the same cause.
 _MOST_REFUSED = 3
+# A query that fails is started again, and reads then as a rule.
+_HEALS_MS = 10_000
 _STATUSES = frozenset(status.value for status in Status)
 _QUERY_ENDED = "its query has ended and is started again; /api/status and the log say why"
 _SEE_STATUS = "/api/status and the log say why, if an error is the reason"
@@ -35,12 +38,16 @@ _SEE_STATUS = "/api/status and the log say why, if an error is the reason"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """An engine, the directory that publishes it, and its commands by the names of their routes."""
+    """An engine, the directory that publishes it, and its commands by the names of their routes.
+
+    `unowned` has since when tasks of the stages here are at no instance.
+    """
 
     engine: Engine
     directory: Directory
     rebuilds: Rebuilds
     commands: Mapping[str, CommandHandler]
+    unowned: Since
 
     def start(self) -> None:
         """Publishes the instance, joins the group and starts to process. Returns at once."""
@@ -93,6 +100,7 @@ class Instance:
                     "name": model.name,
                     "model": model.stage.owner,
                     "status": self.rebuilds.status_of(model.stage),
+                    "since": self.rebuilds.since_of(model.stage),
                     "readOtherwise": engine.read_otherwise(model.stage),
                     "source": model.source.name,
                     "partitions": model.source.partitions,
@@ -110,10 +118,65 @@ class Instance:
             "leaseHolds": engine.memberships.own_some and not engine.memberships.unconfirmed,
             "tasks": [_task_status(tasks, task) for tasks in engine.stages.values() for task in tasks.snapshots()],
             "tables": [_table_status(table) for table in engine.tables.snapshots()],
-            "unhosted": self._unhosted(),
+            "unhosted": unhosted(engine.stages, self.directory.table),
             "endsAgeSeconds": self._ends_age(),
             "applicationServers": self._servers(),
         }
+
+    def causes(self, status: Mapping[str, Any]) -> list[Cause]:
+        """Returns what is wrong with the service, as this instance sees it.
+
+        Args:
+            status: as returned by `status`, with `applicationServer` and `reasons`.
+        """
+        known = Known(
+            brokers=self.engine.settings.bootstrap_servers,
+            now_ms=now_ms(),
+            silent_ms=self._silent_since(),
+            unowned=self.unowned.of,
+            own=[*self._own_causes(), *(cause for tasks in self.engine.stages.values() for cause in _causes(tasks))],
+        )
+        return causes_of(status, known)
+
+    def _silent_since(self) -> int | None:
+        """Returns since when Kafka has answered nothing here, in ms since 1970; None while it answers."""
+        now, here = elapsed(), self.directory.address
+        ages = [watermarks.age_seconds for watermarks in self.engine.watermarks.values()]
+        ages += [server.silent_seconds(now) for server in self.directory.table.servers() if server.address == here]
+        age = min(ages)
+        # Nothing was asked yet.
+        return None if age <= _RECENT_SECONDS or age == float("inf") else now_ms() - int(1000 * age)
+
+    def _own_causes(self) -> Iterator[Cause]:
+        """Yields what is wrong with this instance alone."""
+        engine, memberships = self.engine, self.engine.memberships
+        waits: dict[str, Any] = {"urgency": Urgency.NONE, "action": "Wait: it takes seconds", "heals": True}
+        if joining := memberships.joining:
+            yield Cause(kind="joining", what=f"This instance joins the group of {', '.join(joining)}", **waits)
+        elif not engine.has_begun:
+            yield Cause(kind="joining", what="Spark begins to read at this instance", **waits)
+        for problem in filter(None, (*memberships.problems, self.directory.problem)):
+            yield Cause(
+                kind="refused", urgency=Urgency.NOW, what=problem, action="Do what it says", section="BalanceNotReady"
+            )
+        if unconfirmed := [topic for topic in memberships.unconfirmed if topic not in joining]:
+            yield Cause(
+                kind="unconfirmed",
+                urgency=Urgency.SOON,
+                what=f"The group of {', '.join(unconfirmed)} has not confirmed this instance lately: it answers for no "
+                "partition",
+                action="Check its network to Kafka. After a suspension, it goes on by itself",
+                section="BalanceNotReady",
+            )
+        for records in engine.control_records:
+            for problem in records.problems[:_MOST_REFUSED]:
+                yield Cause(
+                    kind="control-record",
+                    urgency=Urgency.SOON,
+                    what=problem[:1].upper() + problem[1:],
+                    action="If the secret was changed, name the former one. Otherwise, find who may write to the topic",
+                    section="BalanceControlRecordRefused",
+                )
 
     def _ends_age(self) -> int | None:
         """Returns the age of the oldest end offsets in whole seconds; None before all are read.
@@ -127,15 +190,53 @@ class Instance:
         now, stages = elapsed(), self.engine.stages
         return [_server_status(server, stages, now) for server in self.directory.table.servers()]
 
-    def _unhosted(self) -> Sequence[str]:
-        """Returns the tasks of the stages here that no instance runs: the assigned member does not host the model."""
-        table = self.directory.table
-        return [
-            f"{tasks.name}_{partition}"
-            for tasks in self.engine.stages.values()
-            for partition in range(tasks.hosted.source.partitions)
-            if table.assigned(tasks.name, partition) is None
-        ]
+
+def unhosted(stages: Mapping[str, Tasks], table: ServerTable) -> list[str]:
+    """Returns the tasks of some stages that no instance runs: the assigned member does not host the model."""
+    taken = table.taken()
+    return [
+        f"{tasks.name}_{partition}"
+        for tasks in stages.values()
+        for partition in range(tasks.hosted.source.partitions)
+        if (tasks.name, partition) not in taken
+    ]
+
+
+def _causes(tasks: Tasks) -> Iterator[Cause]:
+    """Yields what is wrong with a stage that its published tasks do not say."""
+    if tasks.hosted.misplaced:
+        yield Cause(
+            kind="misplaced",
+            urgency=Urgency.SOON,
+            what=f"{tasks.name}: {tasks.hosted.misplaced}",
+            action="Correct the producer, or declare its partitioner and rebuild. Discard none of their dead letters",
+            section="BalanceDeadLetters",
+        )
+    for loss in tasks.losses:
+        yield Cause(
+            kind="losing-records",
+            urgency=Urgency.NOW,
+            what=f"{tasks.name}: {loss}",
+            action="Change the configuration back before the broker deletes a segment",
+            section="BalanceTopicLosesRecords",
+        )
+    failing: dict[str, Any] = {"kind": "not-folded", "section": "BalanceStreamFailing"}
+    again = "It is started again by itself. If it stays, restore what the error names"
+    for task in _running(tasks):
+        if (stand := task.stand) is not None and stand.error and not stand.is_still:
+            is_young = now_ms() - stand.since_ms < _HEALS_MS
+            yield Cause(
+                urgency=Urgency.NONE if is_young else Urgency.SOON,
+                what=stand.told(task.task_id, stand.error),
+                action=again,
+                heals=True,
+                since_ms=stand.since_ms,
+                tasks=(str(task.task_id),),
+                **failing,
+            )
+    if tasks.source_problem:
+        what = f"{tasks.name} is not folded: {tasks.source_problem}"
+        yield Cause(urgency=Urgency.SOON, what=what, action="Restore what it names", **failing)
 
 
 def _problems(tasks: Tasks) -> list[str]:
@@ -222,6 +323,7 @@ def _published_status(tasks: Tasks | None, task: PublishedTask) -> Mapping[str, 
         "lagSeconds": None if lag is None else round(lag.seconds, 1),
         "lagSecondsIsLeast": lag is not None and lag.is_least,
         "reason": task.reason,
+        "since": iso_time(task.since_ms) if task.since_ms else None,
         "restored": task.restored,
         "toRestore": task.to_restore,
         "secondsLeft": task.seconds_left,
@@ -234,7 +336,7 @@ def _published_status(tasks: Tasks | None, task: PublishedTask) -> Mapping[str, 
 
 def published(task: TaskSnapshot) -> PublishedTask:
     """Returns a task as the directory publishes it."""
-    task_id = task.task_id
+    task_id, stand = task.task_id, task.stand
     return PublishedTask(
         task_id.stage,
         task_id.partition,
@@ -249,6 +351,7 @@ def published(task: TaskSnapshot) -> PublishedTask:
         {f"{cause}/{status}": count for (cause, status), count in open_letters(task.letters).items()},
         task.comparison,
         task.sends_as_of,
+        stand.since_ms if stand is not None and stand.is_still else task.since_ms,
     )
 
 

@@ -25,7 +25,7 @@ from balance_service.errors import BalanceServiceError, InvalidInputError, Retri
 from balance_service.kafka.topic_specs import losses
 from balance_service.model.generations import Comparison
 from balance_service.process.failpoints import reach
-from balance_service.process.runtime import PeriodicThread
+from balance_service.process.runtime import PeriodicThread, iso_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -111,6 +111,11 @@ class Rebuilds(PeriodicThread):
     def status_of(self, stage: Stage) -> str:
         """Returns what the generation of a read model's last stage is for: see `Generation.status`."""
         return self._log.of(stage.owner).status_of(stage.generation)
+
+    def since_of(self, stage: Stage) -> str | None:
+        """Returns the time of the last step of a read model's generations; None if there was none."""
+        ms = int(1000 * self._log.of(stage.owner).at.timestamp())
+        return iso_time(ms) if ms else None
 
     def _generation(self, now: Generations, number: int) -> Mapping[str, Any]:
         stage = self._versions.stage(now.model, number)

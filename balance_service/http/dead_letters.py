@@ -50,6 +50,7 @@ from balance_service.http.route import (
     Response,
     Route,
     Tag,
+    Time,
     closed,
     ok,
     problem,
@@ -310,8 +311,14 @@ class DeadLetter(TypedDict):
     """What happens to it next."""
     attempt: Count
     """The number of retries so far."""
-    dueAt: Annotated[str | None, Field(json_schema_extra={"format": "date-time"})]
+    recordAt: Time
+    """The record's timestamp; null if the topic has deleted the record, or if it is no time before the year 10000."""
+    failedAt: Time
+    """When the record could not be applied for the first time."""
+    dueAt: Time
     """The time of the next retry."""
+    redriveRefused: str
+    """Why a redrive would be refused; empty if it would not."""
     key: str | None
     """The record's key, as text; null if it has none or the key is not UTF-8."""
     keyBase64: NotRequired[str]
@@ -368,6 +375,9 @@ _EXAMPLE: DeadLetter = {
     "detail": "",
     "status": "scheduled",
     "attempt": 0,
+    "recordAt": "2026-01-02T02:59:05.012Z",
+    "failedAt": "2026-01-02T02:59:05.678Z",
+    "redriveRefused": "",
     "dueAt": "2026-01-02T03:04:05.678Z",
     "key": "alice",
     "headers": [{"name": "source", "value": "till-7"}, {"name": "signature", "valueBase64": "wyg="}],

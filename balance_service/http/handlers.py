@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.http.dead_letters import DeadLetters
     from balance_service.http.generations import GenerationRequests
+    from balance_service.http.instances import Instances
     from balance_service.http.model_queries import ModelQueries
     from balance_service.http.operations import Operations
     from balance_service.http.route import Route
@@ -70,6 +71,7 @@ class Handlers:
         self.dead_letters: DeadLetters | None = None
         self.peers: PeerStreams | None = None
         self.generations: GenerationRequests | None = None
+        self.instances: Instances | None = None
 
     def model_queries(self) -> ModelQueries:
         """Raises Problem 503 while the instance is starting."""
@@ -88,6 +90,12 @@ class Handlers:
         if self.generations is None:
             raise unavailable("this instance is starting")
         return self.generations
+
+    def other_instances(self) -> Instances:
+        """Raises Problem 503 while the instance is starting."""
+        if self.instances is None:
+            raise unavailable("this instance is starting")
+        return self.instances
 
     def peer_streams(self) -> PeerStreams:
         """Raises Problem 503 while the instance is starting."""

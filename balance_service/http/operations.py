@@ -15,7 +15,18 @@ from balance_service.http.access.authorization import KNOWS
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import compact_json, json_response, unavailable
 from balance_service.http.openapi import answer_with_document
-from balance_service.http.route import OPERATIONS, Count, Response, Role, Route, accepts_events, closed, ok, retry_later
+from balance_service.http.route import (
+    OPERATIONS,
+    Count,
+    Response,
+    Role,
+    Route,
+    Time,
+    accepts_events,
+    closed,
+    ok,
+    retry_later,
+)
 from balance_service.http.streams.event_stream import rendered
 
 if TYPE_CHECKING:
@@ -44,6 +55,9 @@ class Operable(Protocol):
 
     def status(self) -> Mapping[str, Any]:
         """A `Status`."""
+
+    def details(self) -> Mapping[str, Any]:
+        """An `InstanceDetails`, of this instance."""
 
     def metrics(self) -> bytes:
         """Metrics in Prometheus' text format."""
@@ -87,6 +101,10 @@ class Operations:
 
     async def status(self, _request: web.Request) -> web.Response:
         return json_response(self._instance.status())
+
+    def details(self) -> Mapping[str, Any]:
+        """What this instance tells about itself."""
+        return self._instance.details()
 
     async def follow_status(self, stream: EventStream) -> None:
         """Sends the status, then each change, at most once a second; does not return.
@@ -163,6 +181,9 @@ class PublishedTask(TypedDict):
     reason: str
     """Why the task waits or is halted; or since when it stands still, which it does if it has records to apply and has
     applied none for a minute; empty otherwise."""
+    since: Time
+    """When the task came into its state, or began to stand still. One that is opened again and again counts from the
+    first failure. Null if it is not known."""
     restored: Count
     """Changelog records applied since the restore began; a standby also counts later ones."""
     toRestore: Count
@@ -213,6 +234,8 @@ class HostedModel(TypedDict):
     """The read model."""
     status: Literal["serving", "building", "ready", "kept"]
     """What the generation is for: see `/api/models/{model}/generations`."""
+    since: Time
+    """The time of the last step of the read model's generations; null if there was none."""
     readOtherwise: list[int]
     """Ids of the schemas whose events had other values by the decoder's rules under which the generation began, so that
     states have values of both until it is rebuilt."""
@@ -245,6 +268,31 @@ class ApplicationServer(TypedDict):
 
 
 @closed
+class Cause(TypedDict):
+    """Something in the service that is not as it should be. What follows from it is no cause of its own."""
+
+    kind: Annotated[str, Field(examples=["halted"])]
+    """For programs."""
+    urgency: Literal["now", "soon", "none"]
+    """`now`: queries get no answer, or outdated ones; act at night, too. `soon`: within hours. `none`: it heals by
+    itself within seconds as a rule, or only informs."""
+    what: str
+    """A sentence, without a full stop."""
+    since: Time
+    """Since when; null if that is not known."""
+    action: str
+    """What to do, as a sentence."""
+    heals: bool
+    """Whether waiting suffices."""
+    section: Annotated[str, Field(examples=["BalanceTaskHalted"])]
+    """The section of the runbook; empty for none."""
+    tasks: list[str]
+    """The tasks that it concerns."""
+    follows: list[str]
+    """What follows from it, in words; the first 20."""
+
+
+@closed
 class Status(TypedDict):
     """This instance's tasks, and all instances as this one knows them."""
 
@@ -254,6 +302,8 @@ class Status(TypedDict):
     """Whether `/health/ready` answers 200."""
     reasons: list[str]
     """Why the instance is not ready; empty while it is."""
+    causes: list[Cause]
+    """What is wrong with the service, as this instance sees it; the most urgent first. Empty if nothing is."""
     unknownSettings: Annotated[list[str], Field(examples=[["BALANCE_DISCOUNT"]])]
     """Environment variables of this instance that begin like settings and are none, without those of Kubernetes."""
     partitions: Positive | None
@@ -297,6 +347,7 @@ _PUBLISHED: PublishedTask = {
     "lagSeconds": 0,
     "lagSecondsIsLeast": False,
     "reason": "",
+    "since": "2026-01-02T03:04:05.678Z",
     "restored": 12,
     "toRestore": 12,
     "secondsLeft": None,
@@ -306,6 +357,19 @@ _STATUS: Status = {
     "applicationServer": "localhost:5051",
     "ready": True,
     "reasons": [],
+    "causes": [
+        {
+            "kind": "silent",
+            "urgency": "soon",
+            "what": "localhost:5052 is not heard of; 1 of its partitions have no owner yet that answers",
+            "since": "2026-01-02T03:04:05.678Z",
+            "action": "Start it again, unless it was removed",
+            "heals": False,
+            "section": "BalanceInstanceDown",
+            "tasks": ["balance_1"],
+            "follows": ["balance_1 has no owner: queries for its keys get 503, unless a standby may answer"],
+        }
+    ],
     "unknownSettings": [],
     "partitions": 2,
     "models": [
@@ -313,6 +377,7 @@ _STATUS: Status = {
             "name": "balance",
             "model": "balance",
             "status": "serving",
+            "since": "2026-01-02T03:04:05.678Z",
             "readOtherwise": [],
             "source": "balance",
             "partitions": 2,

@@ -32,6 +32,7 @@ closed = with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))
 """Declares that objects of a TypedDict have no other properties. Docstrings of its fields describe them to clients."""
 Count = Annotated[int, Field(ge=0)]
 Role = Literal["active", "standby", "halted"]
+Time = Annotated[str | None, Field(json_schema_extra={"format": "date-time"})]
 
 Handle = Callable[[Any, web.Request], Awaitable[web.StreamResponse]]
 """`Handlers` (whose module imports this one) and a request → the response."""

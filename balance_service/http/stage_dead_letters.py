@@ -13,9 +13,10 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 
 from balance_service import api
 from balance_service.avro.codec import FrameReader, UndecodableError
@@ -34,6 +35,7 @@ from balance_service.http.scan import MAX_BYTES
 from balance_service.http.scatter import MALFORMED
 from balance_service.http.scheduling import in_one_step
 from balance_service.kafka.messages import readable_headers, shown_headers, text_or_base64
+from balance_service.process.runtime import iso_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -55,6 +57,7 @@ T = TypeVar("T")
 UNREACHABLE = "no instance can be reached for its partition now; send the decision again"
 _STEP = 200
 _NUMBER_BYTES = 8
+_REDRIVE = Verdict(Decision.REDRIVE, "", "")
 # A page ends here even if it is not full, because few dead letters have the cause or status: no page takes long.
 _MOST_LOOKED_AT = 20_000
 # A page whose records take longer to read ends early: the client's deadline may be near.
@@ -146,7 +149,9 @@ class DeadLetterScan:
             "detail": letter.detail,
             "status": letter.status.value,
             "attempt": letter.attempt,
-            "dueAt": _timestamp(letter.due_ms) if letter.status is Status.SCHEDULED else None,
+            "failedAt": iso_time(letter.written_ms),
+            "dueAt": iso_time(letter.due_ms) if letter.status is Status.SCHEDULED else None,
+            "redriveRefused": _REDRIVE.refusal(letter) or "",
             "key": None,
             **self._key(letter.key),
         }
@@ -159,10 +164,6 @@ class DeadLetterScan:
 
 def _body(letters: Sequence[Mapping[str, Any]], following: str | None) -> str:
     return compact_json({"deadLetters": letters, "next": following})
-
-
-def _timestamp(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _id_of(letter: Mapping[str, Any]) -> LetterId:
@@ -247,7 +248,9 @@ def _bytes_of(header: Mapping[str, Any]) -> bytes | None:
 
 def _content_of(record: Message | None) -> dict[str, Any]:
     value = None if record is None else record.value()
+    kind, at_ms = (TIMESTAMP_NOT_AVAILABLE, -1) if record is None else record.timestamp()
     return {
+        "recordAt": None if kind == TIMESTAMP_NOT_AVAILABLE else iso_time(at_ms),
         "headers": None if record is None else shown_headers(readable_headers(record)),
         "valueBase64": None if value is None else base64.b64encode(value).decode(),
     }

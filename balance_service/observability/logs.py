@@ -1,4 +1,4 @@
-"""Structured logs: one JSON line per event, on stderr."""
+"""Structured logs: one JSON line per event, on stderr. The last warnings and errors are kept for operators."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import logging
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections import deque
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 import structlog
 
@@ -17,6 +19,24 @@ _REPEAT_SECONDS = 10.0
 # If the disk is full or file descriptors run out, every task fails repeatedly, each with a traceback.
 _MOST_WARNINGS, _WARNINGS_SECONDS = 100, 60.0
 _MOST_KINDS = 1_000
+_MOST_KEPT, _MOST_KEPT_CHARACTERS = 50, 2_000
+
+
+class KeptLine(NamedTuple):
+    """A line of the log. It may quote events, and be cut."""
+
+    at: datetime
+    level: str
+    line: str
+
+
+# The oldest first. Threads append.
+_kept: deque[KeptLine] = deque(maxlen=_MOST_KEPT)
+
+
+def last_warnings() -> list[KeptLine]:
+    """Returns the last warnings and errors that this process has logged, the newest first; at most 50."""
+    return [*reversed(_kept.copy())]
 
 
 def configure_logging(level: str) -> None:
@@ -34,7 +54,7 @@ def configure_logging(level: str) -> None:
             structlog.processors.JSONRenderer(),
         ],
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _KeepingHandler(sys.stderr)
     handler.setFormatter(formatter)
     handler.addFilter(BoundedWarnings(_MOST_WARNINGS, _WARNINGS_SECONDS))
     root = logging.getLogger()
@@ -66,6 +86,17 @@ def quiet_logging() -> None:
     """Configure logging of a command, whose error message would be hidden among attempts to connect."""
     configure_logging("WARNING")
     logging.getLogger("librdkafka").setLevel(logging.CRITICAL)
+
+
+class _KeepingHandler(logging.StreamHandler[TextIO]):
+    """Writes lines to a stream, and keeps those of warnings and errors."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        if record.levelno >= logging.WARNING:
+            at = datetime.fromtimestamp(record.created, UTC)
+            _kept.append(KeptLine(at, record.levelname.lower(), line[:_MOST_KEPT_CHARACTERS]))
+        return line
 
 
 class BoundedWarnings(logging.Filter):

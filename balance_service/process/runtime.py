@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import structlog
@@ -31,6 +32,14 @@ def elapsed() -> float:
 def now_ms() -> int:
     """The time of day as in Kafka's record timestamps: milliseconds since 1970, UTC."""
     return int(time.time() * 1000)
+
+
+def iso_time(ms: int) -> str | None:
+    """Returns a time in ms since 1970 as text, in UTC; None if it is beyond the years 1 to 9999."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (OSError, OverflowError, ValueError):
+        return None
 
 
 def favour_short_work() -> None:

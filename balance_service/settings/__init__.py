@@ -1,5 +1,5 @@
 """Settings from `BALANCE_*` environment variables."""
 
-from balance_service.settings.settings import PREFIX, Settings, load_settings, unknown_variables
+from balance_service.settings.settings import PREFIX, Settings, load_settings, unknown_variables, variable_of
 
-__all__ = ["PREFIX", "Settings", "load_settings", "unknown_variables"]
+__all__ = ["PREFIX", "Settings", "load_settings", "unknown_variables", "variable_of"]

@@ -349,7 +349,7 @@ class Settings(KafkaSettings, HttpSecuritySettings):
             if name == "kafka_config":
                 value = printable_properties(value)
             elif isinstance(value, tuple):
-                value = ",".join(value)
+                value = ",".join(map(str, value))
             shown[variable_of(name)] = "" if value is None else without_user(str(value))
         return shown
 

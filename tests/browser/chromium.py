@@ -77,6 +77,10 @@ class View:
         self.page.evaluate("scrollTo(0, 0)")
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True, animations="disabled")
 
+    def open(self, panel: str) -> None:
+        """Opens a panel by the name of its tab."""
+        self.page.locator("nav").get_by_role("link", name=panel, exact=True).click()
+
     def text(self, element: str) -> str:
         return self.page.inner_text(element)
 
@@ -88,10 +92,10 @@ class View:
             timeout=seconds * 1000,
         )
 
-    def tab_to(self, reached: str) -> None:
-        """Presses Tab until the element with the focus matches a selector."""
+    def tab_to(self, reached: str, *, back: bool = False) -> None:
+        """Presses Tab, or Shift and Tab, until the element with the focus matches a selector."""
         for _ in range(_TABS):
-            self.page.keyboard.press("Tab")
+            self.page.keyboard.press("Shift+Tab" if back else "Tab")
             if self.page.evaluate("(selector) => document.activeElement.matches(selector)", reached):
                 return
         raise AssertionError(f"{reached} is not reached by Tab")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -54,14 +55,14 @@ def test_an_instance_that_waits_for_its_broker_paints_its_page_and_says_so(
             view.wait_for_text("needs", r"This instance is starting\.")
             assert time.monotonic() - began < 10
             assert first_paint(view.page) <= FIRST_PAINT_SECONDS
-            view.wait_for_text("needs", r"It waits: Kafka at .* does not answer")
+            view.wait_for_text("needs", r"and waits: Kafka at .* does not answer")
             expect(view.page.locator("#models-table")).to_contain_text("No read model is known yet")
             view.keep("starting")
             assert view.unexpected() == []
 
             broker.start()
             # The same page shows the rest when there is more to show.
-            view.wait_for_text("needs", "The read model serves; no dead letter needs you")
+            view.wait_for_text("needs", "The read model serves; nothing needs you")
             expect(view.page.locator("#keys-model")).to_have_value("balance")
             # An owner that has just opened its partition may not hold the lease yet.
             assert view.unexpected(503) == []
@@ -84,8 +85,10 @@ def test_the_page_asks_for_a_token_and_keeps_it_in_memory_only(browser: Browser,
         form.get_by_label("Token").fill("operator")
         form.get_by_role("button").click()
         expect(form).to_be_hidden()
-        view.wait_for_text("needs", "The read model serves; no dead letter needs you")
+        view.wait_for_text("needs", "The read model serves; nothing needs you")
+        view.open("Dead letters")
         expect(page.locator("#letters-list")).to_contain_text("No dead letter matches")
+        view.open("Generations")
         expect(page.locator("#generations-table tbody tr")).to_contain_text("serving")
         stored = page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])")
         assert "operator" not in stored
@@ -95,10 +98,17 @@ def test_the_page_asks_for_a_token_and_keeps_it_in_memory_only(browser: Browser,
         expect(form).to_contain_text("This instance demands a token.")
         form.get_by_label("Token").fill("watcher")
         form.get_by_role("button").click()
-        view.wait_for_text("needs", "The read model serves; no dead letter needs you")
+        view.wait_for_text("needs", "The read model serves; nothing needs you")
         expect(page.locator("#keys-problem")).to_contain_text("Not permitted")
-        expect(page.locator("#letters-list")).to_contain_text("Not permitted")
-        expect(page.locator("#generations-table")).to_contain_text("Not permitted")
+        for panel, element in (
+            ("Dead letters", "letters-list"),
+            ("Generations", "generations-table"),
+            ("Instances", "instance-details"),
+            ("History", "history-list"),
+        ):
+            view.open(panel)
+            expect(page.locator(f"#{element}")).to_contain_text("Not permitted")
+        expect(page.get_by_role("button", name=re.compile("Redrive|Discard"))).to_have_count(0)
         view.keep("token-without-scopes")
         assert view.unexpected(401, 403) == []
 

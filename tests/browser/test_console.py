@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import socket
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from playwright.sync_api import expect
 
 from balance_service.devtools.local.processes import HOST
 from tests.browser.chromium import DESKTOP, PHONE, SCREENSHOTS, viewed
-from tests.e2e.dead_letters import PoisonWriter, customer_in, letter, wait_for
+from tests.e2e.dead_letters import PoisonWriter, customer_in, decide, letter, wait_for
 from tests.support.commands import run
 from tests.support.service import (
     add,
@@ -76,12 +76,22 @@ def view(browser: Browser, pair: Pair) -> Iterator[View]:
         assert view.unexpected(503) == []
 
 
-def test_a_healthy_service_is_one_line(view: View) -> None:
-    view.wait_for_text("needs", SERVES + r"; no dead letter needs you\.$")
-    assert view.page.title().startswith("✓")
+def test_each_tab_shows_one_panel_and_is_in_the_address(view: View) -> None:
+    page = view.page
+    expect(page.locator("main > section:visible")).to_have_count(1)
+    for link in page.locator("nav a").all():
+        link.click()
+        panel = link.get_attribute("data-panel")
+        expect(page.locator("main > section:visible")).to_have_attribute("id", str(panel))
+        expect(link).to_have_attribute("aria-current", "page")
+        expect(page.locator(f"#{panel}-title")).to_be_focused()
+        assert f"at={panel}" in page.url
+    page.reload()
+    expect(page.locator("main > section:visible")).to_have_attribute("id", "flow")
 
 
 def test_each_partition_shows_its_owner_and_its_standby(view: View, pair: Pair) -> None:
+    view.open("Partitions")
     table = view.page.locator("#partitions-table")
     expect(table.locator("tbody tr")).to_have_count(4)
     for row in table.locator("tbody tr").all():
@@ -92,6 +102,7 @@ def test_each_partition_shows_its_owner_and_its_standby(view: View, pair: Pair) 
 
 
 def look_up(page: Page, customer: str) -> None:
+    page.locator("nav").get_by_role("link", name="Keys", exact=True).click()
     page.locator("#keys-model").select_option("balance")
     page.locator("#key").fill(customer)
     page.get_by_role("button", name="Look up").click()
@@ -152,6 +163,7 @@ def test_keys_are_listed_by_prefix_and_by_greatest_value(view: View, pair: Pair)
     for name, amount in (("zz-a", "1.00"), ("zz-b", "99999999999999.99"), ("zy", "2.00")):
         ask_again(pair[0].url, name, add(pair[0].url, name, amount))
 
+    view.open("Keys")
     view.page.locator("#keys-model").select_option("balance")
     view.page.locator("#range-form input[name=prefix]").fill("zz-")
     view.page.get_by_role("button", name="List", exact=True).click()
@@ -166,6 +178,7 @@ def test_keys_are_listed_by_prefix_and_by_greatest_value(view: View, pair: Pair)
 
 def test_added_funds_become_visible_and_count_once(view: View, pair: Pair) -> None:
     customer = customer_in(1)
+    view.open("Keys")
     form = view.page.locator("#funds-form")
     form.locator("[name=customerId]").fill(customer)
     form.locator("[name=amount]").fill("12.34")
@@ -201,6 +214,7 @@ def garbage(pair: Pair, poison: PoisonWriter) -> list[str]:
 
 
 def show_letters(page: Page, *, cause: str) -> None:
+    page.locator("nav").get_by_role("link", name="Dead letters", exact=True).click()
     page.locator("#letters-model").select_option("balance")
     page.locator("#letters-cause").select_option(cause)
 
@@ -219,6 +233,10 @@ def test_dead_letters_are_discarded_after_a_preview_a_reason_and_a_confirmation(
     expect(shown).to_contain_text("till-7")
     expect(shown).to_contain_text("What to do: The record has fewer than 5 bytes, or does not begin with 0.")
     expect(shown).to_contain_text("Redrive is refused. Discard it and produce a correct event.")
+    expect(shown).to_contain_text(re.compile(r"Record's time\s*\d+ s ago|Record's time\s*[\d.]+ (s|min)"))
+    # What would be refused is not offered.
+    expect(shown.get_by_role("button", name="Redrive …")).to_have_count(0)
+    expect(page.get_by_role("button", name="Redrive all that match …")).to_be_hidden()
     expect(shown.locator("pre.bytes")).to_contain_text("67 61 72 62 61 67 65 20 30")
 
     page.get_by_role("button", name="Discard all that match …").click()
@@ -267,21 +285,21 @@ def test_dead_letters_that_can_be_applied_are_redriven(view: View, pair: Pair, p
 def test_what_is_chosen_survives_a_reload(view: View, pair: Pair) -> None:
     page = view.page
     ask_again(pair[0].url, "reloaded", add(pair[0].url, "reloaded", "3.00"))
+    view.open("Partitions")
     page.locator("#partitions-model").select_option("activity")
+    view.open("Dead letters")
     page.locator("#letters-status").select_option("parked")
     look_up(page, "reloaded")
     expect(page.locator("#key-result")).to_contain_text("3.00")
-    page.locator("#letters").scroll_into_view_if_needed()
-    page.evaluate("document.getElementById('letters').scrollIntoView()")
-    page.wait_for_function("() => new URLSearchParams(location.hash.slice(1)).get('at') === 'letters'")
-    before = page.evaluate("scrollY")
 
     page.reload()
     view.wait_for_text("state", "live")
+    expect(page.locator("#keys")).to_be_visible()
     expect(page.locator("#key-result")).to_contain_text("3.00")
+    view.open("Partitions")
     expect(page.locator("#partitions-model")).to_have_value("activity")
+    view.open("Dead letters")
     expect(page.locator("#letters-status")).to_have_value("parked")
-    page.wait_for_function("(y) => Math.abs(scrollY - y) < 400 && scrollY > 0", arg=before)
 
 
 def test_the_page_keeps_focus_and_text_while_it_refreshes(view: View, pair: Pair) -> None:
@@ -299,6 +317,7 @@ def test_the_page_keeps_focus_and_text_while_it_refreshes(view: View, pair: Pair
 
 def test_a_paused_page_changes_nothing_and_says_so(view: View, pair: Pair) -> None:
     page = view.page
+    view.open("Partitions")
     page.get_by_role("button", name="Pause").click()
     view.wait_for_text("state", "paused; as of")
     before = view.text("#partitions-table")
@@ -324,8 +343,7 @@ def test_the_runbook_is_read_in_the_page(view: View, garbage: list[str]) -> None
 
 def test_charts_and_the_flow_are_drawn(view: View, pair: Pair) -> None:
     page = view.page
-    expect(page.locator("#letters-list")).to_contain_text(re.compile("Dead letter|No dead letter"))
-    page.locator("nav").get_by_role("link", name="Charts").click()
+    view.open("Charts")
     figures = page.locator("#charts figure")
     expect(figures).to_have_count(4)
     customers = [customer_in(partition) for partition in (0, 1)]
@@ -338,8 +356,8 @@ def test_charts_and_the_flow_are_drawn(view: View, pair: Pair) -> None:
 
     eventually(are_measured, "commits and queries are measured")
     expect(figures.first.locator("path").first).to_have_attribute("d", re.compile("L"))
+    view.open("Flow")
     drawing = page.get_by_role("img", name="Flow of balance")
-    drawing.scroll_into_view_if_needed()
     expect(drawing.locator(".node")).to_have_count(3)
 
 
@@ -350,7 +368,10 @@ def test_everything_can_be_done_by_keyboard(view: View, pair: Pair, garbage: lis
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
+    expect(page.locator("#overview-title")).to_be_focused()
 
+    view.tab_to('nav [data-panel="keys"]', back=True)
+    page.keyboard.press("Enter")
     view.tab_to("#keys-model")
     page.keyboard.type("balance")
     view.tab_to("#key")
@@ -358,6 +379,8 @@ def test_everything_can_be_done_by_keyboard(view: View, pair: Pair, garbage: lis
     page.keyboard.press("Enter")
     expect(page.locator("#key-result")).to_contain_text("4.00")
 
+    view.tab_to('nav [data-panel="letters"]', back=True)
+    page.keyboard.press("Enter")
     view.tab_to("#letters-list input[type=checkbox]")
     page.keyboard.press("Space")
     view.tab_to("#discard-selected")
@@ -381,17 +404,27 @@ def test_the_page_is_accessible_and_fits(
 ) -> None:
     ask_again(pair[0].url, "alice", add(pair[0].url, "alice", "12.64"))
     url = f"{pair[0].url}/#keyModel=balance&key=alice&list=entries&limit=5&letter={garbage[0]}"
+    filled = {
+        "Keys": ("#key-result", "Position"),
+        "Dead letters": ("#letter", "garbage"),
+        "Instances": ("#instances", "Version"),
+    }
+    filled |= {
+        "History": ("#history-list", re.compile("Time|Nothing")),
+        "Flow": ("#flow-drawing", "balance-service flow"),
+    }
     with viewed(browser, url, width=width, dark=dark) as view:
         page = view.page
-        expect(page.locator("#key-result")).to_contain_text("Position")
-        expect(page.locator("#letter")).to_contain_text("garbage")
-        for panel in ("charts", "flow"):
-            page.evaluate(f"document.getElementById('{panel}').scrollIntoView()")
-            page.wait_for_timeout(1200)
-        view.keep(f"console-{width}-{'dark' if dark else 'light'}")
-        assert view.accessibility_findings() == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for panel in page.locator("nav a").all_inner_texts():
+            view.open(panel)
+            if panel in filled:
+                element, content = filled[panel]
+                expect(page.locator(element)).to_contain_text(content)
+            view.keep(f"console-{panel.lower().replace(' ', '-')}-{width}-{'dark' if dark else 'light'}")
+            assert view.accessibility_findings() == [], panel
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, panel
 
+        view.open("Dead letters")
         page.get_by_role("button", name="Discard all that match …").click()
         dialog = page.get_by_role("dialog", name="Discard dead letters")
         expect(dialog).to_contain_text("that match")
@@ -400,90 +433,132 @@ def test_the_page_is_accessible_and_fits(
         assert view.unexpected() == []
 
 
-def published(state: str = "RUNNING", **changed: object) -> dict[str, object]:
-    """The owner of the only partition of a read model, as the status has it."""
-    task = {"task": "m_0", "readModel": "m", "partition": 0, "role": "active", "state": state, "epoch": 1}
+def judged(view: View, causes: Sequence[dict[str, object]], *, partitions: int = 3) -> dict[str, Any]:
+    """What the page makes of the causes that an instance tells about its only read model, whose partitions it owns."""
     figures = {"position": 5, "lag": 0, "lagSeconds": 0, "lagSecondsIsLeast": False, "reason": "", "deadLetters": []}
-    return {**task, **figures, "restored": 0, "toRestore": 0, "secondsLeft": None, **changed}
-
-
-WAITS = {"cause": "key-null", "status": "waiting", "needsDecision": True, "count": 3}
-HEALS = {"cause": "schema-id-unknown", "status": "scheduled", "needsDecision": False, "count": 2}
+    of_each = {"readModel": "m", "role": "active", "state": "RUNNING", "epoch": 1, "restored": 0, "toRestore": 0}
+    tasks = [{**of_each, **figures, "task": f"m_{n}", "partition": n, "secondsLeft": None} for n in range(partitions)]
+    server = {"applicationServer": "b:1", "suspect": True, "shared": False, "models": ["m"], "tasks": []}
+    status = {
+        "applicationServer": "b:1",
+        "causes": [
+            {"since": None, "action": "", "heals": False, "section": "", "follows": [], **one} for one in causes
+        ],
+        "partitions": partitions,
+        "models": [{"name": "m", "model": "m", "status": "serving", "partitions": partitions, "standbyReplicas": 0}],
+        "tasks": tasks,
+        "unhosted": [],
+        "applicationServers": [server],
+    }
+    judge = """async (status) => {
+        const {modelsOf, troubleOf} = await import('/console/judge.js');
+        const {needsOf} = await import('/console/causes.js');
+        const [{verdict}] = modelsOf(status);
+        const {kind, text} = needsOf(status);
+        const {kind: of, word, partitions} = verdict;
+        const troubles = ["1:7", "9:7", ""].map((at) => troubleOf(status, "m", at));
+        return {verdict: [of, word, partitions], needs: [kind, text], troubles};
+    }"""
+    found: dict[str, Any] = view.page.evaluate(judge, status)
+    return found
 
 
 @pytest.mark.parametrize(
-    ("task", "more", "verdict"),
+    ("causes", "verdict", "needs"),
     [
-        (published(), {}, ["serves", ""]),
-        (published(deadLetters=[HEALS]), {}, ["serves", ""]),
-        (published(deadLetters=[WAITS]), {}, ["serves", "BalanceDeadLettersWaiting"]),
-        (published(lag=9, lagSeconds=61), {}, ["behind", "BalanceLagGrowing"]),
-        (published(lag=9, lagSeconds=59), {}, ["serves", ""]),
-        (published(lag=None, lagSeconds=None), {}, ["serves", ""]),
-        (published("WAITING", reason="make room"), {}, ["WAITING", "BalanceTaskWaiting"]),
-        (published(), {"problems": ["m: the query failed"]}, ["not folded", "BalanceStreamFailing"]),
-        (published(), {"problems": ["other: the query failed"]}, ["serves", ""]),
-        (published("RESTORING", secondsLeft=9), {}, ["RESTORING", "BalanceRestoring"]),
-        (published("HALTED", reason="recreated"), {}, ["HALTED", "BalanceTaskHalted"]),
-        (published(), {"suspect": True}, ["no owner", "BalancePartitionUnanswered"]),
-        (published(role="standby"), {}, ["no owner", "BalancePartitionUnanswered"]),
+        ([], ["ok", "serves", []], ["ok", "The read model serves; nothing needs you."]),
+        (
+            [{"kind": "unowned", "urgency": "none", "what": "it moves", "tasks": ["m_1"]}],
+            ["info", "no owner", [1]],
+            ["ok", "The read model serves; nothing needs you."],
+        ),
+        (
+            [{"kind": "behind", "urgency": "soon", "what": "it lags", "tasks": ["m_0", "m_2"]}],
+            ["warn", "behind", [0, 2]],
+            ["warn", "The read model serves, but:"],
+        ),
+        (
+            [
+                {"kind": "stands-still", "urgency": "now", "what": "it stands still", "tasks": ["m_1"]},
+                {"kind": "letters", "urgency": "soon", "what": "3 dead letters need you", "tasks": []},
+            ],
+            ["bad", "stands still", [1]],
+            ["bad", "The read model serves, but:"],
+        ),
+        (
+            [{"kind": "broker", "urgency": "now", "what": "it is away", "tasks": ["m_0", "m_1", "m_2"]}],
+            ["bad", "no broker", [0, 1, 2]],
+            ["bad", "0 of 1 read model serves, but:"],
+        ),
     ],
 )
-def test_a_state_is_judged_and_leads_to_its_section_of_the_runbook(
-    view: View, task: object, more: dict[str, object], verdict: Sequence[str]
+def test_a_read_model_is_as_bad_as_the_worst_cause_of_its_partitions(
+    view: View, causes: Sequence[dict[str, object]], verdict: Sequence[object], needs: Sequence[str]
 ) -> None:
-    server = {"applicationServer": "a:1", "suspect": more.get("suspect", False), "models": ["m"], "tasks": [task]}
-    status = {
-        "applicationServer": "b:1",
-        "models": [{"name": "m", "source": "t", "partitions": 1, "standbyReplicas": 0}],
-        "tasks": [],
-        "unhosted": [],
-        "problems": more.get("problems", []),
-        "applicationServers": [server],
-    }
-    judge = "async (status) => (await import('/console/judge.js')).modelsOf(status)"
-    (model,) = view.page.evaluate(judge, status)
+    found = judged(view, causes)
 
-    assert [model["verdict"]["word"], model["verdict"]["section"]] == verdict
+    assert (found["verdict"], found["needs"]) == (verdict, needs)
+    assert found["troubles"] == [*(["it is away."] if causes and causes[0]["kind"] == "broker" else [""]), "", ""]
 
 
-def test_what_has_one_cause_is_told_once_and_says_which_partitions_it_concerns(view: View) -> None:
-    halted = {"reason": "topic t was deleted or recreated", "state": "HALTED"}
-    tasks = [{**published(), **halted, "task": f"m_{n}", "partition": n} for n in range(3)]
-    server = {"applicationServer": "b:1", "suspect": False, "shared": False, "models": ["m"], "tasks": []}
-    status = {
-        "applicationServer": "b:1",
-        "ready": False,
-        "reasons": [f"m_{n} is HALTED: topic t was deleted or recreated" for n in range(3)],
-        "partitions": 3,
-        "models": [{"name": "m", "source": "t", "partitions": 3, "standbyReplicas": 0}],
-        "tasks": tasks,
-        "unhosted": [],
-        "problems": [],
-        "endsAgeSeconds": 0,
-        "applicationServers": [server],
-    }
-    needs = """async (status) => {
-        const {needsOf, troubleOf} = await import('/console/summary.js');
-        const {text, items} = needsOf(status);
-        const told = items.map((item) => [item].flat(9).map((part) => part.textContent ?? part).join(""));
-        return [text, ...told, troubleOf(status, "m", "1:7"), troubleOf(status, "m", "")];
+def test_what_follows_from_a_cause_is_folded_away_and_stays_open_once_it_is_opened(view: View, pair: Pair) -> None:
+    page = view.page
+    show = """async () => {
+        const {live} = await import('/console/live.js');
+        const {showCauses} = await import('/console/causes.js');
+        const what = {kind: "broker", urgency: "now", what: "Kafka does not answer", since: null, action: "Restore it",
+            heals: false, section: "BalanceNotReady", tasks: [], follows: ["one", "other"]};
+        live.status = {...live.status, causes: [what]};
+        showCauses();
+        live.status = structuredClone(live.status);
     }"""
-    headline, cause, of_a_key, of_no_key = view.page.evaluate(needs, status)
+    page.get_by_role("button", name="Pause").click()
+    page.evaluate(show)
+    item = page.locator("#needs .causes > li")
+    expect(item).to_have_count(1)
+    expect(item).to_contain_text("Kafka does not answer. Restore it.")
+    expect(item.get_by_text("other")).to_be_hidden()
 
-    assert headline == "0 of 1 read model serves:"
-    assert cause.startswith("m_0 at b:1 is HALTED: topic t was deleted or recreated. So are m_1, m_2.")
-    assert of_a_key == "m_1 at b:1 is HALTED: topic t was deleted or recreated."
-    assert of_no_key == ""
+    item.get_by_text("2 things follow from it").click()
+    page.wait_for_timeout(1500)
+    expect(item.get_by_text("other")).to_be_visible()
+    assert page.title().startswith("■ 1 ")
+    expect(page.locator("#icon")).to_have_attribute("href", "console/icon-now.svg")
+
+
+def test_the_page_of_each_instance_shows_its_process_its_settings_and_its_log(view: View, pair: Pair) -> None:
+    page, other = view.page, address(pair[1])
+    view.open("Instances")
+    details = page.locator("#instance-details")
+    expect(details).to_contain_text("Version")
+    expect(details).to_contain_text(re.compile(r"Python \d+ %, Spark \d+ % of a core"))
+    expect(details).to_contain_text(re.compile(r"Python [\d.]+ [MG]iB, Spark [\d.]+ [MG]iB"))
+    expect(details).to_contain_text("BALANCE_APPLICATION_ID")
+
+    page.locator("#instances-table").get_by_role("button", name=other).click()
+    expect(details.get_by_role("link", name=other)).to_be_visible()
+    expect(details).to_contain_text(f"BALANCE_APPLICATION_SERVER{other}", use_inner_text=False)
+    assert f"instance={other.replace(':', '%3A')}" in page.url
+
+
+def test_the_history_shows_who_decided_what_and_why(view: View, pair: Pair, garbage: list[str]) -> None:
+    answered = decide(pair[0], "discard", garbage[0], reason="a broken till of the history")
+    assert answered.status_code == 202
+
+    view.open("History")
+    row = view.page.locator("#history-list tbody tr").filter(has_text=garbage[0])
+    expect(row).to_contain_text("a broken till of the history")
+    expect(row).to_contain_text("127.0.0.1")
+    expect(row).to_contain_text("its cause was magic-byte-unknown")
 
 
 def test_the_kill_of_an_owner_is_seen_and_its_partitions_move(browser: Browser, pair: Pair) -> None:
     first, second = pair
     with viewed(browser, first.url) as view:
+        view.open("Partitions")
         second.kill()
-        view.wait_for_text("needs", f"{address(second)} has been silent for")
+        view.wait_for_text("needs", f"{address(second)} is not heard of")
         view.wait_for_text("partitions-table", f"moved from {address(second)}")
-        view.keep("killed-owner")
         view.wait_for_text("needs", SERVES)
         assert owned(first) == {0, 1}
         second.start()
@@ -503,6 +578,8 @@ def test_the_page_of_a_killed_instance_marks_what_it_shows_as_old_and_returns_by
         view.wait_for_text("needs", r"This instance does not answer\. As last heard: All 2 read models serve")
         expect(view.page.locator("#needs").get_by_role("link", name=address(second))).to_be_visible()
         assert "old" in view.page.locator("#page").get_attribute("class")  # type: ignore[operator]
+        assert view.page.title().startswith("■")
+        expect(view.page.locator("#icon")).to_have_attribute("href", "console/icon-now.svg")
         expect(view.page.locator("#models-table")).to_contain_text("balance")
         view.keep("killed-instance")
         first.start()
@@ -537,6 +614,7 @@ def test_an_offline_rebuild_is_watched(
     before = amount_of(ask_again(second.url, "warm-up"))
     with viewed(browser, first.url) as view:
         view.wait_for_text("needs", SERVES)
+        view.open("Dead letters")
         for instance in pair:
             instance.stop()
         view.wait_for_text("state", "no connection")

@@ -953,8 +953,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "the console asks for generations that nobody sees",
         "http/console/page/generations.js",
-        "if (!isVisible || ",
-        "if (",
+        'if (!isOpen("generations") || !live.status) return;',
+        "if (!live.status) return;",
         "browser/test_generations",
         "test_generations_are_asked_for_only_while_they_are_seen",
     ),

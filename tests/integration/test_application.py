@@ -83,7 +83,12 @@ def test_an_application_folds_and_answers_while_it_runs_and_continues_after_a_re
             await _until(query, httpx.codes.OK, wanted[len(amounts)])
             assert (await http.get("/api/saved.get?customerId=bob")).json()["detail"] == "no such saver"
             await _until(partial(http.get, "/health/ready"), httpx.codes.OK)
-            assert (await http.get("/api/status")).json()["unknownSettings"] == ["BALANCE_DISCOUNT"]
+            status = (await http.get("/api/status")).json()
+            assert status["unknownSettings"] == ["BALANCE_DISCOUNT"]
+            assert [cause["kind"] for cause in status["causes"]] == ["unknown-setting"]
+            details = (await http.get("/api/instance")).json()
+            assert details["jvm"]["memoryBytes"] > details["heapBytes"] > 0
+            assert (await http.get("/api/history")).json()["actions"][-1]["action"] == "begin"
 
     # The filter drops amounts up to 1.
     asyncio.run(added("12.00"))

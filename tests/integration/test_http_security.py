@@ -77,6 +77,7 @@ async def running(instance: Instance, settings: Mapping[str, Any]) -> AsyncItera
         "applicationServer": "x:1",
         "ready": True,
         "reasons": [],
+        "causes": [],
         "tasks": [],
         "problems": [],
         "applicationServers": [],

@@ -72,6 +72,9 @@ class IdleInstance:
     def status(self) -> Mapping[str, object]:
         return self._status
 
+    def details(self) -> Mapping[str, object]:
+        return {"applicationServer": "localhost:5051"}
+
     def metrics(self) -> bytes:
         return b"# nothing\n"
 

@@ -100,21 +100,41 @@ def test_a_url_with_an_invalid_host_name_is_rejected(host: str) -> None:
     assert str(failed).startswith(f"http://{host}:5051 is not an http or https URL; give one")
 
 
-def test_the_status_names_the_schemas_that_a_serving_generation_read_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = [
-        {"name": "balance.g2", "model": "balance", "status": "serving", "readOtherwise": [7, 8, 9, 10, 11, 12, 13]},
-        {"name": "balance", "model": "balance", "status": "kept", "readOtherwise": [7]},
-        {"name": "activity", "model": "activity", "status": "serving", "readOtherwise": []},
+def test_the_status_prints_each_cause_once_with_what_to_do_and_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    causes = [
+        {
+            "urgency": "now",
+            "what": "Kafka at k:9092 does not answer this instance",
+            "since": "2026-01-02T03:04:05.678Z",
+            "action": "Restore it",
+            "heals": False,
+            "follows": ["lags are not known"],
+        },
+        {
+            "urgency": "none",
+            "what": "balance.g2 began under older rules of the decoder",
+            "since": None,
+            "action": "Wait",
+            "heals": True,
+            "follows": [],
+        },
     ]
-    empty: dict[str, Any] = {name: [] for name in ("reasons", "tasks", "problems", "applicationServers")}
-    known = {"applicationServer": "a:1", "ready": True, "models": models, **empty}
+    empty: dict[str, Any] = {name: [] for name in ("reasons", "tasks", "problems")}
+    # Without a broker, an instance does not hear itself either, and does not say so.
+    servers = [{"applicationServer": one, "suspect": True, "shared": False, "tasks": []} for one in ("a:1", "b:1")]
+    known = {"applicationServer": "a:1", "ready": False, "causes": causes, "applicationServers": servers, **empty}
 
     printed = run(monkeypatch, httpx.Response(200, json=known), "status").stdout
 
     assert printed.splitlines() == [
-        "a:1 is ready",
-        "  balance.g2 began under older rules of the decoder, and its states may have other values than today's of "
-        "events under schema 7, 8, 9, 10, 11 and 2 more: rebuild it by `balance-service rebuild balance`",
+        "a:1 is not ready",
+        "  NOW: Kafka at k:9092 does not answer this instance, since 2026-01-02T03:04:05Z.",
+        "    Restore it.",
+        "      lags are not known",
+        "  balance.g2 began under older rules of the decoder.",
+        "    Wait. Waiting suffices.",
+        "  a:1",
+        "  b:1 (suspect)",
     ]
 
 
@@ -136,10 +156,8 @@ def test_status_says_of_each_task_of_all_instances_why_it_does_not_run(monkeypat
         "applicationServer": "a:1",
         "ready": True,
         "reasons": [],
-        "unknownSettings": ["BALANCE_DISCOUNT"],
+        "causes": [],
         "problems": [],
-        "models": [],
-        "unhosted": ["balance_6"],
         "tasks": own,
         "applicationServers": [
             {"applicationServer": "a:1", "suspect": False, "shared": False, "tasks": own},
@@ -151,8 +169,6 @@ def test_status_says_of_each_task_of_all_instances_why_it_does_not_run(monkeypat
 
     assert done.stdout.splitlines() == [
         "a:1 is ready",
-        "  BALANCE_DISCOUNT begins like a setting and is none: it is ignored",
-        "  no instance has balance_6: its partition is moving, or its owner does not host the read model",
         "  a:1",
         "    balance_0  active RUNNING  epoch 3  position 42",
         "    balance_1  standby TAILING  epoch 3  position 42",

@@ -148,6 +148,7 @@ def test_without_a_name_the_generations_of_all_read_models_with_states_are_print
         "applicationServer": "a:1",
         "ready": True,
         "reasons": [],
+        "causes": [],
         "tasks": [],
         "problems": [],
         "applicationServers": [],

@@ -160,3 +160,16 @@ def test_a_read_that_failed_serves_nobody(broker: Broker) -> None:
     broker.states.append(BUILT.dropped(2, "", ""))
 
     assert log.newest("rewards").live == [1]
+
+
+def test_the_history_has_every_state_that_counts_in_the_order_of_the_topic(broker: Broker) -> None:
+    broker.states = [ONE, BUILT]
+    log = broker.log()
+    assert [*log.history] == [ONE, BUILT]
+
+    # The second one is no step from the first.
+    dropped = BUILT.dropped(2, "alice", "a test")
+    broker.states += [BUILT, dropped]
+    log.refresh()
+
+    assert [*log.history] == [ONE, BUILT, dropped]

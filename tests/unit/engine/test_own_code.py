@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from balance_service.engine.processor import failed_at
 from balance_service.errors import ConfigurationError, PoisonRecordError, TaskHaltedError
 from balance_service.model.events import ANY, DEAD_LETTER, LAST, Emit
 from balance_service.model.read_model import ReadModel
@@ -291,3 +294,38 @@ def test_what_happens_on_failure_is_one_of_two() -> None:
 
     with pytest.raises(ConfigurationError, match=r"`on_failure = 'skip'`, which is neither HALT nor DEAD_LETTER"):
         Skips()
+
+
+@pytest.mark.parametrize("model", [Words, WordsSent, WordsMade])
+def test_a_halt_knows_the_key_of_the_event_and_the_line_of_the_models_code(model: type[ReadModel]) -> None:
+    with Driver(model()) as driver, pytest.raises(TaskHaltedError) as halted:
+        driver.given(said("x"), said("boom", "Zoë"))
+
+    at = failed_at(halted.value)
+
+    assert at is not None
+    assert (at.key, at.error) == ("Zoë".encode(), "KeyError: 'boom'")
+    assert re.fullmatch(r".*/test_own_code\.py:\d+, in checked: raise KeyError\(word\)", at.line)
+    # Probes read the reason without a token.
+    assert "boom" not in str(halted.value)
+    assert "Zoë" not in str(halted.value)
+
+
+def test_a_halt_in_a_library_names_the_line_of_the_models_code_that_calls_it() -> None:
+    class Parsing(Words):
+        name = "test-words-parsing"
+        source = Stream("test-words-parsing", TOLD)
+
+        def fold(self, state: State | None, said: Event) -> State:
+            return {"id": said["id"], "words": json.loads(said["word"])}
+
+    with Driver(Parsing()) as driver, pytest.raises(TaskHaltedError) as halted:
+        driver.given(said("no JSON"))
+
+    at = failed_at(halted.value)
+    assert at is not None
+    assert at.line.endswith('in fold: return {"id": said["id"], "words": json.loads(said["word"])}')
+
+
+def test_a_halt_for_another_reason_has_no_line() -> None:
+    assert failed_at(TaskHaltedError("topic t was recreated")) is None

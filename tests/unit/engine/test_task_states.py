@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from balance_service.engine.commit import Committed
-from balance_service.engine.records import TaskBatch, TaskId
+from balance_service.engine.records import FailedAt, TaskBatch, TaskId
 from balance_service.engine.task import ANSWERING, TRANSITIONS, Task, TaskState
 from balance_service.errors import FatalError, TaskMigratedError
 
@@ -53,6 +53,9 @@ WAYS = {
 }
 ALL = list(product(TaskState, TaskState))
 EMPTY_BATCH = TaskBatch(0, 0, [], [], 0, {}, [], lambda _keys: [])
+
+
+_FAILED_AT = FailedAt(b"a", "x.py:1", "KeyError")
 
 
 def task_in(state: TaskState) -> Task:
@@ -128,7 +131,7 @@ def test_a_task_that_its_models_code_halts_leaves_its_last_view_until_it_is_clos
     task = task_in(state)
     view = task._shown = cast("StoreView", object())
 
-    task.halt("the code fails", is_by_own_code=True)
+    task.halt("the code fails", _FAILED_AT)
 
     assert (task.view, task.frozen_view) == (None, view)
     task.give_up()
@@ -171,7 +174,7 @@ def test_a_task_whose_log_has_changed_leaves_no_view() -> None:
 def test_a_halted_task_whose_log_changes_later_leaves_no_view_any_more() -> None:
     task = task_in(TaskState.RUNNING)
     task._shown = cast("StoreView", object())
-    task.halt("the code fails", is_by_own_code=True)
+    task.halt("the code fails", _FAILED_AT)
     assert task.frozen_view is not None
 
     task.halt("the topic was recreated")
@@ -184,7 +187,7 @@ def test_a_task_that_is_given_up_before_it_halts_leaves_no_view() -> None:
     task._shown = cast("StoreView", object())
     task.give_up()
 
-    task.halt("the code fails", is_by_own_code=True)
+    task.halt("the code fails", _FAILED_AT)
 
     assert (task.frozen_view, task.left_view) == (None, None)
 
@@ -192,7 +195,7 @@ def test_a_task_that_is_given_up_before_it_halts_leaves_no_view() -> None:
 def test_a_task_that_halts_before_it_runs_leaves_no_view() -> None:
     task = task_in(TaskState.RESTORING)
 
-    task.halt("the code fails", is_by_own_code=True)
+    task.halt("the code fails", _FAILED_AT)
 
     assert task.frozen_view is None
 
@@ -331,3 +334,37 @@ def test_who_begins_to_watch_during_a_commit_is_told_of_it(monkeypatch: pytest.M
     task.process(replace(EMPTY_BATCH, end=3))
 
     assert told == [(0, 3, [b"c1"], True)]
+
+
+def test_a_task_tells_since_when_it_is_in_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000]
+    monkeypatch.setattr("balance_service.engine.task.now_ms", lambda: now[0])
+    task = Task(TaskId("balance", 0), cast("HostedStage", None))
+
+    told = [(task.state.value, task.snapshot().since_ms)]
+    for state in (TaskState.RESTORING, TaskState.RUNNING, TaskState.WAITING, TaskState.HALTED):
+        now[0] += 100
+        task._to(state)
+        told.append((state.value, task.snapshot().since_ms))
+
+    # A restore begins when the task is made, which may wait for its turn.
+    assert told == [("CREATED", 1000), ("RESTORING", 1000), ("RUNNING", 1200), ("WAITING", 1300), ("HALTED", 1400)]
+
+
+def test_a_task_that_is_opened_again_counts_from_the_first_failure_until_it_runs() -> None:
+    task = Task(TaskId("balance", 0), cast("HostedStage", None), since_ms=7)
+
+    task._to(TaskState.RESTORING)
+    assert task.snapshot().since_ms == 7
+    task._to(TaskState.RUNNING)
+    assert task.snapshot().since_ms > 7
+
+
+def test_a_halted_task_tells_where_its_models_code_failed_first() -> None:
+    task = task_in(TaskState.RUNNING)
+    first, second = _FAILED_AT, FailedAt(b"b", "x.py:2", "KeyError")
+
+    task.halt("its fold failed", first)
+    task.halt("it failed again", second)
+
+    assert task.snapshot().failed_at == first

@@ -14,6 +14,7 @@ from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapsho
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
+from balance_service.hosting.causes import Since
 from balance_service.hosting.engine import Patience
 from balance_service.hosting.instance import Instance
 from balance_service.kafka.topics import Watermarks
@@ -40,6 +41,7 @@ def stage(
     misplaced: str = "",
     letters: Mapping[str, int] | None = None,
     still_seconds: float = 0,
+    ends_age: float = 0,
 ) -> Any:
     answers = TaskState(state) in ANSWERING
     clock = Clock()
@@ -51,8 +53,10 @@ def stage(
     task = TaskSnapshot(
         TaskId(model, 0), Role.ACTIVE, state, 1, 90, reason, 0, 0, None, StoreSizes(), answers, letters or {}
     )
-    watermarks = Watermarks(lambda: {0: 100}, elapsed)
+    now = Clock(elapsed() - ends_age)
+    watermarks = Watermarks(lambda: {0: 100}, now)
     watermarks.refresh()
+    now.now += ends_age
     hosted: Any = SimpleNamespace(
         name=model,
         stage=SimpleNamespace(owner=model),
@@ -87,13 +91,22 @@ def running(
         tables=SimpleNamespace(snapshots=list),
         has_begun=has_begun,
         watermarks={s.name: s.hosted.watermarks for s in stages},
-        settings=SimpleNamespace(num_standby_replicas=1),
+        settings=SimpleNamespace(num_standby_replicas=1, bootstrap_servers="k:9092"),
         read_otherwise=lambda _stage: [],
         control_records=(),
     )
-    directory = SimpleNamespace(problem="", shared_address_problem=shared, table=ServerTable(elapsed))
-    rebuilds = SimpleNamespace(status_of=lambda _stage: "serving")
-    return Instance(engine=engine, directory=directory, rebuilds=rebuilds, commands={})  # type: ignore[arg-type]
+    table = ServerTable(elapsed)
+    directory = SimpleNamespace(problem="", shared_address_problem=shared, table=table, address="here:1")
+    rebuilds = SimpleNamespace(status_of=lambda _stage: "serving", since_of=lambda _stage: None)
+    parts: Any = {"engine": engine, "directory": directory, "rebuilds": rebuilds, "commands": {}}
+    return Instance(unowned=Since(lambda: SINCE_MS), **parts)
+
+
+def causes(instance: Instance) -> list[tuple[str, str, str]]:
+    """The causes of an instance: their kinds, urgencies and sentences."""
+    status = {"applicationServer": "here:1", "reasons": instance.unready(), **instance.status()}
+    status |= {"unhosted": []}
+    return [(cause.kind, cause.urgency.name, cause.what) for cause in instance.causes(status)]
 
 
 def test_the_status_says_which_dead_letters_need_an_operator() -> None:
@@ -251,3 +264,66 @@ def test_the_reason_of_a_wait_is_cleared_when_the_wait_is_over(monkeypatch: pyte
 
     assert Patience(threading.Event(), told.append).until_up(attempt) == "up"
     assert told == ["the broker is down", "the registry is down", ""]
+
+
+def test_a_healthy_instance_has_no_cause() -> None:
+    assert causes(running(stage("balance"))) == []
+
+
+def test_an_instance_that_nothing_answers_reports_the_broker_alone() -> None:
+    instance = running(stage("balance", ends_age=60), unconfirmed=["balance"])
+
+    assert causes(instance) == [("broker", "NOW", "Kafka at k:9092 does not answer this instance")]
+
+
+def test_an_instance_that_one_topic_answers_has_a_broker() -> None:
+    instance = running(stage("balance", ends_age=60), stage("activity"))
+
+    # The lag of a topic whose end is not read any more grows.
+    assert [kind for kind, _, _ in causes(instance)] == ["behind", "ends-unknown"]
+
+
+def test_an_instance_that_starts_heals_by_itself() -> None:
+    joining = running(stage("balance"), joining=["balance"], unconfirmed=["balance"], has_begun=False)
+
+    assert causes(joining) == [("joining", "NONE", "This instance joins the group of balance")]
+    assert causes(running(stage("balance"), has_begun=False)) == [
+        ("joining", "NONE", "Spark begins to read at this instance")
+    ]
+
+
+def test_an_instance_that_is_cut_off_and_one_without_a_grant_say_so() -> None:
+    refused = running(stage("balance"))
+    refused.engine.memberships.problems = ("grant this user Read",)
+
+    assert causes(refused) == [("refused", "NOW", "grant this user Read")]
+    ((kind, urgency, what),) = causes(running(stage("balance"), unconfirmed=["balance"]))
+    assert (kind, urgency) == ("unconfirmed", "SOON")
+    assert what.startswith("The group of balance has not confirmed this instance lately")
+
+
+def test_a_topic_that_may_lose_records_is_urgent_and_misplaced_keys_are_less_so() -> None:
+    lossy = stage("balance", misplaced="keys are misplaced")
+    lossy.losses = ["the source is compacted"]
+
+    assert causes(running(lossy)) == [
+        ("losing-records", "NOW", "balance: the source is compacted"),
+        ("misplaced", "SOON", "balance: keys are misplaced"),
+    ]
+
+
+def test_a_query_that_fails_is_told_with_its_error_and_once() -> None:
+    instance = running(stage("balance", failed=FAILED), stage("activity", unlooked="the topic is gone"))
+
+    assert causes(instance) == [
+        ("not-folded", "SOON", f"balance_0 is not folded: {FAILED}"),
+        ("not-folded", "SOON", "activity is not folded: the topic is gone"),
+    ]
+
+
+def test_a_task_that_stands_still_does_so_since_its_position_moved_last() -> None:
+    instance = running(stage("balance", still_seconds=60))
+    (task,) = instance.status()["tasks"]
+
+    assert task["since"] == "2026-01-01T00:00:00.000Z"
+    assert causes(instance) == [("stands-still", "NOW", f"At here:1, balance_0 stands still: {SINCE}")]

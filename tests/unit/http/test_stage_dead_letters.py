@@ -7,6 +7,7 @@ import base64
 import json
 from dataclasses import dataclass, field
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -273,6 +274,63 @@ def test_a_key_is_shown_as_text_or_as_base64(key_type: Any, key: Any, shown: dic
     (letter,) = json.loads(read_to_its_end(scan.read([copy], nothing, nothing)))["deadLetters"]
 
     assert {name: letter[name] for name in ("key", "keyBase64") if name in letter} == shown
+
+
+def scanned(*letters: Letter) -> list[dict[str, Any]]:
+    """Dead letters as a scan shows them, without their records."""
+    kept: Any = SimpleNamespace(page=lambda _view, start, limit: [*letters][start : start + limit])
+    nothing: Any = None
+    copy = LocalCopy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True)
+    scan = DeadLetterScan(stage="s", read_model="m", key_type=TEXT, letters=kept)
+    found: list[dict[str, Any]] = json.loads(read_to_its_end(scan.read([copy], nothing, nothing)))["deadLetters"]
+    return found
+
+
+def test_a_dead_letter_tells_when_it_failed_first_and_whether_a_redrive_would_be_refused() -> None:
+    final = Letter.first(0, "key-null", None, 1_767_225_600_000, 1)
+    waiting = Letter.first(1, "schema-incompatible", b"k", 1_767_225_600_000, 1)
+    again = waiting.failed_again("schema-incompatible", 1_767_225_699_000, 1)
+
+    shown = scanned(final, again)
+
+    assert [one["failedAt"] for one in shown] == ["2026-01-01T00:00:00.000Z"] * 2
+    assert [one["redriveRefused"] for one in shown] == ["its cause, key-null, never goes away: discard it", ""]
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "shown"),
+    [
+        ((1, 1_767_225_600_123), "2026-01-01T00:00:00.123Z"),
+        ((2, 0), "1970-01-01T00:00:00.000Z"),
+        ((0, -1), None),
+        # In nanoseconds.
+        ((1, 1_767_225_600_123_000_000), None),
+    ],
+)
+def test_a_dead_letter_has_the_time_of_its_record(timestamp: tuple[int, int], shown: str | None) -> None:
+    record = SimpleNamespace(value=lambda: b"x", headers=list, timestamp=lambda: timestamp)
+    nothing: Any = None
+    records = SourceRecords(
+        records=lambda *_: ([1], {1: record}),  # type: ignore[arg-type,return-value]
+        registry=nothing,
+        scheduler=FairScheduler("scan"),
+        timeout_seconds=9.0,
+    )
+
+    (found,) = asyncio.run(records.added_to([{"id": "balance/0:1"}], ASKER))
+
+    assert found["recordAt"] == shown
+
+
+def test_a_dead_letter_whose_record_is_gone_has_no_time() -> None:
+    nothing: Any = None
+    records = SourceRecords(
+        records=lambda *_: ([1], {}), registry=nothing, scheduler=FairScheduler("scan"), timeout_seconds=9.0
+    )
+
+    (found,) = asyncio.run(records.added_to([{"id": "balance/0:1"}], ASKER))
+
+    assert (found["recordAt"], found["valueBase64"]) == (None, None)
 
 
 def decoded(registry: Any, value: bytes | None, headers: Sequence[Mapping[str, Any]] | None = ()) -> dict[str, Any]:

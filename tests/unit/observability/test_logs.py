@@ -1,11 +1,19 @@
-"""Limits on repeated warnings."""
+"""Limits on repeated warnings, and the warnings that are kept for operators."""
 
 from __future__ import annotations
 
+import json
 import logging
+from typing import TYPE_CHECKING
 
-from balance_service.observability.logs import BoundedWarnings
+import pytest
+import structlog
+
+from balance_service.observability.logs import BoundedWarnings, configure_logging, last_warnings
 from tests.support.fakes import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def record(event: str, level: int = logging.WARNING) -> logging.LogRecord:
@@ -44,3 +52,52 @@ def test_the_limit_applies_to_each_event_and_only_to_warnings_and_errors() -> No
 
     assert (passed(bounded, 5, "one"), passed(bounded, 5, "other")) == (1, 1)
     assert passed(bounded, 5, "one", logging.INFO) == 5
+
+
+@pytest.fixture
+def logger(capsys: pytest.CaptureFixture[str]) -> Iterator[structlog.stdlib.BoundLogger]:
+    """A logger of the service, as an instance configures it; what it writes is captured."""
+    root, before = logging.getLogger(), structlog.get_config()
+    handlers, level = root.handlers, root.level
+    configure_logging("INFO")
+    yield structlog.get_logger("kept")
+    root.handlers = handlers
+    root.setLevel(level)
+    structlog.configure(**before)
+
+
+def test_the_last_warnings_and_errors_are_kept_as_they_are_logged(
+    logger: structlog.stdlib.BoundLogger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger.info("started")
+    logger.warning("task waiting", reason="make room")
+    logging.getLogger("of-a-library").error("it failed")
+
+    error, warning = last_warnings()[:2]
+    assert (error.level, warning.level) == ("error", "warning")
+    assert json.loads(error.line)["event"] == "it failed"
+    assert json.loads(warning.line)["reason"] == "make room"
+    assert warning.at <= error.at
+    assert "started" not in "".join(kept.line for kept in last_warnings())
+    assert warning.line in capsys.readouterr().err
+
+
+def test_no_more_than_fifty_lines_are_kept_and_none_is_longer_than_2000_characters(
+    logger: structlog.stdlib.BoundLogger,
+) -> None:
+    for number in range(60):
+        logger.warning(f"warning {number}", much="x" * 5000)
+
+    lines = [kept.line for kept in last_warnings()]
+
+    assert len(lines) == 50
+    assert {len(line) for line in lines} == {2000}
+
+
+def test_a_warning_that_is_left_out_of_the_log_is_not_kept(logger: structlog.stdlib.BoundLogger) -> None:
+    for _ in range(100):
+        logger.warning("again and again")
+    logger.warning("once")
+    logger.warning("again and again")
+
+    assert json.loads(last_warnings()[0].line)["event"] == "once"

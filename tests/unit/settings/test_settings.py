@@ -359,6 +359,7 @@ def test_secrets_are_never_printed() -> None:
     settings = load_settings(
         schema_registry_url="https://me:hunter2@hunter2@registry:8081/path",
         peer_secret="hunter2-hunter2-hunter2",
+        peer_secrets_former="hunter2-hunter2-before,hunter2-hunter2-first",
         kafka_config={**secrets, **login},
     )
     other = load_settings(schema_registry_token="hunter2")

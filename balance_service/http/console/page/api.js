@@ -150,6 +150,9 @@ async function* parsed(reader) {
   }
 }
 
+// Whether a failure passes by itself: an instance is busy or away, or a partition is moving.
+export const isPassing = (error) => !(error instanceof Refusal) || error.status >= 500;
+
 // A sentence may also begin with a name, which keeps its case.
 const FIRST_WORD = /^(a|an|another|generation|it|no|some|the|there|this) /;
 

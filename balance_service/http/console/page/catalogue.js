@@ -1,13 +1,13 @@
 // The read models as the API lists them, with their keys and fields. They are asked for once.
 
-import { askJson, pause, Refusal, sentence } from "./api.js";
+import { askJson, isPassing, pause } from "./api.js";
 import { live } from "./live.js";
 
 const RETRY_MS = 2000;
 const REFUSED_MS = 60_000;
 
-// `problem` says why they are not known.
-export const catalogue = { models: [], problem: "" };
+// `error` is why they are not known.
+export const catalogue = { models: [], error: null };
 
 const changed = new Set();
 let isAsking = false;
@@ -19,7 +19,7 @@ export function onCatalogue(callback) {
 
 // Starts over with another token.
 export function forget() {
-  Object.assign(catalogue, { models: [], problem: "" });
+  Object.assign(catalogue, { models: [], error: null });
   isAsking = false;
 }
 
@@ -29,12 +29,12 @@ export async function readCatalogue() {
   isAsking = true;
   try {
     const { models } = await askJson("api/models");
-    Object.assign(catalogue, { models: models.filter((model) => model.key !== "" || model.source === ""), problem: "" });
+    Object.assign(catalogue, { models: models.filter((model) => model.key !== "" || model.source === ""), error: null });
     for (const callback of changed) callback();
   } catch (error) {
-    catalogue.problem = sentence(error);
+    catalogue.error = error;
     // Without the scope, only another token changes the answer.
-    await pause(error instanceof Refusal && error.status < 500 ? REFUSED_MS : RETRY_MS);
+    await pause(isPassing(error) ? RETRY_MS : REFUSED_MS);
   } finally {
     isAsking = false;
   }

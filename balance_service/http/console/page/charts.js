@@ -1,9 +1,10 @@
 // Small charts of the last minutes, each with its number. What this instance measures itself comes from `/metrics`.
 
-import { ask, sentence } from "./api.js";
-import { byId, h, show, svg } from "./dom.js";
+import { ask } from "./api.js";
+import { byId, h, show, svg, trouble } from "./dom.js";
 import { duration, rate, UNKNOWN } from "./format.js";
 import { history, live } from "./live.js";
+import { isOpen } from "./tabs.js";
 
 const EVERY_MS = 5000;
 const KEPT_MS = 300_000;
@@ -12,19 +13,11 @@ const HEIGHT = 56;
 const COMMITS = "balance_batch_duration_seconds_bucket";
 const QUERIES = "balance_query_duration_seconds_bucket";
 
-let isVisible = false;
 let isAsking = false;
 let askedAt = 0;
 let before = null;
 let measured = [];
-let problem = "";
-
-export function start() {
-  new IntersectionObserver((entries) => {
-    isVisible = entries.at(-1).isIntersecting;
-    showCharts();
-  }).observe(byId("charts"));
-}
+let error = null;
 
 // Starts over with another token.
 export function forget() {
@@ -34,7 +27,7 @@ export function forget() {
 }
 
 export function showCharts() {
-  if (!isVisible) return;
+  if (!isOpen("charts")) return;
   if (live.state === "live" && Date.now() - askedAt >= EVERY_MS) measure();
   const seen = history();
   const line = (name, of) => ({ name, points: seen.map((one) => [one.at, of(one)]) });
@@ -49,7 +42,7 @@ export function showCharts() {
     chart("Commit latency", "of this instance", quantiles("commits"), duration),
     chart("Query latency", "of queries for one key at this instance", quantiles("queries"), duration),
   );
-  show(byId("charts-problem"), problem);
+  show(byId("charts-problem"), error ? trouble(error) : "");
 }
 
 async function measure() {
@@ -66,9 +59,9 @@ async function measure() {
       measured.push({ at, commits: since(COMMITS), queries: since(QUERIES) });
     }
     before = now;
-    problem = "";
-  } catch (error) {
-    problem = sentence(error);
+    error = null;
+  } catch (failure) {
+    error = failure;
   } finally {
     isAsking = false;
   }

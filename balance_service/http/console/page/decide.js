@@ -2,7 +2,7 @@
 
 import { ask, askJson, sentence } from "./api.js";
 import { isCurrent, open, state, tell } from "./decision.js";
-import { h } from "./dom.js";
+import { h, trouble } from "./dom.js";
 import { count, plural } from "./format.js";
 import { quoted } from "./shell.js";
 
@@ -21,6 +21,9 @@ const MOST_IDS = 500;
 const MOST_ID_BYTES = 12 << 10;
 
 const decided = new Set();
+
+// Whether a dead letter takes a decision, so that it is not refused.
+export const isTaken = (verb, { status, redriveRefused }) => STATUSES[verb].includes(status) && !(verb === "redrive" && redriveRefused);
 
 // Calls back when a decision was carried out.
 export function onDecided(callback) {
@@ -43,7 +46,7 @@ export async function decide(verb, { letters = [], filter }) {
   try {
     if (filter) await collect(decision, chosen);
   } catch (error) {
-    state(decision, h("p", { class: "problem", role: "alert" }, sentence(error)));
+    state(decision, trouble(error));
     return;
   }
   state(decision, previewOf(chosen), chosen.letters.length ? `${NAMES[verb]} ${numberOf(chosen)}` : "");
@@ -54,7 +57,7 @@ async function collect(decision, chosen) {
   let after = "";
   do {
     const page = await askJson("api/deadLetters", { parameters: { ...chosen.filter, limit: PAGE, after } });
-    chosen.letters.push(...page.deadLetters.filter(({ status }) => STATUSES[chosen.verb].includes(status)));
+    chosen.letters.push(...page.deadLetters.filter((letter) => isTaken(chosen.verb, letter)));
     after = page.next;
     chosen.isCut = after !== null && chosen.letters.length >= MOST;
   } while (after !== null && !chosen.isCut && isCurrent(decision));

@@ -1,7 +1,6 @@
 // The dialog of what a reader decides: it states the effect, demands a reason, and shows the command that does the same.
 
-import { sentence } from "./api.js";
-import { byId, command, h, show } from "./dom.js";
+import { byId, command, h, show, trouble } from "./dom.js";
 
 let current = null;
 let opener = null;
@@ -73,7 +72,7 @@ async function carryOut(decision) {
   try {
     outcome = await decision.carryOut(byId("decision-reason").value.trim());
   } catch (error) {
-    outcome = h("p", { class: "problem", role: "alert" }, sentence(error));
+    outcome = trouble(error);
   }
   tell(decision, outcome);
   if (decision !== current) return;

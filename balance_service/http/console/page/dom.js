@@ -1,5 +1,7 @@
 // Makes elements, and changes a part of the page to new ones in place.
 
+import { isPassing, sentence } from "./api.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 const HANDLERS = ["onclick", "onchange", "oninput", "onsubmit", "onkeydown"];
 
@@ -62,7 +64,10 @@ function change(old, fresh) {
     if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
     return;
   }
-  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name } of [...old.attributes]) {
+    // The reader opens details.
+    if (!fresh.hasAttribute(name) && !(name === "open" && old.nodeName === "DETAILS")) old.removeAttribute(name);
+  }
   for (const { name, value } of fresh.attributes) {
     if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
@@ -116,14 +121,19 @@ export function table(label, columns, rows, header = 0) {
   );
 }
 
+// A failed request, in words: red only if it does not pass by itself.
+export const trouble = (error, before = "") => h("p", { class: isPassing(error) ? "waits" : "problem", role: "alert" }, before, sentence(error));
+
 // A command, as a line that can be copied.
-export function command(text) {
-  const copy = h("button", { type: "button", class: "quiet", "aria-label": `Copy: ${text}` }, "Copy");
-  copy.onclick = async () => {
-    copy.textContent = (await copied(text)) ? "Copied" : "Select it and copy";
-    setTimeout(() => (copy.textContent = "Copy"), 2000);
+export const command = (text) => h("div", { class: "command" }, h("code", { tabindex: "0" }, text), copyButton(text));
+
+export function copyButton(text) {
+  const onclick = async (event) => {
+    const button = event.currentTarget;
+    button.textContent = (await copied(text)) ? "Copied" : "Select it and copy";
+    setTimeout(() => (button.textContent = "Copy"), 2000);
   };
-  return h("div", { class: "command" }, h("code", { tabindex: "0" }, text), copy);
+  return h("button", { type: "button", class: "quiet", "aria-label": `Copy: ${text}`, onclick }, "Copy");
 }
 
 async function copied(text) {

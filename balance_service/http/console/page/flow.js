@@ -1,8 +1,9 @@
 // Draws the way of a read model's events: topics, stages, states.
 
-import { askJson, sentence } from "./api.js";
-import { byId, command, h, show, showOptions, svg } from "./dom.js";
-import { live, onLive } from "./live.js";
+import { askJson } from "./api.js";
+import { byId, command, h, show, showOptions, svg, trouble } from "./dom.js";
+import { live } from "./live.js";
+import { isOpen } from "./tabs.js";
 import { choose, chosen, onChosen } from "./url.js";
 
 const CHARACTER = 7.3;
@@ -12,7 +13,6 @@ const LEAST_GAP = 56;
 const MARGIN = 8;
 
 let shown = "";
-let isVisible = false;
 
 export function start() {
   byId("flow-model").onchange = (event) => {
@@ -20,11 +20,6 @@ export function start() {
     showFlow();
   };
   onChosen(showFlow);
-  onLive(showFlow);
-  new IntersectionObserver((entries) => {
-    isVisible = entries.at(-1).isIntersecting;
-    showFlow();
-  }).observe(byId("flow"));
 }
 
 // Starts over with another token.
@@ -32,9 +27,9 @@ export function forget() {
   shown = "";
 }
 
-async function showFlow() {
+export async function showFlow() {
   const models = [...new Set((live.status?.models ?? []).map((one) => one.model))];
-  if (!isVisible || !models.length || live.state !== "live") return;
+  if (!isOpen("flow") || !models.length || live.state !== "live") return;
   const name = showOptions(byId("flow-model"), models.map((model) => [model, model]), chosen("flowModel"));
   if (name === shown) return;
   shown = name;
@@ -44,7 +39,7 @@ async function showFlow() {
     const drawing = h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Drawing of the flow" }, draw(name, flow));
     show(byId("flow-drawing"), drawing, h("h3", {}, "The same by command"), command(`balance-service flow ${name}`));
   } catch (error) {
-    show(byId("flow-drawing"), h("p", { class: "problem", role: "alert" }, sentence(error)));
+    show(byId("flow-drawing"), trouble(error));
   }
 }
 

@@ -28,6 +28,13 @@ function parts(whole, size, large, small) {
   return `${Math.floor(whole / size)} ${large}${rest ? ` ${rest} ${small}` : ""}`;
 }
 
+// Bytes as a text.
+export function size(bytes) {
+  if (bytes === null || bytes === undefined) return UNKNOWN;
+  const exponent = Math.min(4, Math.floor(Math.log2(Math.max(1, bytes)) / 10));
+  return `${SHORT.format(bytes / 1024 ** exponent)} ${["B", "KiB", "MiB", "GiB", "TiB"][exponent]}`;
+}
+
 export const rate = (number) => (number === null || number === undefined ? UNKNOWN : `${SHORT.format(number)}/s`);
 
 // How far a position is behind, in time; `isLeast`: the lag began earlier than is known.

@@ -1,12 +1,12 @@
 // Adds funds to a customer, and measures when the addition is visible.
 
-import { addressOf, ask, askJson, exactJson, hasToken, sentence, text } from "./api.js";
+import { addressOf, ask, askJson, exactJson, hasToken, text } from "./api.js";
 import { catalogue, onCatalogue } from "./catalogue.js";
-import { byId, command, h, show } from "./dom.js";
+import { byId, command, h, show, trouble } from "./dom.js";
 import { duration } from "./format.js";
+import { troubleOf } from "./judge.js";
 import { live } from "./live.js";
 import { quoted, tokenOption } from "./shell.js";
-import { troubleOf } from "./summary.js";
 
 const PATH = "api/balance.addFunds";
 const VISIBLE = "api/models/balance/keys/";
@@ -64,14 +64,14 @@ async function add({ customerId, amount, idempotencyKey }) {
     const minPosition = headers.get("Balance-Position");
     told(`The event is in the topic, after ${seconds()}; visible at position ${minPosition}.`);
     newKey();
-    const trouble = troubleOf(live.status, "balance", minPosition);
-    if (trouble) told(h("span", { class: "problem" }, `It is not visible yet: ${trouble}`));
+    const unanswered = troubleOf(live.status, "balance", minPosition);
+    if (unanswered) told(h("span", { class: "waits" }, `It is not visible yet: ${unanswered}`));
     const answer = await ask(VISIBLE + encodeURIComponent(given.customerId), { parameters: { minPosition } });
     const server = answer.headers.get("Balance-Application-Server");
     told(`${server} shows it after ${seconds()}: the amount is `, h("strong", {}, text(exactJson(answer.text).value.amount)), ".");
     told("Sent again with the command below, which has the same idempotency key, it does not count twice.");
   } catch (error) {
-    told(h("span", { class: "problem" }, sentence(error)));
+    told(trouble(error));
   }
 }
 

@@ -1,14 +1,15 @@
 // The generations of the read models: what serves, is built or kept, how they compare, and which steps are possible.
 
-import { addressOf, ask, askJson, exactJson, hasToken, sentence, text } from "./api.js";
+import { addressOf, ask, askJson, exactJson, hasToken, text } from "./api.js";
 import { catalogue } from "./catalogue.js";
-import { byId, command, consoleLink, h, show, showOptions, table } from "./dom.js";
+import { byId, command, consoleLink, h, show, showOptions, table, trouble } from "./dom.js";
 import { count, duration, mark, moment, progress, rate, UNKNOWN } from "./format.js";
 import { applied, stageName } from "./judge.js";
 import { live, rateOf, secondsLeft } from "./live.js";
 import { runbookLink } from "./runbook.js";
 import { quoted, tokenOption } from "./shell.js";
 import { drop, onStep, rebuild, switchTo } from "./steps.js";
+import { isOpen } from "./tabs.js";
 import { choose, chosen, onChosen } from "./url.js";
 
 const EVERY_MS = 2000;
@@ -39,9 +40,8 @@ const COUNTS = [
   ["onlyBuilding", "Only in the new"],
 ];
 
-// By read model: `{ answer, at, askedAt, hosted, problem }`.
+// By read model: `{ answer, at, askedAt, hosted, error }`.
 const known = new Map();
-let isVisible = false;
 let isAsking = false;
 let differences = null;
 
@@ -55,10 +55,6 @@ export function start() {
     take(answer);
     showGenerations();
   });
-  new IntersectionObserver((entries) => {
-    isVisible = entries.at(-1).isIntersecting;
-    showGenerations();
-  }).observe(byId("generations"));
 }
 
 // Starts over with another token.
@@ -76,15 +72,16 @@ function hosted() {
 }
 
 export function showGenerations() {
+  if (!isOpen("generations") || !live.status) return;
   if (!catalogue.models.length || live.status.partitions === null) {
-    show(byId("generations-table"), h("p", { class: "empty" }, catalogue.problem || UNKNOWN));
+    show(byId("generations-table"), catalogue.error ? trouble(catalogue.error) : h("p", { class: "empty" }, UNKNOWN));
     return;
   }
   const all = hosted();
   const options = [["", "all read models"], ...all.map(({ name }) => [name, name])];
   const only = showOptions(byId("generations-model"), options, chosen("generationsModel"));
   const shown = all.filter(({ name }) => only === "" || name === only);
-  for (const { name } of shown) if (!known.has(name)) known.set(name, { answer: null, at: 0, askedAt: 0, hosted: "", problem: "" });
+  for (const { name } of shown) if (!known.has(name)) known.set(name, { answer: null, at: 0, askedAt: 0, hosted: "", error: null });
   look(shown);
   showTable(shown);
   showDifferences();
@@ -103,9 +100,9 @@ async function look(shown) {
 
 function isDue({ name, generations }) {
   const one = known.get(name);
-  if (!isVisible || live.state !== "live" || !one) return false;
-  const every = generations.length > 1 && !one.problem ? EVERY_MS : ALONE_MS;
-  return Date.now() - one.askedAt >= every || (one.hosted !== JSON.stringify(generations) && !one.problem);
+  if (live.state !== "live" || !one) return false;
+  const every = generations.length > 1 && !one.error ? EVERY_MS : ALONE_MS;
+  return Date.now() - one.askedAt >= every || (one.hosted !== JSON.stringify(generations) && !one.error);
 }
 
 async function lookAt({ name, generations }) {
@@ -114,14 +111,14 @@ async function lookAt({ name, generations }) {
   try {
     take(await askJson(`api/models/${encodeURIComponent(name)}/generations`));
   } catch (error) {
-    one.problem = sentence(error);
+    one.error = error;
   }
   showGenerations();
 }
 
 function take(answer) {
   const one = known.get(answer.model);
-  if (one) Object.assign(one, { answer, at: Date.now(), problem: "" });
+  if (one) Object.assign(one, { answer, at: Date.now(), error: null });
 }
 
 function showTable(shown) {
@@ -132,12 +129,11 @@ function showTable(shown) {
   );
 }
 
-function problemOf(name, { problem, at }) {
+function problemOf(name, { error, at }) {
   const age = Date.now() - at;
-  if (!problem && (live.state === "live" || !at || age < OLD_MS)) return "";
-  const asOf = at ? `As of ${duration(age / 1000)} ago.` : "";
-  const told = [problem, asOf].filter(Boolean).join(" ");
-  return h("p", { class: problem ? "problem" : "note", "data-key": name }, `${name}: ${told}`);
+  if (!error && (live.state === "live" || !at || age < OLD_MS)) return "";
+  const asOf = at ? h("p", { class: "note", "data-key": `${name} age` }, `${name}: As of ${duration(age / 1000)} ago.`) : "";
+  return [error ? trouble(error, `${name}: `) : "", asOf];
 }
 
 // Before the first answer, the status tells which generations there are.
@@ -185,12 +181,13 @@ function detailsOf(name, stage, one, answer) {
   if (!isOther && answer.action) {
     details.push(line(`Last step: ${answer.action}, by ${answer.by || "the service"}${answer.reason ? `: ${answer.reason}` : ""}`));
   }
-  if (one.declarationChanged) details.push(h("span", { class: "reason problem" }, "This instance declares this version otherwise than it was when the generation began."));
+  if (one.declarationChanged) details.push(h("span", { class: "reason waits" }, "This instance declares this version otherwise than it was when the generation began."));
   if (one.readOtherwise.length > 0) {
-    details.push(h("span", { class: "reason problem" }, `It began under rules ${one.decoderRules} of the decoder. Newer rules read other values of events under schema ${one.readOtherwise.join(", ")}: rebuild it.`));
+    details.push(h("span", { class: "reason waits" }, `It began under rules ${one.decoderRules} of the decoder. Newer rules read other values of events under schema ${one.readOtherwise.join(", ")}: rebuild it.`));
   }
   if (answer.problem && isOther === answer.generations.length > 1) {
-    details.push(h("span", { class: "reason problem" }, `A step waits: ${answer.problem}. `, runbookLink("BalanceGenerationStalled")));
+    // What merely waits is not red.
+    details.push(h("span", { class: one.halted ? "reason problem" : "reason waits" }, `A step waits: ${answer.problem}. `, runbookLink("BalanceGenerationStalled")));
   }
   return details;
 }
@@ -214,9 +211,13 @@ function stepsOf(one, answer) {
   const button = (label, onclick, kind) => h("button", { type: "button", "data-key": label, class: kind, onclick }, label);
   if (one === serving) return generations.length === 1 ? button("Rebuild …", () => rebuild(model)) : "";
   const label = { ready: "Switch …", kept: "Switch back …" }[one.status];
+  // What would be refused is not offered: a generation that does not run everywhere, and, until the one that serves has
+  // taken over all partitions, the loss of the way back.
+  const runs = one.running === one.partitions;
+  const isSettled = answer.action !== "switch";
   return [
-    label ? button(label, () => switchTo(answer, serving, one, one.status === "ready" && differs(answer))) : "",
-    button("Drop …", () => drop(answer, one), "danger"),
+    label && runs ? button(label, () => switchTo(answer, serving, one, one.status === "ready" && differs(answer))) : "",
+    one.status !== "kept" || isSettled ? button("Drop …", () => drop(answer, one), "danger") : "",
   ];
 }
 
@@ -237,7 +238,7 @@ async function showDifferences() {
   try {
     found = tableOf(answer, exactJson((await ask(path)).text).differences);
   } catch (error) {
-    found = h("p", { class: "problem", role: "alert" }, sentence(error));
+    found = trouble(error);
   }
   if (asked !== differences) return;
   const close = () => {

@@ -1,27 +1,22 @@
-// What a status says about each read model and each partition, in the words of the API and of the runbook.
+// What a status says about each read model and each partition. What is wrong, and why, it says itself: `causes`.
 
-// From worst to best; each names its section of the runbook.
-const HALTED = { rank: 6, kind: "bad", word: "HALTED", section: "BalanceTaskHalted" };
-const UNOWNED = { rank: 5, kind: "bad", word: "no owner", section: "BalancePartitionUnanswered" };
-const RESTORING = { rank: 4, kind: "bad", word: "RESTORING", section: "BalanceRestoring" };
-const STANDS = { rank: 4, kind: "bad", word: "stands still", section: "BalanceFoldingStopped" };
-const WAITING = { rank: 3, kind: "warn", word: "WAITING", section: "BalanceTaskWaiting" };
-const STOPPED = { rank: 3, kind: "warn", word: "not folded", section: "BalanceStreamFailing" };
-const LAGS = { rank: 2, kind: "warn", word: "behind", section: "BalanceLagGrowing" };
-const NEEDS = { rank: 1, kind: "warn", word: "serves", section: "BalanceDeadLettersWaiting" };
-const SERVES = { rank: 0, kind: "ok", word: "serves", section: "" };
-const LAG_SECONDS = 60;
 // What a generation is for that does not serve.
 const SILENT = ["building", "ready", "kept"];
+const ANSWERING = ["RUNNING", "WAITING"];
+const KINDS = { now: "bad", soon: "warn", none: "info" };
+const RANKS = { now: 4, soon: 3, none: 2 };
+const WORDS = { broker: "no broker", silent: "changes owner", unowned: "no owner" };
 
-const JUDGED = { HALTED, RESTORING, CREATED: RESTORING, WAITING, RUNNING: SERVES, CLOSED: UNOWNED };
+// The mark of a cause: its colour.
+export const kindOf = (cause) => KINDS[cause.urgency];
 
 // All tasks of all instances: those of this instance exactly, the others as they published themselves.
 export function tasksOf(status) {
-  const own = status.tasks ?? [];
+  const here = status.applicationServer;
   return (status.applicationServers ?? []).flatMap((server) => {
-    const isOwn = server.applicationServer === status.applicationServer;
-    return (isOwn ? own : server.tasks).map((task) => ({ ...task, server }));
+    if (server.applicationServer !== here) return server.tasks.map((task) => ({ ...task, server }));
+    // Without a broker, an instance does not hear itself either.
+    return (status.tasks ?? []).map((task) => ({ ...task, server: { ...server, suspect: false } }));
   });
 }
 
@@ -54,21 +49,11 @@ export function owners(status) {
     .map((task) => ({ ...task, stage: task.readModel, serves: !silent.has(task.readModel) }));
 }
 
-// One partition of a stage: `{ id, stage, partition, owner, tasks, verdict, reason }`.
-function partitionOf(id, tasks, problems) {
-  const owner = ownerOf(tasks);
+// One partition of a stage: `{ id, stage, partition, owner, tasks, cause }`; `cause` is null if nothing is wrong.
+function partitionOf(id, tasks, causes) {
   const at = id.lastIndexOf("_");
-  const found = { id, stage: id.slice(0, at), partition: Number(id.slice(at + 1)), owner, tasks };
-  const ofStage = problems.filter((one) => one.startsWith(`${found.stage}: `)).map((one) => one.slice(found.stage.length + 2));
-  // A problem that names a task is not one of the other partitions.
-  const problem = ofStage.find((one) => one.startsWith(`${id} `) || !one.startsWith(`${found.stage}_`)) ?? "";
-  let verdict = owner ? JUDGED[owner.state] : UNOWNED;
-  let reason = owner?.reason ?? "no instance folds it or answers for it";
-  // A task that runs has a reason only if it stands still.
-  if (verdict === SERVES && reason) verdict = STANDS;
-  if (verdict === SERVES && problem) [verdict, reason] = [STOPPED, problem];
-  if (verdict === SERVES && owner.lagSeconds >= LAG_SECONDS) [verdict, reason] = [LAGS, ""];
-  return { ...found, verdict, reason };
+  const cause = causes.find((one) => one.tasks.includes(id)) ?? null;
+  return { id, stage: id.slice(0, at), partition: Number(id.slice(at + 1)), owner: ownerOf(tasks), tasks, cause };
 }
 
 // The read models, worst first, then in the order of their names. Each is judged by the generation that serves.
@@ -78,7 +63,7 @@ export function modelsOf(status) {
   const partitionsOf = (stages, last) => {
     const ids = new Set([...byTask.keys(), ...(status.unhosted ?? [])].filter((task) => stages.has(stageOf({ task }))));
     for (let p = 0; p < (last.partitions ?? 0); p++) ids.add(`${last.name}_${p}`);
-    const partitions = [...ids].map((id) => partitionOf(id, byTask.get(id) ?? [], status.problems ?? []));
+    const partitions = [...ids].map((id) => partitionOf(id, byTask.get(id) ?? [], status.causes));
     return partitions.sort((one, other) => compare(one.stage, other.stage) || one.partition - other.partition);
   };
   const models = [...Map.groupBy(lastStages(status, all), ({ model }) => model)].sort(([one], [other]) => compare(one, other));
@@ -116,8 +101,6 @@ function generationOf({ name, generation, status }, partitions) {
     generation,
     status: status ?? "",
     partitions: partitions.map((one) => ({ ...one, status: status ?? "" })),
-    // It restores and lags without harm to answers.
-    problems: partitions.filter((one) => [HALTED, STANDS, WAITING, STOPPED].includes(one.verdict)),
     lag,
     part: applied(position, lag),
   };
@@ -132,24 +115,18 @@ function modelOf({ name: stage, model: name, standbyReplicas, isHosted }, partit
   const owned = partitions.filter((one) => one.owner);
   const letters = owned.flatMap((one) => one.owner.deadLetters);
   const needs = sum(letters.filter((one) => one.needsDecision).map((one) => one.count));
-  const worst = partitions.reduce((one, other) => (other.verdict.rank > one.verdict.rank ? other : one), {
-    verdict: needs ? NEEDS : SERVES,
-  });
   // Records between two stages count in the lag of each.
   const last = partitions.filter((one) => one.stage === stage);
   const standbys = last.flatMap((one) => one.tasks.filter((task) => task.role === "standby" && !task.server.suspect));
-  const restoring = partitions.filter((one) => one.verdict === RESTORING && one.owner.toRestore);
+  const restoring = partitions.filter((one) => one.owner?.state === "RESTORING" && one.owner.toRestore);
   return {
     name,
     stage,
     isHosted: isHosted ?? false,
     partitions,
     others,
-    verdict: worst.verdict,
-    problems: partitions.filter((one) => one.verdict.rank > NEEDS.rank),
+    verdict: verdictOf(partitions, needs),
     answers: last.length > 0 && last.every(hasAnswer),
-    // All stages have dead letters.
-    listsLetters: partitions.length > 0 && partitions.every(hasAnswer),
     lag: known(partitions, (task) => task.lag, sum),
     lagSeconds: known(partitions, (task) => task.lagSeconds, (all) => Math.max(0, ...all)),
     lagSecondsIsLeast: owned.some((one) => one.owner.lagSecondsIsLeast),
@@ -173,6 +150,16 @@ function modelOf({ name: stage, model: name, standbyReplicas, isHosted }, partit
   };
 }
 
+// `{ rank, kind, word, cause, partitions }`: of the worst that any partition has, and which have it.
+function verdictOf(partitions, needs) {
+  const [worst] = partitions.filter((one) => one.cause).sort((one, other) => RANKS[other.cause.urgency] - RANKS[one.cause.urgency]);
+  if (!worst) return { rank: needs ? 1 : 0, kind: needs ? "warn" : "ok", word: "serves", cause: null, partitions: [] };
+  const { cause } = worst;
+  const concerned = partitions.filter((one) => one.cause === cause).map((one) => one.partition);
+  const word = WORDS[cause.kind] ?? cause.kind.replaceAll("-", " ");
+  return { rank: RANKS[cause.urgency], kind: kindOf(cause), word, cause, partitions: concerned };
+}
+
 // The fewest and the most partitions that one instance owns; null without instances.
 function ownedBy(hosts, partitions) {
   const counts = hosts.map(
@@ -181,11 +168,18 @@ function ownedBy(hosts, partitions) {
   return counts.length ? { fewest: Math.min(...counts), most: Math.max(...counts) } : null;
 }
 
-// Whether queries for a partition are answered.
-export const hasAnswer = ({ owner }) => owner !== null && ["RUNNING", "WAITING"].includes(owner.state);
+// Whether queries for a partition are answered. Without a broker they are for a few seconds only.
+const hasAnswer = ({ owner, cause }) =>
+  owner !== null && ANSWERING.includes(owner.state) && !(cause?.kind === "broker" && cause.urgency === "now");
 
-// Its answers are outdated, and become more so.
-export const standsStill = ({ verdict }) => verdict === STANDS;
+// Why nobody answers now for the partition of a position, such as `1:42`, of a read model; empty if somebody does.
+export function troubleOf(status, model, position) {
+  const partition = Number(position.split(":")[0] || NaN);
+  const serving = modelsOf(status).find(({ name }) => name === model);
+  const found = serving?.partitions.find((one) => one.stage === serving.stage && one.partition === partition);
+  if (!found || hasAnswer(found)) return "";
+  return `${found.cause?.what ?? `${found.id} has no owner`}.`;
+}
 
 // A figure of all partitions; null if it is unknown of one.
 function known(partitions, of, combined) {

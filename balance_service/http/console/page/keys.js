@@ -1,13 +1,12 @@
 // Looks up keys: one with its position and owner, live; or many by range, prefix or greatest value.
 
-import { addressOf, ask, events, exactJson, hasToken, pause, Refusal, sentence, text } from "./api.js";
+import { addressOf, ask, events, exactJson, hasToken, pause, Refusal, text } from "./api.js";
 import { catalogue, onCatalogue } from "./catalogue.js";
-import { byId, command, h, show, showOptions, table } from "./dom.js";
+import { byId, command, h, show, showOptions, table, trouble } from "./dom.js";
 import { count, mark, moment, UNKNOWN } from "./format.js";
-import { owners, stageName } from "./judge.js";
+import { owners, stageName, troubleOf } from "./judge.js";
 import { live } from "./live.js";
 import { quoted, tokenOption } from "./shell.js";
-import { troubleOf } from "./summary.js";
 import { choose, chosen, onChosen } from "./url.js";
 
 const RETRY_MS = 2000;
@@ -50,7 +49,7 @@ export function start() {
 
 export function showKeys() {
   stopWhilePaused();
-  show(byId("keys-problem"), catalogue.problem);
+  show(byId("keys-problem"), catalogue.error ? trouble(catalogue.error) : "");
   // Its owner may have changed.
   if (keyShown) showKey(keyShown);
 }
@@ -117,13 +116,13 @@ export async function lookUp() {
   const { name } = model();
   const key = byId("key").value;
   const path = `api/models/${encodeURIComponent(name)}/keys/${encodeURIComponent(key)}`;
-  const shown = { model: name, key, path, at: null, value: undefined, problem: "", isLive: false, about: {} };
+  const shown = { model: name, key, path, at: null, value: undefined, error: null, isLive: false, about: {} };
   try {
     await follow(shown, signal);
   } catch (error) {
     shown.isLive = false;
     if (signal.aborted && asked.controller.signal !== signal) return;
-    shown.problem = signal.aborted ? "" : sentence(error);
+    shown.error = signal.aborted ? null : error;
     showKey(shown);
   }
 }
@@ -157,13 +156,13 @@ async function follow(shown, signal) {
           shown.at = new Date();
         }
         shown.isLive = true;
-        shown.problem = "";
+        shown.error = null;
         showKey(shown);
       }
-      shown.problem = "The stream ended. It is asked again.";
+      shown.error = null;
     } catch (error) {
       if (signal.aborted || (error instanceof Refusal && error.status < 500)) throw error;
-      shown.problem = `${sentence(error)} It is asked again.`;
+      shown.error = error;
     }
     shown.isLive = false;
     showKey(shown);
@@ -185,10 +184,10 @@ function lagOf({ model, about }) {
 
 function showKey(shown) {
   keyShown = shown;
-  const { value, about, at, problem } = shown;
+  const { value, about, at, error } = shown;
   // While nobody answers for its partition, the stream stays open and silent.
-  const trouble = live.status ? troubleOf(live.status, shown.model, about.position ?? "") : "";
-  const isLive = shown.isLive && !trouble;
+  const unanswered = live.status ? troubleOf(live.status, shown.model, about.position ?? "") : "";
+  const isLive = shown.isLive && !unanswered;
   const rows = [
     ["Position", about.position],
     ["Epoch", about.epoch],
@@ -200,7 +199,7 @@ function showKey(shown) {
   show(
     byId("key-result"),
     h("p", { class: "live" }, isLive ? mark("ok", "live") : mark("unknown", "not live"), at ? [" received ", moment(at)] : ""),
-    problem || trouble ? h("p", { class: "problem", role: "alert" }, problem || `Not as of now: ${trouble}`) : "",
+    error ? trouble(error) : unanswered ? h("p", { class: "waits", role: "alert" }, `Not as of now: ${unanswered}`) : "",
     value === undefined ? "" : value === null ? h("p", {}, `${shown.key} has no state.`) : valueTable(value),
     h("dl", { class: "facts" }, rows.map(([name, said]) => h("div", {}, h("dt", {}, name), h("dd", {}, said || UNKNOWN)))),
     h("h4", {}, "The same by command"),
@@ -245,9 +244,9 @@ async function more(shown) {
     const answer = exactJson((await ask(shown.path, { parameters: { ...shown.given, after } })).text);
     shown.entries.push(...answer.entries);
     shown.next = answer.next ?? null;
-    shown.problem = "";
+    shown.error = null;
   } catch (error) {
-    shown.problem = sentence(error);
+    shown.error = error;
   }
   if (shown === page) showEntries(shown);
 }
@@ -258,7 +257,7 @@ function showEntries(shown) {
   const cellsOf = (value) => (columns.length ? columns.map((name) => text(value[name])) : [text(value)]);
   show(
     byId("entries"),
-    shown.problem ? h("p", { class: "problem", role: "alert" }, shown.problem) : "",
+    shown.error ? trouble(shown.error) : "",
     h("p", {}, `${count(shown.entries.length)} keys${keys}`),
     shown.entries.length
       ? h(

@@ -1,14 +1,15 @@
 // Dead letters: by cause for all instances, then a list, and one of them with its record.
 
-import { addressOf, ask, askJson, exactJson, hasToken, Refusal, sentence, text } from "./api.js";
-import { decide, onDecided } from "./decide.js";
+import { addressOf, ask, askJson, exactJson, hasToken, isPassing, text } from "./api.js";
+import { decide, isTaken, onDecided } from "./decide.js";
 import { isDeciding } from "./decision.js";
-import { byId, command, h, show, showOptions, table } from "./dom.js";
+import { byId, command, h, show, showOptions, table, trouble } from "./dom.js";
 import { count, mark, moment, UNKNOWN } from "./format.js";
 import { modelsOf } from "./judge.js";
 import { live } from "./live.js";
 import { actionFor, runbookLink } from "./runbook.js";
 import { quoted, tokenOption } from "./shell.js";
+import { isOpen } from "./tabs.js";
 import { choose, chosen, onChosen } from "./url.js";
 
 const PAGE = "50";
@@ -28,6 +29,7 @@ const LETTERS = [
   ["Key", "key"],
   ["Cause", ""],
   ["Status", ""],
+  ["Failed", ""],
   ["Tried", ""],
   ["Next retry", ""],
 ];
@@ -35,7 +37,8 @@ const LETTERS = [
 const selected = new Set();
 let letters = null;
 let next = null;
-let problem = "";
+let missing = [];
+let error = null;
 let failedAt = 0;
 let seen = "";
 let shownFor = "";
@@ -48,7 +51,8 @@ export function start() {
     };
   }
   for (const decision of ["redrive", "discard"]) {
-    byId(`${decision}-selected`).onclick = () => decide(decision, { letters: letters.filter(({ id }) => selected.has(id)) });
+    byId(`${decision}-selected`).onclick = () =>
+      decide(decision, { letters: letters.filter((letter) => selected.has(letter.id) && isTaken(decision, letter)) });
     byId(`${decision}-all`).onclick = () => decide(decision, { filter: filter() });
   }
   onChosen(() => {
@@ -65,7 +69,9 @@ export function start() {
 // Starts over with another token.
 export function forget() {
   letters = null;
-  shownFor = seen = problem = "";
+  missing = [];
+  error = null;
+  shownFor = seen = "";
   show(byId("letter"));
 }
 
@@ -74,7 +80,7 @@ const filter = () => ({ model: chosen("lettersModel"), cause: chosen("lettersCau
 // Shows the counts of the status, and reads the list again when they have changed.
 export function showLetters() {
   const { status } = live;
-  if (!status) return;
+  if (!status || !isOpen("letters")) return;
   if (status.partitions === null) {
     // What was open before this instance started again may have changed.
     show(byId("causes"), h("p", { class: "empty" }, `Open dead letters: ${UNKNOWN}, as this instance is starting.`));
@@ -89,9 +95,8 @@ export function showLetters() {
   showOptions(byId("letters-cause"), options(causes, "all causes"), chosen("lettersCause"));
   showOptions(byId("letters-status"), [["", "all statuses"], ...STATUSES.map((name) => [name, name])], chosen("lettersStatus"));
   const now = JSON.stringify([open, filter()]);
-  const asked = models.filter((model) => ["", model.name].includes(chosen("lettersModel")));
   const isDue = now !== seen || (failedAt && Date.now() - failedAt > RETRY_MS);
-  if (isDue && live.state === "live" && !isDeciding() && asked.every((model) => model.listsLetters)) {
+  if (isDue && live.state === "live" && !isDeciding()) {
     const isFirst = seen === "";
     seen = now;
     load();
@@ -149,15 +154,16 @@ const total = (all) => all.reduce((sum, one) => sum + one.count, 0);
 async function load(after = "") {
   const asked = JSON.stringify(filter());
   try {
-    const page = await askJson("api/deadLetters", { parameters: { ...filter(), limit: PAGE, after } });
+    const page = await askJson("api/deadLetters", { parameters: { ...filter(), limit: PAGE, after, partial: "true" } });
     if (asked !== JSON.stringify(filter())) return;
     letters = after ? [...letters, ...page.deadLetters] : page.deadLetters;
     next = page.next;
-    problem = "";
-    failedAt = 0;
-  } catch (error) {
-    problem = sentence(error);
-    failedAt = error instanceof Refusal && error.status < 500 ? 0 : Date.now();
+    missing = after ? [...new Set([...missing, ...page.missing])] : page.missing;
+    error = null;
+    failedAt = missing.length ? Date.now() : 0;
+  } catch (failure) {
+    error = failure;
+    failedAt = isPassing(failure) ? Date.now() : 0;
   }
   shownFor = asked;
   for (const id of selected) if (!letters?.some((one) => one.id === id)) selected.delete(id);
@@ -167,8 +173,9 @@ async function load(after = "") {
 function showList() {
   show(
     byId("letters-list"),
-    problem ? h("p", { class: "problem", role: "alert" }, problem) : "",
-    letters === null ? (problem ? "" : h("p", { class: "empty" }, "The list is read when each partition has an owner that answers.")) : "",
+    error ? trouble(error) : "",
+    missing.length && !error ? h("p", { class: "waits", role: "alert" }, `The list lacks those of ${missing.join(", ")}: nobody answers for ${missing.length > 1 ? "these partitions" : "this partition"} now.`) : "",
+    letters === null && !error ? h("p", { class: "empty" }, "Reading the list …") : "",
     letters?.length === 0 && shownFor === JSON.stringify(filter()) ? h("p", { class: "empty" }, "No dead letter matches, open or closed within seven days.") : "",
     letters?.length
       ? h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "List of dead letters" }, table("Dead letters", LETTERS, letters.map(row), 1))
@@ -177,9 +184,12 @@ function showList() {
   );
   const number = selected.size;
   for (const decision of ["redrive", "discard"]) {
-    byId(`${decision}-selected`).disabled = number === 0;
-    byId(`${decision}-all`).disabled = !letters?.length;
+    // What would be refused is not offered.
+    const taken = (letters ?? []).filter((letter) => isTaken(decision, letter));
+    byId(`${decision}-selected`).hidden = !taken.some(({ id }) => selected.has(id));
+    byId(`${decision}-all`).hidden = !taken.length && next === null;
   }
+  byId("selected").hidden = !letters?.length;
   byId("selected").textContent = number ? `${count(number)} selected` : "none selected";
 }
 
@@ -195,21 +205,24 @@ function row(letter) {
     await showOne();
     byId("letter").scrollIntoView({ block: "nearest" });
   };
-  const isOpen = !["applied", "discarded"].includes(letter.status);
+  const isUndecided = !["applied", "discarded"].includes(letter.status);
   return {
     key: id,
     selected: chosen("letter") === id,
     cells: [
-      isOpen ? h("input", { type: "checkbox", "aria-label": `Select ${id}`, checked: selected.has(id), onchange }) : "",
+      isUndecided ? h("input", { type: "checkbox", "aria-label": `Select ${id}`, checked: selected.has(id), onchange }) : "",
       h("button", { type: "button", class: "quiet whole", onclick }, id),
       keyOf(letter),
       letter.detail ? [letter.cause, h("span", { class: "reason" }, letter.detail)] : letter.cause,
       mark(KINDS[letter.status], letter.status),
+      [moment(new Date(letter.failedAt)), recordOf(letter)],
       String(letter.attempt),
       letter.dueAt ? moment(new Date(letter.dueAt)) : "–",
     ],
   };
 }
+
+const recordOf = ({ recordAt }) => h("span", { class: "reason" }, recordAt ? ["record of ", moment(new Date(recordAt))] : "");
 
 const keyOf = (letter) => (letter.keyBase64 !== undefined ? `base64:${letter.keyBase64}` : (letter.key ?? "–"));
 
@@ -227,7 +240,7 @@ async function showOne() {
     letter = exactJson((await ask(path)).text);
     action = await actionFor(letter.cause);
   } catch (error) {
-    show(byId("letter"), h("p", { class: "problem", role: "alert" }, `${id}: ${sentence(error)}`));
+    show(byId("letter"), trouble(error, `${id}: `));
     return;
   }
   if (id !== chosen("letter")) return;
@@ -235,6 +248,8 @@ async function showOne() {
     ["Read model", letter.model],
     ["Cause", letter.cause],
     ["Status", mark(KINDS[letter.status], letter.status)],
+    ["Record's time", letter.recordAt ? moment(new Date(letter.recordAt)) : UNKNOWN],
+    ["Failed", moment(new Date(letter.failedAt))],
     ["Tried", `${text(letter.attempt)} times`],
     ["Next retry", letter.dueAt ? moment(new Date(letter.dueAt)) : "–"],
     ["Key", keyOf(letter)],
@@ -244,13 +259,14 @@ async function showOne() {
     showOne();
     showList();
   };
-  const isOpen = !["applied", "discarded"].includes(letter.status);
+  const isUndecided = !["applied", "discarded"].includes(letter.status);
   show(
     byId("letter"),
     h("div", { class: "title" }, h("h3", { id: "letter-title" }, `Dead letter ${id}`), h("button", { type: "button", onclick: close }, "Close")),
     letter.detail ? h("p", {}, letter.detail) : "",
     h("dl", { class: "facts" }, facts.map(([name, said]) => h("div", {}, h("dt", {}, name), h("dd", {}, said)))),
-    isOpen ? h("p", {}, h("strong", {}, "What to do: "), action, " ", runbookLink(letter.status === "parked" ? "BalanceDeadLettersParked" : "BalanceDeadLetters")) : "",
+    isUndecided ? h("p", {}, h("strong", {}, "What to do: "), action, " ", runbookLink(letter.status === "parked" ? "BalanceDeadLettersParked" : "BalanceDeadLetters")) : "",
+    isUndecided && letter.redriveRefused ? h("p", { class: "note" }, `A redrive would be refused: ${letter.redriveRefused}.`) : "",
     h("h4", {}, "Headers"),
     headersOf(letter.headers),
     h("h4", {}, "Value"),
@@ -259,11 +275,11 @@ async function showOne() {
     h("h4", {}, "The same by command"),
     command(`curl -i ${quoted(addressOf(path).href)}${tokenOption(hasToken())}`),
     command(`balance-service dead-letters show ${quoted(id)} --url ${location.origin}`),
-    isOpen
+    isUndecided
       ? h(
           "div",
           { class: "buttons" },
-          h("button", { type: "button", onclick: () => decide("redrive", { letters: [letter] }) }, "Redrive …"),
+          letter.redriveRefused ? "" : h("button", { type: "button", onclick: () => decide("redrive", { letters: [letter] }) }, "Redrive …"),
           h("button", { type: "button", class: "danger", onclick: () => decide("discard", { letters: [letter] }) }, "Discard …"),
         )
       : "",

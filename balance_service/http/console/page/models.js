@@ -4,27 +4,27 @@ import { byId, h, show, table } from "./dom.js";
 import { behind, count, mark, progress, rate, UNKNOWN } from "./format.js";
 import { modelsOf } from "./judge.js";
 import { live, rateOf, secondsLeft } from "./live.js";
-import { runbookLink } from "./runbook.js";
+import { isOpen } from "./tabs.js";
 import { linkTo } from "./url.js";
 
 const COLUMNS = [
   ["Read model", ""],
   ["State", ""],
-  ["Lag, records", "number"],
-  ["Lag, time", "number"],
+  ["Lag", "number"],
   ["Rate", "number"],
-  ["Dead letters that heal themselves", "number"],
-  ["Dead letters that need you", "number"],
+  ["Dead letters", "number"],
   ["Partitions of an instance", "number"],
   ["Standbys ready", "number"],
 ];
 
 export function showModels() {
+  if (!isOpen("overview")) return;
   if (!live.status) {
     show(byId("models-table"), h("p", { class: "empty" }, UNKNOWN));
     return;
   }
-  const models = modelsOf(live.status);
+  // A starting instance knows of none.
+  const models = live.status.partitions === null ? [] : modelsOf(live.status);
   if (!models.length) {
     show(byId("models-table"), h("p", { class: "empty" }, "No read model is known yet: this instance is starting."));
     return;
@@ -33,37 +33,30 @@ export function showModels() {
 }
 
 function row(model) {
-  const lettersLink = (status, number) =>
-    number ? h("a", { href: linkTo({ at: "letters", lettersModel: model.name, lettersStatus: status }) }, count(number)) : "0";
-  const letters = (status, number) => (model.lettersAreKnown || number ? lettersLink(status, number) : UNKNOWN);
   return {
     key: model.name,
     cells: [
       h("a", { href: linkTo({ at: "partitions", partitionsModel: model.name }) }, model.name),
       stateOf(model),
-      count(model.lag),
-      behind(model.lagSeconds, model.lagSecondsIsLeast),
+      model.lag ? `${count(model.lag)} (${behind(model.lagSeconds, model.lagSecondsIsLeast)})` : count(model.lag),
       live.state === "live" ? rate(rateOf(model.stage)) : UNKNOWN,
-      letters("scheduled", model.heals),
-      letters("waiting", model.needs),
+      lettersOf(model),
       ownedOf(model),
       standbysOf(model),
     ],
   };
 }
 
+// What is wrong stands above, once.
 function stateOf(model) {
-  const { verdict, restore, problems } = model;
-  const where = problems.filter((one) => one.verdict === verdict).map((one) => one.partition);
-  const reason = problems.find((one) => one.reason)?.reason ?? "";
+  const { verdict, restore } = model;
+  const where = verdict.partitions;
   return h(
     "div",
     { class: "state" },
-    mark(verdict.kind, verdict.word),
+    mark(verdict.kind, verdict.word, verdict.cause?.what),
     where.length ? ` partition${where.length > 1 ? "s" : ""} ${where.join(", ")}` : "",
     restore ? progress(`Restore of ${model.name}`, restore.part, restore.secondsLeft) : "",
-    reason ? h("span", { class: "reason" }, reason) : "",
-    verdict.section ? [" ", runbookLink(verdict.section)] : "",
     model.others.map((other) => otherOf(model, other)),
   );
 }
@@ -74,6 +67,15 @@ function otherOf({ name }, { stage, generation, status, part, lag }) {
   const isBuilding = status === "building";
   const bar = isBuilding ? progress(`Rebuild of ${name}`, part, secondsLeft(stage, lag)) : "";
   return h("span", { class: "reason", "data-key": stage }, link, ` ${status || UNKNOWN}`, bar);
+}
+
+function lettersOf({ name, heals, needs, lettersAreKnown }) {
+  const link = (status, text) => h("a", { href: linkTo({ at: "letters", lettersModel: name, lettersStatus: status }) }, text);
+  const found = [];
+  if (needs) found.push(link("", `${count(needs)} need you`));
+  if (heals) found.push(link("scheduled", `${count(heals)} heal themselves`));
+  if (found.length) return found.flatMap((one, n) => (n ? [", ", one] : [one]));
+  return lettersAreKnown ? "0" : UNKNOWN;
 }
 
 function ownedOf({ owned }) {

@@ -2,8 +2,9 @@
 
 import { byId, consoleLink, h, show, showOptions } from "./dom.js";
 import { behind, count, duration, mark, UNKNOWN } from "./format.js";
-import { modelsOf } from "./judge.js";
+import { kindOf, modelsOf } from "./judge.js";
 import { live } from "./live.js";
+import { isOpen } from "./tabs.js";
 import { choose, chosen, onChosen } from "./url.js";
 
 const MOVED_MS = 60_000;
@@ -22,18 +23,20 @@ export function start() {
 
 export function showPartitions() {
   const { status } = live;
-  if (!status?.applicationServers.length) {
+  if (!status?.applicationServers.length || status.partitions === null) {
     show(byId("partitions-table"), h("p", { class: "empty" }, UNKNOWN));
     return;
   }
   const models = modelsOf(status);
+  // A move is seen later, too.
+  for (const one of models.flatMap(partitionsOf)) noteMove(one);
+  if (!isOpen("partitions")) return;
   const names = models.map((model) => model.name).sort();
   const rows = models.flatMap(partitionsOf).length;
   const options = [["", "all read models"], ...names.map((name) => [name, name])];
   const asked = chosen("partitionsModel") || (rows > DEFAULT_ROWS ? models[0].name : "");
   const model = showOptions(byId("partitions-model"), options, asked);
   const servers = status.applicationServers;
-  for (const one of models.flatMap(partitionsOf)) noteMove(one);
   const shown = models.filter((one) => model === "" || one.name === model).sort((a, b) => (a.name < b.name ? -1 : 1));
   const partitions = shown.flatMap(partitionsOf);
   show(
@@ -55,7 +58,7 @@ function heading(server, status) {
     ? `${server.applicationServer}`
     : consoleLink(server.applicationServer);
   const silent = server.silentSeconds === null ? "not heard from" : `silent for ${duration(server.silentSeconds)}`;
-  const note = server.suspect ? mark("bad", silent) : isThis ? h("span", { class: "note" }, "this instance") : "";
+  const note = isThis ? h("span", { class: "note" }, "this instance") : server.suspect ? mark("warn", silent) : "";
   return h("th", { scope: "col", "data-key": server.applicationServer }, name, " ", note);
 }
 
@@ -64,12 +67,12 @@ function row(one, servers) {
     const task = one.tasks.find((each) => each.server.applicationServer === server.applicationServer);
     return h("td", { "data-key": server.applicationServer }, task ? cell(task, one) : h("span", { class: "none" }, "–"));
   });
-  return h("tr", { "data-key": one.id }, h("th", { scope: "row" }, one.id, one.status ? h("span", { class: "note" }, ` ${one.status}`) : "", one.owner ? "" : [" ", mark(one.status ? "warn" : "bad", "no owner")]), cells);
+  return h("tr", { "data-key": one.id }, h("th", { scope: "row" }, one.id, one.status ? h("span", { class: "note" }, ` ${one.status}`) : "", one.owner ? "" : [" ", mark(one.cause ? kindOf(one.cause) : "unknown", "no owner")]), cells);
 }
 
 function cell(task, one) {
   const isOwner = one.owner === task;
-  const [kind, word] = stateOf(task, isOwner, !one.status);
+  const [kind, word] = stateOf(task, isOwner, one.cause);
   const move = isOwner ? moved.get(one.id) : null;
   return h(
     "div",
@@ -82,15 +85,16 @@ function cell(task, one) {
   );
 }
 
-function stateOf(task, isOwner, serves) {
+function stateOf(task, isOwner, cause) {
   if (task.server.suspect) return ["unknown", `${task.state}, as last heard`];
   if (task.role === "active" && !isOwner) return ["warn", `${task.state}, succeeded by another owner`];
   if (task.state === "RESTORING" && task.toRestore) {
     const percent = Math.floor((100 * Math.min(task.restored, task.toRestore)) / task.toRestore);
     const left = task.secondsLeft === null ? "" : `, about ${duration(task.secondsLeft)} left`;
-    return [isOwner && serves ? "bad" : "info", `RESTORING ${percent} %${left}`];
+    return [isOwner && cause ? kindOf(cause) : "info", `RESTORING ${percent} %${left}`];
   }
-  const kinds = { RUNNING: "ok", TAILING: "info", WAITING: "warn", HALTED: "bad", RESTORING: isOwner && serves ? "bad" : "info" };
+  if (isOwner && cause) return [kindOf(cause), task.state];
+  const kinds = { RUNNING: "ok", TAILING: "info", WAITING: "info", HALTED: "warn", RESTORING: "info" };
   return [kinds[task.state] ?? "unknown", task.state];
 }
 

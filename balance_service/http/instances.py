@@ -1,0 +1,253 @@
+"""What operators ask about one instance, which may be another than the one that they reach; and what was done."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from balance_service import api
+from balance_service.errors import BalanceServiceError, RetriableError
+from balance_service.http.access.clients import Scope
+from balance_service.http.answer import Problem, json_response, unavailable
+from balance_service.http.peers.trust import FORWARDED_HEADER
+from balance_service.http.requests import Parameters
+from balance_service.http.route import OPERATIONS, Count, Route, Time, closed, ok, problem, retry_later
+from balance_service.http.shares import asker_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from aiohttp import web
+
+    from balance_service.http.answer import Answer
+    from balance_service.http.handlers import Handlers
+    from balance_service.http.peers.proxy import Proxy
+    from balance_service.http.peers.trust import Peer
+
+
+class InstanceParameters(Parameters):
+    address: str | None = Field(
+        None,
+        description="`host:port` of the instance, as `/api/status` has it; by default the one that is asked.",
+        examples=["localhost:5052"],
+    )
+
+
+class Instances:
+    """Asks other instances about themselves, and reads the history. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        *,
+        peer: Callable[[str], Peer | None],
+        proxy: Proxy,
+        address: str,
+        history: Callable[[], Sequence[Mapping[str, Any]]],
+        timeout_seconds: float,
+    ) -> None:
+        """Args:
+        peer: returns the instance with an address; None if no such instance is known.
+        address: of this instance.
+        history: reads it; blocks. Raises BalanceServiceError: it cannot be read now.
+        """
+        self._peer = peer
+        self._proxy = proxy
+        self._address = address
+        self._history = history
+        self._timeout_seconds = timeout_seconds
+        self._reading: asyncio.Task[Sequence[Mapping[str, Any]]] | None = None
+
+    async def ask(self, address: str, client: str) -> Answer:
+        """Returns another instance's answer.
+
+        Raises:
+            Problem: 404, no such instance is known; 503, it does not answer.
+        """
+        peer = self._peer(address)
+        if peer is None:
+            raise Problem(404, f"no instance at {address[:300]!r} is known here")
+        try:
+            return await self._proxy.get(peer, api.INSTANCE, {}, self._address, self._timeout_seconds, client=client)
+        except RetriableError as error:
+            raise unavailable(str(error)) from error
+
+    async def history(self) -> Sequence[Mapping[str, Any]]:
+        """Returns what was done. One read serves all who ask meanwhile.
+
+        Raises:
+            Problem: 503, it cannot be read now.
+        """
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(asyncio.to_thread(self._history))
+            # All who asked may have left before it fails.
+            self._reading.add_done_callback(lambda read: read.cancelled() or read.exception())
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await asyncio.shield(self._reading)
+        except TimeoutError as error:
+            raise unavailable(f"the history was not read within {self._timeout_seconds:g} s") from error
+        except BalanceServiceError as error:
+            raise unavailable(f"the history cannot be read now: {error}") from error
+
+
+@closed
+class Process(TypedDict):
+    cpuSeconds: Annotated[float, Field(ge=0)]
+    """Processor time since its start, of all its threads."""
+    memoryBytes: Count
+    """Resident memory."""
+
+
+@closed
+class Setting(TypedDict):
+    name: Annotated[str, Field(examples=["BALANCE_HTTP_PORT"])]
+    value: str
+    """Secrets are hidden."""
+    isSet: bool
+    """Whether the instance was given the value; otherwise it is the default."""
+
+
+@closed
+class HaltedTask(TypedDict):
+    """A task that halted because the code of its read model failed. It may quote the event."""
+
+    task: Annotated[str, Field(examples=["balance_0"])]
+    since: Time
+    key: str | None
+    """The key of the event; null if it has none, or if it is not UTF-8."""
+    keyBase64: NotRequired[str]
+    """The key, if it is not UTF-8."""
+    line: Annotated[str, Field(examples=["/srv/shop/spending.py:31, in fold: return state.total / order.pieces"])]
+    """The line of the read model's code that failed; empty if it is not known."""
+    error: Annotated[str, Field(examples=["ZeroDivisionError: division by zero"])]
+
+
+@closed
+class LogLine(TypedDict):
+    at: Time
+    level: str
+    line: str
+    """JSON, cut after 2,000 characters. It may quote events."""
+
+
+@closed
+class InstanceDetails(TypedDict):
+    """What an instance tells about itself."""
+
+    applicationServer: str
+    """`host:port` under which peers reach it."""
+    version: Annotated[str, Field(examples=["0.1.0"])]
+    startedAt: Time
+    processors: Count | None
+    """Of its machine."""
+    python: Process | None
+    """The process that serves HTTP and folds; null where the system does not tell."""
+    jvm: Process | None
+    """Spark's process; null while the instance is starting, too."""
+    heapBytes: Count | None
+    """Heap of Spark's process that is in use; null while it is not known."""
+    mostHeapBytes: Count | None
+    freeBytes: Count | None
+    """Free space on the disk of the stores; null before there is a directory."""
+    diskBytes: Count | None
+    storeBytes: Count
+    """Size of its stores on the disk."""
+    settings: list[Setting]
+    halted: list[HaltedTask]
+    log: list[LogLine]
+    """The last 50 warnings and errors, the newest first."""
+
+
+@closed
+class Action(TypedDict):
+    """A decision about a dead letter, or a step of a read model's generations."""
+
+    at: Time
+    by: str
+    """Whose token it was; without tokens, the address that asked; empty for the service itself."""
+    action: Annotated[str, Field(examples=["discard"])]
+    about: Annotated[str, Field(examples=["balance/1:42"])]
+    """The id of a dead letter, or a read model."""
+    detail: str
+    reason: str
+
+
+@closed
+class History(TypedDict):
+    actions: list[Action]
+    """The last 200, the newest first."""
+
+
+_DETAILS: InstanceDetails = {
+    "applicationServer": "localhost:5051",
+    "version": "0.1.0",
+    "startedAt": "2026-01-02T03:04:05.678Z",
+    "processors": 2,
+    "python": {"cpuSeconds": 41.7, "memoryBytes": 312_000_000},
+    "jvm": {"cpuSeconds": 103.2, "memoryBytes": 701_000_000},
+    "heapBytes": 210_000_000,
+    "mostHeapBytes": 512_000_000,
+    "freeBytes": 52_000_000_000,
+    "diskBytes": 100_000_000_000,
+    "storeBytes": 73_400,
+    "settings": [{"name": "BALANCE_HTTP_PORT", "value": "5051", "isSet": True}],
+    "halted": [],
+    "log": [{"at": "2026-01-02T03:04:05.678Z", "level": "warning", "line": '{"reason": "…", "event": "task waiting"}'}],
+}
+_ACTION: Action = {
+    "at": "2026-01-02T03:04:05.678Z",
+    "by": "alice",
+    "action": "discard",
+    "about": "balance/1:42",
+    "detail": "its cause was frame-missing",
+    "reason": "a test event",
+}
+
+
+async def _answer_details(handlers: Handlers, request: web.Request) -> web.StreamResponse:
+    given, details = InstanceParameters.of(request), handlers.operations.details()
+    if FORWARDED_HEADER in request.headers or given.address in (None, details["applicationServer"]):
+        return json_response(details)
+    return (await handlers.other_instances().ask(str(given.address), asker_of(request).name)).response()
+
+
+async def _answer_history(handlers: Handlers, _request: web.Request) -> web.StreamResponse:
+    return json_response({"actions": await handlers.other_instances().history()})
+
+
+INSTANCE_ROUTES = (
+    Route(
+        name="getInstance",
+        path=api.INSTANCE,
+        handle=_answer_details,
+        tag=OPERATIONS,
+        scopes=frozenset({Scope.OPERATE}),
+        is_forwarded=True,
+        summary="One instance: its process, its settings, and the end of its log",
+        description="Secrets are hidden. The log and the tasks that are halted by a model's own code may quote events.",
+        parameters=InstanceParameters,
+        responses=(
+            ok("The instance.", InstanceDetails, _DETAILS),
+            problem(400, "A parameter is repeated or unknown."),
+            problem(404, "No instance with that address is known."),
+            retry_later("That instance does not answer, or this one is starting and knows no other."),
+        ),
+    ),
+    Route(
+        name="getHistory",
+        path=api.HISTORY,
+        handle=_answer_history,
+        tag=OPERATIONS,
+        scopes=frozenset({Scope.OPERATE}),
+        summary="What operators did",
+        description="Decisions about dead letters, and steps of generations, including those of the service itself. "
+        "Both are kept permanently; these are the last ones.",
+        responses=(
+            ok("The history.", History, {"actions": [_ACTION]}),
+            retry_later("The broker does not respond, or the instance is starting."),
+        ),
+    ),
+)

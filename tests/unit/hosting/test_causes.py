@@ -1,0 +1,403 @@
+"""What is wrong with a service is told as a few causes: each once, with what to do, and with what follows from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from balance_service.hosting.causes import Cause, Known, Since, Urgency, causes_of, starting, unknown_settings
+from balance_service.process.package import resource
+from balance_service.process.runtime import iso_time
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+HERE, PEER, THIRD = "a:1", "b:1", "c:1"
+NOW_MS = 1_767_225_600_000
+WAITS = {"cause": "key-null", "status": "waiting", "needsDecision": True, "count": 3}
+HEALS = {"cause": "schema-id-unknown", "status": "scheduled", "needsDecision": False, "count": 2}
+STANDS = "stands still: partition {0} has been at position 5{0} since 2026-01-01T00:00:00Z, and is 7 records behind"
+
+
+def task(partition: int = 0, state: str = "RUNNING", *, seconds: float = 3600, stage: str = "m", **more: Any) -> Any:
+    """A task as a status has it. `seconds`: how long it has been in its state."""
+    of_it = {"task": f"{stage}_{partition}", "readModel": stage, "partition": partition, "role": "active"}
+    figures = {"epoch": 1, "position": 5, "lag": 0, "lagSeconds": 0, "lagSecondsIsLeast": False, "reason": ""}
+    restore = {"restored": 0, "toRestore": 0, "secondsLeft": None, "deadLetters": []}
+    return {**of_it, **figures, **restore, "state": state, "since": iso_time(NOW_MS - int(1000 * seconds)), **more}
+
+
+def server(address: str, *tasks: Any, silent: int | None = 0, is_shared: bool = False) -> Any:
+    return {
+        "applicationServer": address,
+        "suspect": silent != 0,
+        "silentSeconds": silent,
+        "shared": is_shared,
+        "models": ["m"],
+        "tasks": [*tasks],
+    }
+
+
+def model(name: str = "m", status: str = "serving", *, seconds: float = 60, rules: Sequence[int] = ()) -> Any:
+    since = iso_time(NOW_MS - int(1000 * seconds))
+    of_it = {"name": name, "model": name.partition(".g")[0], "status": status, "since": since}
+    return {**of_it, "readOtherwise": [*rules], "source": "t", "partitions": 2, "standbyReplicas": 0}
+
+
+def status(*own: Any, **more: Any) -> dict[str, Any]:
+    """The status of an instance, which hears itself."""
+    usual: dict[str, Any] = {"reasons": [], "models": [model()], "unhosted": [], "endsAgeSeconds": 0, "peers": []}
+    usual |= more
+    servers = [server(HERE, *own, silent=usual.pop("silent_here", 0)), *usual.pop("peers")]
+    return {"applicationServer": HERE, "tasks": [*own], "applicationServers": servers, **usual}
+
+
+def causes(
+    known: dict[str, Any],
+    *,
+    without_broker: float | None = None,
+    unowned: Mapping[str, float] | None = None,
+    own: Sequence[Cause] = (),
+) -> list[Cause]:
+    """Returns the causes of a status. Times are seconds ago."""
+    silent_ms = None if without_broker is None else NOW_MS - int(1000 * without_broker)
+    since = {name: NOW_MS - int(1000 * seconds) for name, seconds in (unowned or {}).items()}
+    return causes_of(known, Known(brokers="k:9092", now_ms=NOW_MS, silent_ms=silent_ms, unowned=since, own=own))
+
+
+def only(found: Sequence[Cause]) -> Cause:
+    assert len(found) == 1, [cause.what for cause in found]
+    return found[0]
+
+
+def test_a_healthy_service_has_no_cause() -> None:
+    known = status(
+        task(0, deadLetters=[HEALS]), task(1, role="standby", state="TAILING"), peers=[server(PEER, task(1))]
+    )
+
+    assert causes(known) == []
+
+
+def test_a_broker_that_is_away_is_the_only_cause_and_what_follows_is_folded_away() -> None:
+    opened_again = task(1, "RESTORING", reason="Kafka at k:9092 does not answer")
+    known = status(
+        task(0),
+        opened_again,
+        reasons=["the group of t has not confirmed this instance lately"],
+        unhosted=["m_0", "m_1"],
+        endsAgeSeconds=70,
+        silent_here=70,
+        peers=[server(PEER, task(1), silent=70), server(THIRD, silent=70)],
+    )
+
+    cause = only(causes(known, without_broker=70, own=[Cause(kind="x", urgency=Urgency.NOW, what="x", action="y")]))
+
+    assert (cause.kind, cause.urgency, cause.heals) == ("broker", Urgency.NOW, False)
+    assert cause.what == "Kafka at k:9092 does not answer this instance"
+    assert cause.action.startswith("Restore it, or the network to it: nothing is lost")
+    assert cause.since_ms == NOW_MS - 70_000
+    assert cause.tasks == ("m_0", "m_1")
+    assert cause.follows == (
+        "the group of t has not confirmed this instance lately",
+        "nothing is known about b:1, c:1 any more",
+        "m_1 is RESTORING: Kafka at k:9092 does not answer",
+        "lags are not known",
+    )
+
+
+@pytest.mark.parametrize(("seconds", "urgency", "heals"), [(4, Urgency.NONE, True), (10, Urgency.NOW, False)])
+def test_a_broker_that_is_away_for_seconds_is_not_urgent(seconds: float, urgency: Urgency, *, heals: bool) -> None:
+    cause = only(causes(status(task()), without_broker=seconds))
+
+    assert (cause.urgency, cause.heals) == (urgency, heals)
+
+
+def test_a_task_that_is_halted_here_is_a_cause_of_its_own_although_the_broker_is_away() -> None:
+    halted = task(1, "HALTED", reason="topic t was recreated")
+
+    found = causes(
+        status(task(0), halted, peers=[server(PEER, task(2, "HALTED", reason="as heard"))]), without_broker=70
+    )
+
+    assert [cause.kind for cause in found] == ["broker", "halted"]
+
+
+def test_an_instance_never_reports_that_it_is_silent_itself() -> None:
+    assert causes(status(task(), silent_here=70)) == []
+
+
+def test_a_killed_instance_is_one_cause_with_its_partitions_that_nobody_answers_for() -> None:
+    left = server(PEER, task(1), task(2), task(3), silent=5)
+    known = status(task(0), task(2, "RESTORING", seconds=2, epoch=2, secondsLeft=3.4), peers=[left], unhosted=["m_1"])
+
+    cause = only(causes(known, unowned={"m_1": 2}))
+
+    assert (cause.kind, cause.urgency, cause.section) == ("silent", Urgency.SOON, "BalanceInstanceDown")
+    assert cause.what == "b:1 is not heard of; 2 of its partitions have no owner yet that answers"
+    assert cause.action.startswith("Start it again, unless it was removed.")
+    assert cause.since_ms == NOW_MS - 5000
+    assert cause.tasks == ("m_1", "m_2")
+    assert cause.follows == (
+        "m_1 has no owner: queries for its keys get 503, unless a standby may answer",
+        "m_2 is opened at a:1, about 3 s left",
+    )
+
+
+def test_an_instance_that_ended_before_this_one_started_is_mentioned_only() -> None:
+    cause = only(causes(status(task(), peers=[server(PEER, task(0), silent=None)])))
+
+    assert (cause.urgency, cause.since_ms) == (Urgency.NONE, None)
+    assert cause.what == "b:1 is not heard of since this instance was started"
+
+
+def test_a_partition_that_moves_is_not_urgent_before_it_has_had_no_owner_for_long() -> None:
+    known = status(task(0), unhosted=["m_1"])
+
+    young, old = only(causes(known, unowned={"m_1": 29})), only(causes(known, unowned={"m_1": 30}))
+
+    assert (young.urgency, young.heals, young.action[:4]) == (Urgency.NONE, True, "Wait")
+    assert (old.urgency, old.heals, old.section) == (Urgency.NOW, False, "BalancePartitionUnanswered")
+    assert old.what == "No instance has m_1: queries for its keys get 503"
+    # As seen for the first time.
+    assert only(causes(known)).urgency is Urgency.NONE
+
+
+def test_a_killed_instance_does_not_excuse_a_partition_that_has_had_no_owner_for_long() -> None:
+    known = status(task(0), peers=[server(PEER, task(1), silent=90)], unhosted=["m_1"])
+
+    found = causes(known, unowned={"m_1": 85})
+
+    assert [(cause.kind, cause.urgency) for cause in found] == [("unowned", Urgency.NOW), ("silent", Urgency.SOON)]
+
+
+def test_a_dropped_generation_of_a_silent_instance_is_not_missed() -> None:
+    known = status(task(0), peers=[server(PEER, task(0, stage="m.g2"), silent=9)])
+
+    assert only(causes(known)).follows == ()
+
+
+def test_tasks_that_halt_for_one_reason_are_one_cause_that_names_them() -> None:
+    at = "the code of the read model m fails at offset {0} of t:{0} with KeyError; correct it, and restart the instance"
+    here = [task(n, "HALTED", seconds=60 - n, reason=at.format(n)) for n in range(2)]
+    known = status(
+        *here, peers=[server(PEER, *[task(n, "HALTED", seconds=9, reason=at.format(n)) for n in range(2, 6)])]
+    )
+
+    cause = only(causes(known))
+
+    assert (cause.kind, cause.urgency, cause.section) == ("halted", Urgency.NOW, "BalanceTaskHalted")
+    assert cause.what == f"m_0, m_1, m_2, m_3 and 2 more at a:1, b:1 are halted: {at.format(0)}"
+    assert cause.action == "Release a corrected version on all instances, or have another generation serve"
+    assert cause.since_ms == NOW_MS - 60_000
+    assert cause.tasks == tuple(f"m_{n}" for n in range(6))
+    assert cause.follows[0] == f"m_1 at a:1 is halted: {at.format(1)}"
+
+
+def test_tasks_that_halt_for_different_reasons_are_different_causes() -> None:
+    known = status(task(0, "HALTED", reason="topic t was recreated"), task(1, "HALTED", reason="a store is gone"))
+
+    assert [cause.what for cause in causes(known)] == [
+        "m_0 at a:1 is halted: topic t was recreated",
+        "m_1 at a:1 is halted: a store is gone",
+    ]
+    assert causes(known)[0].action.startswith("Keep its state directory, and act by the reason")
+
+
+def test_a_halted_standby_is_less_urgent_and_told_only_if_its_owner_is_not_halted() -> None:
+    standby = task(0, "HALTED", role="standby", reason="its log is gone")
+    alone, both = status(task(0), peers=[server(PEER, standby)]), task(0, "HALTED", reason="its log is gone")
+
+    cause = only(causes(alone))
+
+    assert (cause.urgency, cause.what) == (Urgency.SOON, "The standby m_0 at b:1 is halted: its log is gone")
+    assert only(causes(status(both, peers=[server(PEER, standby)]))).urgency is Urgency.NOW
+
+
+@pytest.mark.parametrize(
+    ("seconds", "reason", "urgency", "heals"),
+    [
+        (2, "", Urgency.NONE, True),
+        (29, "", Urgency.NONE, True),
+        (30, "", Urgency.SOON, True),
+        (2, "the broker does not answer", Urgency.NONE, True),
+        (15, "the broker does not answer", Urgency.SOON, False),
+        (60, "the broker does not answer", Urgency.NOW, False),
+    ],
+)
+def test_a_restore_is_urgent_only_if_it_fails_again_and_again(
+    seconds: float, reason: str, urgency: Urgency, *, heals: bool
+) -> None:
+    cause = only(causes(status(task(0, "RESTORING", seconds=seconds, reason=reason, secondsLeft=4.0))))
+
+    assert (cause.urgency, cause.heals, cause.section) == (urgency, heals, "BalanceRestoring")
+    told = f": {reason}" if reason else ""
+    assert cause.what == f"m_0 at a:1 is being restored, about 4 s left, and queries for its keys get 503{told}"
+
+
+@pytest.mark.parametrize(("seconds", "urgency"), [(9, Urgency.NONE), (10, Urgency.SOON)])
+def test_a_task_that_waits_for_seconds_is_not_urgent(seconds: float, urgency: Urgency) -> None:
+    waiting = [task(n, "WAITING", seconds=seconds, reason="make room") for n in range(2)]
+
+    cause = only(causes(status(*waiting)))
+
+    assert (cause.urgency, cause.section) == (urgency, "BalanceTaskWaiting")
+    assert cause.what == "m_0, m_1 at a:1 are waiting, and no event is applied: make room"
+
+
+def test_partitions_that_stand_still_for_one_error_are_one_cause() -> None:
+    still = [task(n, seconds=90, reason=f"m_{n} {STANDS.format(n)}: boom") for n in range(2)]
+
+    cause = only(causes(status(*still)))
+
+    assert (cause.urgency, cause.section, cause.since_ms) == (Urgency.NOW, "BalanceFoldingStopped", NOW_MS - 90_000)
+    assert cause.what == f"At a:1, m_0 {STANDS.format(0)}: boom. So does m_1"
+    assert cause.follows == (f"At a:1, m_1 {STANDS.format(1)}: boom",)
+
+
+@pytest.mark.parametrize(("lag", "kinds"), [(59.9, []), (60, ["behind"]), (None, [])])
+def test_a_task_that_is_a_minute_behind_is_a_cause(lag: float | None, kinds: list[str]) -> None:
+    assert [cause.kind for cause in causes(status(task(0, lagSeconds=lag)))] == kinds
+
+
+def test_what_only_the_instance_knows_is_told_once() -> None:
+    failing = Cause(kind="not-folded", urgency=Urgency.SOON, what="its query failed", action="wait", tasks=("m_0",))
+
+    assert causes(status(task(0, lagSeconds=99)), own=[failing]) == [failing]
+
+
+def test_two_instances_with_one_address_are_urgent() -> None:
+    known = status(task(0), peers=[server(PEER, is_shared=True)])
+
+    cause = only(causes(known))
+
+    assert (cause.urgency, cause.section) == (Urgency.NOW, "BalanceAddressShared")
+    assert cause.what.startswith("Several instances run as b:1")
+
+
+def test_ends_that_cannot_be_read_while_the_broker_answers_are_a_cause() -> None:
+    known = status(task(0, lag=None, lagSeconds=None), endsAgeSeconds=20)
+
+    assert (only(causes(known)).kind, only(causes(known)).urgency) == ("ends-unknown", Urgency.SOON)
+
+
+def test_a_generation_that_is_built_asks_for_nothing_and_its_tasks_have_no_part_in_the_verdict() -> None:
+    building = [task(n, "RESTORING", stage="m.g2", lagSeconds=9000, readModel="m.g2") for n in range(2)]
+    known = status(task(0), task(1), *building, models=[model(), model("m.g2", "building", seconds=30)])
+
+    cause = only(causes(known))
+
+    assert (cause.kind, cause.urgency, cause.heals) == ("building", Urgency.NONE, True)
+    assert (cause.what, cause.since_ms) == ("Generation 2 of m is being built; generation 1 answers", NOW_MS - 30_000)
+
+
+def test_a_generation_that_is_built_and_halts_is_less_urgent_than_one_that_serves() -> None:
+    halted = task(0, "HALTED", stage="m.g2", readModel="m.g2", reason="recreated")
+    known = status(task(0), halted, models=[model(), model("m.g2", "building")])
+
+    first, second = causes(known)
+
+    assert (first.urgency, first.what) == (Urgency.SOON, "m.g2_0 at a:1 is halted: recreated")
+    assert second.kind == "building"
+
+
+def test_a_generation_that_is_ready_needs_an_operator() -> None:
+    cause = only(causes(status(task(0), models=[model("m.g3"), model("m.g4", "ready")])))
+
+    assert (cause.kind, cause.urgency, cause.what) == (
+        "ready",
+        Urgency.SOON,
+        "Generation 4 of m is ready and needs you",
+    )
+
+
+def test_dead_letters_that_need_a_decision_are_one_cause_for_all_read_models() -> None:
+    own = [task(0, deadLetters=[WAITS, HEALS]), task(0, stage="n", deadLetters=[{**WAITS, "count": 1}])]
+    known = status(*own, models=[model(), model("n")], peers=[server(PEER, task(1, deadLetters=[WAITS]))])
+
+    cause = only(causes(known))
+
+    assert (cause.kind, cause.urgency) == ("letters", Urgency.SOON)
+    assert cause.what == "7 dead letters need you"
+    assert cause.follows == ("m: 6 with the cause key-null", "n: 1 with the cause key-null")
+    assert only(causes(status(task(0, deadLetters=[{**WAITS, "count": 1}])))).what == "1 dead letter needs you"
+
+
+def test_a_generation_under_older_rules_names_the_schemas_and_the_command() -> None:
+    cause = only(causes(status(task(0), models=[model("m.g2", rules=[7, 8, 9, 10, 11, 12])])))
+
+    assert cause.urgency is Urgency.NONE
+    assert cause.what == (
+        "m.g2 began under older rules of the decoder: its states may have other values than today's of events under "
+        "schema 7, 8, 9, 10 and 2 more"
+    )
+    assert cause.action == "Rebuild it: `balance-service rebuild m`"
+
+
+def test_the_most_urgent_cause_comes_first() -> None:
+    known = status(
+        task(0, deadLetters=[WAITS]), task(1, "HALTED", reason="x"), models=[model(), model("m.g2", "building")]
+    )
+
+    assert [cause.urgency for cause in causes(known)] == [Urgency.NOW, Urgency.SOON, Urgency.NONE]
+
+
+def test_an_instance_that_starts_says_what_it_waits_for_and_since_when() -> None:
+    plain, waits = starting("", NOW_MS), starting("Kafka at k:9092 does not answer", NOW_MS)
+
+    assert (plain.what, plain.urgency, plain.heals) == ("This instance is starting", Urgency.NONE, True)
+    assert waits.what == "This instance is starting, and waits: Kafka at k:9092 does not answer"
+    assert (waits.urgency, waits.heals, waits.since_ms) == (Urgency.SOON, False, NOW_MS)
+
+
+def test_variables_that_are_no_settings_are_one_cause() -> None:
+    assert [*unknown_settings([])] == []
+    (one,), (two,) = unknown_settings(["BALANCE_X"]), unknown_settings(["BALANCE_X", "BALANCE_Y"])
+
+    assert one.what == "BALANCE_X begins like a setting and is none: ignored"
+    assert two.what == "BALANCE_X, BALANCE_Y begin like settings and are none: ignored"
+
+
+def test_a_cause_in_json_has_the_time_and_at_most_twenty_consequences() -> None:
+    follows = tuple(str(n) for n in range(30))
+    cause = Cause(
+        kind="k", urgency=Urgency.SOON, what="w", action="a", since_ms=NOW_MS, tasks=("m_0",), follows=follows
+    )
+
+    assert cause.shown() == {
+        "kind": "k",
+        "urgency": "soon",
+        "what": "w",
+        "since": "2026-01-01T00:00:00.000Z",
+        "action": "a",
+        "heals": False,
+        "section": "",
+        "tasks": ["m_0"],
+        "follows": [*follows[:20]],
+    }
+
+
+def test_since_keeps_the_first_time_of_what_lasts_and_forgets_what_has_ended() -> None:
+    now = [100]
+    since = Since(lambda: now[0])
+
+    since.note(["x", "y"])
+    now[0] = 200
+    since.note(["y", "z"])
+
+    assert since.of == {"y": 100, "z": 200}
+
+
+def test_each_cause_leads_to_a_section_of_the_runbook() -> None:
+    text = resource("docs/runbook.md").read_text()
+    known = [
+        causes(status(task()), without_broker=70),
+        causes(status(task(0), peers=[server(PEER, task(1), silent=9)])),
+        causes(status(task(0, "HALTED"), unhosted=["m_1"]), unowned={"m_1": 99}),
+        causes(status(task(0, "WAITING"), task(1, "RESTORING"), endsAgeSeconds=20)),
+        causes(status(task(0, reason="m_0 stands still"), task(1, lagSeconds=99, deadLetters=[WAITS]))),
+    ]
+    sections = {cause.section for found in known for cause in found}
+
+    assert len(sections) >= 9
+    assert [section for section in sections if f"## {section}\n" not in text] == []
