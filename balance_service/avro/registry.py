@@ -376,6 +376,16 @@ class SchemaRegistry:
                         found[name.rpartition(".")[2]] = name, records
         return found
 
+    def all_records(self, except_of: str) -> list[Schema]:
+        """The newest record schemas of all subjects of values, by subject, except those that begin with a text.
+
+        Raises:
+            RetriableError: the registry does not answer, or does not let this user read.
+        """
+        subjects = [one for one in self._subjects() if not one.startswith(except_of) and not one.endswith(_KEY)]
+        read = [records.completed(name) for records in map(self._newest, subjects) for name in records.by_name]
+        return [schema for schema in read if schema is not None]
+
     def newest(self, topic: str, record: str) -> Schema | None:
         """The newest schema of a record on a topic, under TopicRecordName, TopicName or RecordName strategy.
 

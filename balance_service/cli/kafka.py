@@ -9,7 +9,7 @@ import threading
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,7 @@ from balance_service.observability.logs import quiet_logging
 from balance_service.settings import load_settings
 
 if TYPE_CHECKING:
+    from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stream import Partitioner
@@ -224,23 +225,78 @@ def topics_copy(source: str, target: str, partitions: int | None, partitioner: P
 
 @click.group()
 def schemas() -> None:
-    """Register and pull schemas."""
+    """Register and pull schemas, and write dataclasses of them."""
 
 
 @schemas.command("register")
 def schemas_register() -> None:
-    """Register the schemas of all topics that the service writes.
+    """Register the schemas of all topics that the service writes, and of events that dataclasses declare.
 
-    Instances do this at start, if they are authorized to; use this command if they are not. Schemas of topics that
-    other applications write are not registered, except those that are shipped.
+    Instances do the former at start, if they are authorized to; use this command if they are not. An event's schema is
+    not registered if the newest one of its producers has all of its fields. Other schemas of topics that other
+    applications write are not registered, except those that are shipped.
     """
     from balance_service.avro.registry import SchemaRegistry
 
     settings = load_settings()
     quiet_logging()
+    models = hosted_models(settings)
     with closing(SchemaRegistry.from_settings(settings)) as registry:
-        for subject, schema in _written_schemas(settings, hosted_models(settings)).items():
+        for subject, schema in _written_schemas(settings, models).items():
             click.echo(f"{subject}: schema id {registry.register(subject, schema)}")
+        for topic, schema in _declared_events(settings, models):
+            _register_event(registry, topic, schema)
+
+
+def _declared_events(settings: Settings, hosted: list[ReadModel]) -> list[tuple[str, Schema]]:
+    """Topic and schema of each event and row that a dataclass declares."""
+    from balance_service.model.events import DeclaredRecord
+    from balance_service.model.placing import hosted_stages
+
+    found: dict[tuple[str, str], Schema] = {}
+    for stage in hosted_stages(hosted, settings):
+        read = (
+            [] if stage.reads_rekeyed else [(stage.source, record, stage.schemas[record]) for record in stage.schemas]
+        )
+        tables = [join.table for join in stage.joins]
+        read += [(settings.topic_of(table.topic), table.record, stage.rows[table.record]) for table in tables]
+        found |= {(topic, record): schema for topic, record, schema in read if isinstance(record, DeclaredRecord)}
+    return [(topic, schema) for (topic, _), schema in found.items()]
+
+
+def _register_event(registry: SchemaRegistry, topic: str, schema: Schema) -> None:
+    """Raises ConfigurationError if the producers' record has another namespace, or the registry refuses the schema."""
+    from balance_service.avro.logical_types import with_times
+    from balance_service.avro.named_types import contracted, expanded
+    from balance_service.avro.resolution import difference
+    from balance_service.avro.schemas import full_name, rewritten, subject_of
+
+    subject, theirs = subject_of(topic, schema), registry.newest(topic, schema["name"])
+    if theirs is not None:
+        if full_name(theirs) != full_name(schema):
+            space = full_name(theirs).rpartition(".")[0]
+            raise ConfigurationError(
+                f"topic '{topic}' has the record {full_name(theirs)} in the schema registry at {registry.url}, and the "
+                f"dataclass {schema['name']} declares {full_name(schema)}, so no event would be read: write "
+                f'`__namespace__ = "{space}"` in the class'
+            )
+        if not difference(rewritten(expanded(with_times(theirs)), _of_bytes), rewritten(schema, _without_defaults)):
+            click.echo(f"{subject}: its producers' schema has all fields of the dataclass")
+            return
+    click.echo(f"{subject}: schema id {registry.register(subject, contracted(schema))}")
+
+
+def _of_bytes(kind: Any) -> Any:
+    """A decimal is read alike whether it is written as `fixed` or as `bytes`."""
+    is_decimal = isinstance(kind, dict) and kind.get("logicalType") == "decimal"
+    return {**kind, "type": "bytes"} if is_decimal else kind
+
+
+def _without_defaults(kind: Any) -> Any:
+    if not isinstance(kind, dict) or "fields" not in kind:
+        return kind
+    fields = [{name: part for name, part in field.items() if name != "default"} for field in kind["fields"]]
+    return {**kind, "fields": fields}
 
 
 def _written_schemas(settings: Settings, hosted: list[ReadModel]) -> dict[str, Schema]:
@@ -293,12 +349,7 @@ def schemas_pull(topic: str, folder: Path) -> None:
     settings = load_settings()
     quiet_logging()
     with closing(SchemaRegistry.from_settings(settings)) as registry:
-        found = registry.records_of(topic)
-    if not found:
-        raise ConfigurationError(
-            f"the schema registry at {registry.url} has no record under the subjects "
-            f"{topic}-NAMESPACE.NAME or {topic}-value; correct TOPIC, or BALANCE_SCHEMA_REGISTRY_URL"
-        )
+        found = _records_of(registry, topic)
     texts = {folder / f"{name}.avsc": json.dumps(schema, indent=2) + "\n" for name, schema in found.items()}
     for file, text in texts.items():
         if file.exists() and not _same_json(file, text):
@@ -309,6 +360,45 @@ def schemas_pull(topic: str, folder: Path) -> None:
     for file, text in texts.items():
         file.write_text(text, encoding="utf-8")
         click.echo(f"wrote {file}")
+
+
+def _records_of(registry: SchemaRegistry, topic: str) -> dict[str, Schema]:
+    if not (found := registry.records_of(topic)):
+        raise ConfigurationError(
+            f"the schema registry at {registry.url} has no record under the subjects "
+            f"{topic}-NAMESPACE.NAME or {topic}-value; correct TOPIC, or BALANCE_SCHEMA_REGISTRY_URL"
+        )
+    return found
+
+
+@schemas.command("types")
+@click.argument("given", metavar="[TOPIC|FILE]...", nargs=-1)
+def schemas_types(given: tuple[str, ...]) -> None:
+    """Print a Python module with a dataclass for each record of TOPIC in the registry, or of FILE, an `.avsc` file.
+
+    Without either, for each record in the registry, except those of this application. Fields and records that no
+    dataclass can have are left out, with a comment and a line on standard error.
+    """
+    from balance_service.avro.registry import SchemaRegistry
+    from balance_service.devtools.dataclasses_of import dataclasses_of
+    from balance_service.model.schemas import read_schema
+
+    files = [Path(one) for one in given if one.endswith(".avsc")]
+    found = [read_schema(file, file.stem) for file in files]
+    if len(files) < len(given) or not given:
+        settings = load_settings()
+        quiet_logging()
+        with closing(SchemaRegistry.from_settings(settings)) as registry:
+            for topic in (one for one in given if not one.endswith(".avsc")):
+                found += _records_of(registry, topic).values()
+            if not given:
+                found = registry.all_records(except_of=f"{settings.application_id}-")
+    if not found:
+        raise ConfigurationError(f"the schema registry at {registry.url} has no record of another application")
+    written = dataclasses_of(found)
+    for sentence in written.left_out:
+        click.echo(f"left out: {sentence}", err=True)
+    click.echo(written.text, nl=False)
 
 
 def _same_json(file: Path, text: str) -> bool:

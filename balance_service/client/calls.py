@@ -9,7 +9,7 @@ import uuid
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from urllib.parse import quote
 
 from balance_service import api
@@ -18,6 +18,7 @@ from balance_service.client.errors import ClientError, InvalidCallError
 from balance_service.client.exchange import Attempt, Call, Reply, Request, Server, T, has_no_state
 from balance_service.client.results import (
     Balance,
+    Change,
     Decided,
     Entry,
     FundsAdded,
@@ -26,6 +27,8 @@ from balance_service.client.results import (
     Position,
     Readiness,
     Scan,
+    SnapshotBegin,
+    SnapshotEnd,
     State,
     Top,
 )
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 
     from balance_service.client.results import Role
 
+Keyed = TypeVar("Keyed", State[Any], Entry[Any], Change[Any])
+Streamed = Change[Any] | SnapshotBegin | SnapshotEnd
 _BALANCE = "balance"
 _MOST_WRITTEN_KEYS = 100_000
 _GENERATIONS = ("generations", "comparison", "keptUntil", "problem")
@@ -174,11 +179,8 @@ class Calls:
         bounds = self._bounds(text if model == _BALANCE else None, min_position, max_lag, max_age)
         path = f"{_path(model)}/keys/{segment(text)}"
         content, answered = yield from self._one(Request(path=path, parameters=bounds), "key", "value")
-        value = None if content is None else content["value"]
-        if into is not None and value is not None:
-            column = (yield from self._key_of(model)) if lacks(into, value) else ""
-            value = read(into, value, (column, text) if column else None)
-        return State(key=text, value=value, **answered)
+        found = State(key=text, value=None if content is None else content["value"], **answered)
+        return (yield from self.typed(model, into, [found]))[0]
 
     def entries(
         self,
@@ -211,13 +213,7 @@ class Calls:
 
         def fetch(after: str | None) -> Call[tuple[Sequence[Entry[Any]], str | None]]:
             content, scan = yield from self._scan(model, "entries", {**given, "after": after}, "entries", "next")
-            found = _entries(content, scan)
-            if into is not None:
-                column = (yield from self._key_of(model)) if any(lacks(into, one.value) for one in found) else ""
-                found = tuple(
-                    replace(one, value=read(into, one.value, (column, one.key) if column else None)) for one in found
-                )
-            return found, content["next"]
+            return (yield from self.typed(model, into, _entries(content, scan))), content["next"]
 
         return Pages(fetch)
 
@@ -232,19 +228,28 @@ class Calls:
         return KeyCount(count=content["count"], scan=scan)
 
     def top(
-        self, model: str, *, by: str, limit: int = 10, max_lag: int | None = None, partial: bool = False
-    ) -> Call[Top]:
+        self,
+        model: str,
+        *,
+        by: str,
+        into: Any = None,
+        limit: int = 10,
+        max_lag: int | None = None,
+        partial: bool = False,
+    ) -> Call[Top[Any]]:
         """Returns the entries with the greatest values of a field.
 
         Args:
             by: a field whose values are numbers.
+            into: as for `get`, of each value.
             limit: how many entries, at most 1000.
             max_lag: as for `get_balance`.
             partial: as for `count`.
         """
         given = {"by": by, "limit": limit, "maxLag": max_lag, "partial": partial}
         content, scan = yield from self._scan(model, "top", given, "entries")
-        return Top(entries=_entries(content, scan), is_cut_off="next" in content, scan=scan)
+        entries = yield from self.typed(model, into, _entries(content, scan))
+        return Top(entries=entries, is_cut_off="next" in content, scan=scan)
 
     def query(self, path: str) -> Call[Any]:
         """Returns the JSON value at a path that a read model declares, such as `/leaderboard/1`.
@@ -412,6 +417,26 @@ class Calls:
         """Deletes a generation that does not serve."""
         body = {"model": model, "generation": generation, "reason": reason}
         return (yield from self._read(_post(f"{api.MODELS}.drop", body), *_GENERATIONS))
+
+    def typed(self, model: str, into: Any, found: Sequence[Keyed]) -> Call[tuple[Keyed, ...]]:
+        """Returns answers with their values as a type; unchanged if it is None. A value None stays.
+
+        Raises:
+            InvalidCallError: a value does not fit; the message names the field.
+        """
+        if into is None:
+            return tuple(found)
+        column = (yield from self._key_of(model)) if any(lacks(into, one.value) for one in found) else ""
+        return tuple(
+            one
+            if one.value is None
+            else replace(one, value=read(into, one.value, (column, one.key) if column else None))
+            for one in found
+        )
+
+    def typed_event(self, model: str, into: Any, event: Streamed) -> Call[Streamed]:
+        """Returns an event of a change stream; of a change, with its value as `typed`."""
+        return (yield from self.typed(model, into, [event]))[0] if isinstance(event, Change) else event
 
     def _key_of(self, model: str) -> Call[str]:
         """Returns the field of a read model's key; empty if it has none."""

@@ -68,7 +68,7 @@ class Watch:
         self._sources = {}
         return True
 
-    def read(self, content: bytes) -> Iterator[Change | SnapshotBegin | SnapshotEnd]:
+    def read(self, content: bytes) -> Iterator[Change[Any] | SnapshotBegin | SnapshotEnd]:
         """Takes the next bytes of an open stream; returns the events that end in them."""
         for item in self._parser.feed(content):
             if isinstance(item, Comment):

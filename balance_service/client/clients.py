@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
     from balance_service.client.exchange import Attempt, Call, Request
-    from balance_service.client.results import Change, Entry, Position, SnapshotBegin, SnapshotEnd, State
+    from balance_service.client.results import Change, Entry, Position, SnapshotBegin, SnapshotEnd, State, Top
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -207,7 +207,6 @@ class Client(_Connected[httpx.Client, threading.Event]):
     get_balance = _blocking(Calls.get_balance)
     add_funds = _blocking(Calls.add_funds)
     count = _blocking(Calls.count)
-    top = _blocking(Calls.top)
     query = _blocking(Calls.query)
     ready = _blocking(Calls.ready)
     status = _blocking(Calls.status)
@@ -280,18 +279,46 @@ class Client(_Connected[httpx.Client, threading.Event]):
         return _entries(self, model, **of)
 
     @overload
-    def changes(self, model: str, *, key: str | int) -> Iterator[Change]: ...
+    def top(
+        self, model: str, *, by: str, limit: int = 10, max_lag: int | None = None, partial: bool = False
+    ) -> Top[Any]: ...
+
+    @overload
+    def top(
+        self, model: str, *, by: str, into: type[V], limit: int = 10, max_lag: int | None = None, partial: bool = False
+    ) -> Top[V]: ...
+
+    @wraps(Calls.top)
+    def top(self, model: str, **of: Any) -> Top[Any]:
+        return self._run(self._calls.top(model, **of))
+
+    @overload
+    def changes(self, model: str, *, key: str | int) -> Iterator[Change[Any]]: ...
+
+    @overload
+    def changes(self, model: str, *, key: str | int, into: type[V]) -> Iterator[Change[V | None]]: ...
 
     @overload
     def changes(
         self, model: str, *, start: str | int | None = None, end: str | int | None = None, prefix: str | None = None
-    ) -> Iterator[Change | SnapshotBegin | SnapshotEnd]: ...
+    ) -> Iterator[Change[Any] | SnapshotBegin | SnapshotEnd]: ...
 
-    def changes(self, model: str, **of: Any) -> Iterator[Any]:
+    @overload
+    def changes(
+        self,
+        model: str,
+        *,
+        into: type[V],
+        start: str | int | None = None,
+        end: str | int | None = None,
+        prefix: str | None = None,
+    ) -> Iterator[Change[V | None] | SnapshotBegin | SnapshotEnd]: ...
+
+    def changes(self, model: str, *, into: Any = None, **of: Any) -> Iterator[Any]:
         """Yields the present value of a key, then each change; connects again when the connection is lost.
 
         Without `key`: of all keys, of those from `start` to `end`, or of those with a prefix. Then a snapshot comes
-        first, and again when the instance cannot go on from where the stream was.
+        first, and again when the instance cannot go on from where the stream was. `into` is as for `get`.
         """
         watch = self._calls.changes(model, **of)
         while True:
@@ -306,7 +333,8 @@ class Client(_Connected[httpx.Client, threading.Event]):
                 reply = self._ended(process) or _reply(response, b"" if _is_stream(response) else response.read())
                 if watch.is_open(reply):
                     for content in response.iter_bytes():
-                        yield from watch.read(content)
+                        for event in watch.read(content):
+                            yield event if into is None else self._run(self._calls.typed_event(model, into, event))
                         if self._ended(process):
                             break
                     watch.lost(self._ended(process) or _ENDED)
@@ -373,7 +401,6 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
     get_balance = _awaited(Calls.get_balance)
     add_funds = _awaited(Calls.add_funds)
     count = _awaited(Calls.count)
-    top = _awaited(Calls.top)
     query = _awaited(Calls.query)
     ready = _awaited(Calls.ready)
     status = _awaited(Calls.status)
@@ -446,14 +473,42 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
         return _awaited_entries(self, model, **of)
 
     @overload
-    def changes(self, model: str, *, key: str | int) -> AsyncIterator[Change]: ...
+    def top(
+        self, model: str, *, by: str, limit: int = 10, max_lag: int | None = None, partial: bool = False
+    ) -> Coroutine[Any, Any, Top[Any]]: ...
+
+    @overload
+    def top(
+        self, model: str, *, by: str, into: type[V], limit: int = 10, max_lag: int | None = None, partial: bool = False
+    ) -> Coroutine[Any, Any, Top[V]]: ...
+
+    @wraps(Calls.top)
+    def top(self, model: str, **of: Any) -> Coroutine[Any, Any, Top[Any]]:
+        return self._run(self._calls.top(model, **of))
+
+    @overload
+    def changes(self, model: str, *, key: str | int) -> AsyncIterator[Change[Any]]: ...
+
+    @overload
+    def changes(self, model: str, *, key: str | int, into: type[V]) -> AsyncIterator[Change[V | None]]: ...
 
     @overload
     def changes(
         self, model: str, *, start: str | int | None = None, end: str | int | None = None, prefix: str | None = None
-    ) -> AsyncIterator[Change | SnapshotBegin | SnapshotEnd]: ...
+    ) -> AsyncIterator[Change[Any] | SnapshotBegin | SnapshotEnd]: ...
 
-    async def changes(self, model: str, **of: Any) -> AsyncIterator[Any]:
+    @overload
+    def changes(
+        self,
+        model: str,
+        *,
+        into: type[V],
+        start: str | int | None = None,
+        end: str | int | None = None,
+        prefix: str | None = None,
+    ) -> AsyncIterator[Change[V | None] | SnapshotBegin | SnapshotEnd]: ...
+
+    async def changes(self, model: str, *, into: Any = None, **of: Any) -> AsyncIterator[Any]:
         """As `Client.changes`."""
         watch = self._calls.changes(model, **of)
         while True:
@@ -466,7 +521,9 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
                 if watch.is_open(_reply(response, b"" if _is_stream(response) else await response.aread())):
                     async for content in response.aiter_bytes():
                         for event in watch.read(content):
-                            yield event
+                            yield (
+                                event if into is None else await self._run(self._calls.typed_event(model, into, event))
+                            )
                         if self._ended(process):
                             break
                     watch.lost(self._ended(process) or _ENDED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
 from balance_service.client.errors import InvalidCallError
 
@@ -117,10 +117,10 @@ class KeyCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Top:
+class Top(Generic[V_co]):
     """The entries with the greatest values of a field, greatest first."""
 
-    entries: tuple[Entry[Any], ...]
+    entries: tuple[Entry[V_co], ...]
     is_cut_off: bool
     """Whether the instance left out entries because the answer would exceed 1 MiB."""
     scan: Scan
@@ -156,11 +156,11 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Generic[V_co]):
     """The new value of a key; None: the key has no state."""
 
     key: str
-    value: Any
+    value: V_co
     generation: int
     """The generation of the read model that the value is of. After a switch it is another one."""
     positions: Mapping[int, int]

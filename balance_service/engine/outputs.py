@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from balance_service.avro.codec import frame_header, opened
 from balance_service.engine.processor import OwnCodeFailedError, records_of_own_code
 from balance_service.engine.records import BY_KEY, Output
-from balance_service.errors import PoisonRecordError, TaskHaltedError
+from balance_service.errors import ConfigurationError, PoisonRecordError, TaskHaltedError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader
 from balance_service.kafka.messages import headers_of
 from balance_service.model.events import Each
+from balance_service.model.states import record_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ SENDER_HEADER = "sent-by"
 """Names the stage that sent a record, and its source topic: see `sender_of`. Several stages may send to one topic."""
 _OF_ONE_HOP = frozenset({ORIGIN_HEADER, SENDER_HEADER})
 UNFIT = "output-does-not-fit"
+_UNFIT = "the record to send does not fit its schema"
 ENVELOPE_BYTES = 2 << 10
 """Upper bound of the size of a batch with one record, without the record's key, value and headers."""
 
@@ -96,13 +98,20 @@ class OutputBuilder:
         return Output(offset, target.topic, partition, key, value, timestamp_ms, [*headers, origin, self._sent_by])
 
 
-def encoded(codec: AvroCodec, record: Mapping[str, Any]) -> bytes:
-    """Returns the frame of an output. Raises PoisonRecordError if the record does not fit its schema."""
+def encoded(codec: AvroCodec, sent: Any) -> bytes:
+    """Returns the frame of an output, a mapping or an instance of a dataclass.
+
+    Raises PoisonRecordError if it does not fit its schema.
+    """
+    try:
+        record = record_of(sent)
+    except (ConfigurationError, ValueError) as error:
+        raise PoisonRecordError(UNFIT, f"{_UNFIT}: {error}") from error
     try:
         return codec.encode(record)
     except Exception as error:  # fastavro raises any exception its writer runs into
         why = codec.misfit(record) or error
-        raise PoisonRecordError(UNFIT, f"the record to send does not fit its schema: {why}") from error
+        raise PoisonRecordError(UNFIT, f"{_UNFIT}: {why}") from error
 
 
 def forwarded(headers: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, bytes | None]]:

@@ -340,8 +340,8 @@ class TaskSnapshot:
     `answers` is whether the task answers queries in its role, without regard to the owner's lease. `letters` is the
     number of dead letters by cause and status, `comparison` that of a generation that is built with the serving one,
     `sends_as_of` the `Position.inherited` of a task that sends the outputs, else -1. `stand` is how an owner stands
-    that has records to apply, or whose query failed. `since_ms` is when the task came into its state; one that is opened
-    again after a failure counts from the first failure until it runs. In ms since 1970. `failed_at` is where its own
+    that has records to apply, or whose query failed. `since_ms` is when the task came into its state, in ms since 1970;
+    one that is opened again after a failure counts from the first failure until it runs. `failed_at` is where its own
     code failed that halted it.
     """
 

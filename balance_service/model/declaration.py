@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import fields_of, simple_name, type_name, without_null
 from balance_service.errors import ConfigurationError
-from balance_service.model.events import ANY, EVENT, PER_KEY, Emit, OnFailure, Order
+from balance_service.model.events import ANY, EVENT, PER_KEY, DeclaredRecord, Emit, OnFailure, Order
 from balance_service.model.keys import KeyType
 from balance_service.model.stage import declared_stages
 from balance_service.model.standard_fold import StandardFold
-from balance_service.model.states import converter_of, located, unconverted
+from balance_service.model.states import converter_of, located, record_converter, unconverted
 from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, Table, join_misfit
 
 if TYPE_CHECKING:
@@ -459,9 +459,12 @@ def found_schema(model: Any, name: str, topic: str | None = None) -> Schema:
         topic: the topic that its records are read from, if they are read.
 
     Raises:
-        ConfigurationError: the schema is not found.
+        ConfigurationError: the schema is not found, or its dataclass cannot be a record.
         RetriableError: the registry does not answer.
     """
+    if isinstance(name, DeclaredRecord):
+        declared: Schema = expanded(record_converter(name.owner).schema)
+        return declared
     try:
         found: Schema = model.schemas.find(name, topic)
     except ConfigurationError as error:

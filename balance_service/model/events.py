@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
+from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import checked
+from balance_service.model.states import annotated_type, located, record_converter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,6 +54,82 @@ def event_of(records: Iterable[str], update: Update, timestamp_ms: int) -> Event
     return None
 
 
+class DeclaredRecord(str):
+    """The simple name of a record type that a dataclass declares."""
+
+    owner: type
+
+    @classmethod
+    def named(cls, record: str | type) -> str:
+        """Returns the simple name of a record type, given by it or by its dataclass. Raises TypeError."""
+        if isinstance(record, str):
+            return record
+        if not isinstance(record, type):
+            raise TypeError(f"{record!r} is neither the simple name of a record nor a dataclass")
+        name = cls(record.__name__)
+        name.owner = record
+        return name
+
+
+def with_instances(code: Callable[..., Any], number: int, records: Iterable[str]) -> Callable[..., Any]:
+    """Returns a function of a model's author that gets instances of dataclasses, where its annotation names them.
+
+    An event whose dataclass the annotation does not include remains an `Event`. The function itself is returned if it
+    gets no instances.
+
+    Args:
+        code: takes an event, or None, as its last argument.
+        number: of that argument, from 0.
+        records: the simple names of the events.
+
+    Raises:
+        ConfigurationError: the annotation names dataclasses, but not of every event; or it cannot be resolved, and a
+            dataclass declares an event. The message is the rest of a sentence about the function.
+    """
+    owners = {record: record.owner for record in records if isinstance(record, DeclaredRecord)}
+    members = _members(code, number, is_resolved=bool(owners))
+    kept = {record: owner for record, owner in owners.items() if any(member in owner.__mro__ for member in members)}
+    if (
+        members
+        and all(map(dataclasses.is_dataclass, members))
+        and (left := [one for one in records if one not in kept])
+    ):
+        raise ConfigurationError(
+            f"takes events as {' or '.join(map(located, members))}, which '{left[0]}' of the source is not: name the "
+            "dataclass of each record in the source and in the annotation, or annotate the event as `Event`"
+        )
+    readers = {record: record_converter(owner).from_record for record, owner in kept.items()}
+    if not readers:
+        return code
+
+    def called(*given: Any) -> Any:
+        event = given[-1]
+        if event is None or (read := readers.get(event.record)) is None:
+            return code(*given)
+        return code(*given[:-1], read(event))
+
+    return called
+
+
+def _members(code: Callable[..., Any], number: int, *, is_resolved: bool) -> tuple[Any, ...]:
+    """Returns the types that a parameter may have, without None; none if they are not known."""
+    try:
+        parameter = [*inspect.signature(code).parameters.values()][number]
+        found = annotated_type(parameter.annotation, code)
+    except NameError as error:
+        if not is_resolved:
+            return ()
+        raise ConfigurationError(
+            f"takes events of a type that cannot be resolved ({error}): define or import it at the top of the module, "
+            "and not only under TYPE_CHECKING"
+        ) from error
+    except (ValueError, TypeError, IndexError):
+        # A function without signature or annotation, or with `*args`.
+        return ()
+    members = get_args(found) if get_origin(found) in (Union, UnionType) else (found,)
+    return tuple(member for member in members if member not in (NoneType, inspect.Parameter.empty))
+
+
 class Order(Enum):
     """The treatment of a key's later events while an earlier one is a dead letter that may still be applied."""
 
@@ -75,8 +156,8 @@ DEAD_LETTER = OnFailure.DEAD_LETTER
 """The event becomes a dead letter, which is applied late, once the code is corrected and an operator redrives it."""
 
 
-Sent = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
-"""A record to emit, or several, or none."""
+Sent = Any
+"""A record to emit, or several, or none. A record is a mapping, or an instance of its dataclass."""
 
 
 class Each(Enum):
@@ -92,12 +173,13 @@ LAST = Each.LAST
 """Once for each key that a commit has changed, with the key's last state."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Emit:
     """Records for a topic, written in the transaction of the commit that produces them.
 
-    Without a record type, a model with states emits the state itself, and one without states the event's record
-    unchanged. The record's key is the key of the state; without states, the key of the event's record.
+    A record type is named by the simple name of its schema, or by its dataclass. Without one, a model with states emits
+    the state itself, and one without states the event's record unchanged. The record's key is the key of the state;
+    without states, the key of the event's record.
     """
 
     topic: str
@@ -105,15 +187,25 @@ class Emit:
     each: Each = EVENT
     where: Condition | None = None
     """The events to emit; None for all. For models without states."""
-    make: Callable[[Event], Sent] | None = None
+    make: Callable[[Any], Sent] | None = None
     """Makes the records for an event; pure. For models without states; one with states overrides `emit`."""
 
-    def __post_init__(self) -> None:
-        if self.where is not None:
-            checked(self.where)
+    def __init__(
+        self,
+        topic: str,
+        record: str | type | None = None,
+        each: Each = EVENT,
+        where: Condition | None = None,
+        make: Callable[[Any], Sent] | None = None,
+    ) -> None:
+        object.__setattr__(self, "topic", topic)
+        object.__setattr__(self, "record", None if record is None else DeclaredRecord.named(record))
+        object.__setattr__(self, "each", each)
+        object.__setattr__(self, "where", None if where is None else checked(where))
+        object.__setattr__(self, "make", make)
 
 
-def listed(sent: Sent) -> Sequence[Mapping[str, Any]]:
+def listed(sent: Sent) -> Sequence[Any]:
     if sent is None:
         return ()
-    return (sent,) if isinstance(sent, Mapping) else sent
+    return (sent,) if isinstance(sent, Mapping) or dataclasses.is_dataclass(sent) else sent

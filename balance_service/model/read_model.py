@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import fields_of, type_name, without_null
-from balance_service.errors import InvalidInputError, PoisonRecordError
+from balance_service.errors import ConfigurationError, InvalidInputError, PoisonRecordError
 from balance_service.model.declaration import check_class, check_declaration, refuse
-from balance_service.model.events import EVENT, HALT
+from balance_service.model.events import EVENT, HALT, with_instances
 from balance_service.model.keys import words_of
 from balance_service.model.schemas import Schemas
 from balance_service.model.standard_fold import OutOfRangeError, StandardFold
@@ -167,7 +167,10 @@ class ReadModel:
             self, own_fold=own.fold is not ReadModel.fold, own_emit=own.emit is not ReadModel.emit
         )
         self.stages = declared.stages
-        self.outputs = declared.outputs
+        self.outputs = tuple(
+            output if output.make is None else replace(output, make=self._with_instances("make", output.make, 0))
+            for output in declared.outputs
+        )
         self.made_schemas = declared.made
         self.standard_folds, self.update_forms = declared.folds, declared.forms
         self.needs_events = not declared.folds or any(emit.each is EVENT and emit.record for emit in self.outputs)
@@ -192,18 +195,21 @@ class ReadModel:
                 refuse(own, f"has a view of its own, but {_NO_FIELDS}")
             if self._view is not None and not has_fields:
                 self.field_types = {name: type_name(kind) for name, kind in fields_of(self._view.schema).items()}
+        self._own_fold = self._with_instances("fold", self.fold, 1)
+        self._own_emit = self._with_instances("emit", self.emit, 1)
         for field, fold in declared.folds.items():
             self._steps.append((field, fold.step(without_null(self.state_fields[field])[0])))
             if (answer := fold.answer(without_null(declared.kinds[field])[0])) is not None:
                 self._answers.append((field, answer))
         self.computes_answers |= bool(self._answers)
 
-    def fold(self, state: Any, event: Event) -> Any:
+    def fold(self, state: Any, event: Any, /) -> Any:
         """Returns the next state of a key; pure. Models without standard folds override it.
 
         Args:
             state: None if the key has no state; an instance if states are a dataclass.
-            event: its key is valid: text of 1 to 256 bytes without control characters.
+            event: an `Event`, which is a mapping; an instance if it is annotated with the dataclass that the source
+                names. Its key is valid: text of 1 to 256 bytes without control characters.
 
         Returns:
             A record of the state schema; None deletes the state, until another event creates one.
@@ -213,7 +219,7 @@ class ReadModel:
         """
         raise NotImplementedError
 
-    def emit(self, state: Any, event: Any) -> Sent:
+    def emit(self, state: Any, event: Any, /) -> Sent:
         """Returns the records to emit for a key; pure. Models whose `emits` names a record type override it.
 
         Args:
@@ -239,7 +245,7 @@ class ReadModel:
         """Whether the model keeps states. A model without states only emits, and cannot be queried."""
         return hasattr(cls, "state")
 
-    def view(self, state: Any) -> Any:
+    def view(self, state: Any, /) -> Any:
         """Returns the answer to a query: values of Avro types, or a dataclass of them, as annotated.
 
         By default, the state without its key.
@@ -258,7 +264,7 @@ class ReadModel:
 
     def sent(self, state: State | None, event: Event | None) -> Sent:
         """Returns the records to emit for a stored state. Called by the engine. Raises as `emit`."""
-        return self.emit(None if state is None else self._states.from_record(self._answered(state)), event)
+        return self._own_emit(None if state is None else self._states.from_record(self._answered(state)), event)
 
     def _answered(self, state: State) -> State:
         """Returns a stored state as the model declares it."""
@@ -289,8 +295,22 @@ class ReadModel:
         return after
 
     def _folded(self, state: State | None, event: Event) -> State | None:
-        after = self.fold(None if state is None else self._states.from_record(state), event)
+        after = self._own_fold(None if state is None else self._states.from_record(state), event)
         return None if after is None else self._states.to_record(after)
+
+    def _with_instances(self, name: str, code: Callable[..., Any], number: int) -> Callable[..., Any]:
+        """Returns the model's own code, which takes the event as the argument with that number."""
+        own, last = type(self), self.stages[-1]
+        try:
+            called = with_instances(code, number, last.records)
+        except ConfigurationError as error:
+            refuse(own, f"has a `{name}` that {error}")
+        if called is not code and last.wanted_schemas != last.event_schemas:
+            refuse(
+                own,
+                f"selects columns, but its `{name}` takes whole events: annotate them as `Event`, or remove `select`",
+            )
+        return called
 
     def repeated(self, update: Update) -> Mapping[str, Any]:
         """Returns the fields of an update that every attempt of a command repeats: all except `id` and `occurredOn`."""

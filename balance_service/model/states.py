@@ -1,4 +1,4 @@
-"""Dataclass states: derives the Avro schema of a dataclass, and converts between its instances and records.
+"""Dataclass states and events: derives the Avro schema of a dataclass, and converts between its instances and records.
 
 Source: Avro 1.12 specification, "Complex Types", "Logical Types", "Names".
 """
@@ -13,10 +13,12 @@ from dataclasses import MISSING, Field, InitVar, dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal, InvalidOperation, Rounded
 from enum import Enum, Flag
+from functools import lru_cache
 from operator import attrgetter
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+from balance_service.avro.schemas import full_name
 from balance_service.errors import ConfigurationError, PoisonRecordError
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ _TYPES = (
     "dict[str, X] or X | None"
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAMESPACE = re.compile(rf"(?:{_NAME.pattern}(?:\.{_NAME.pattern})*)?")
+_NOT_KEPT = "the state cannot be kept: "
 _PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 _LONG_LIMIT = 2**63
 _MOST_DIGITS = 38
@@ -48,7 +52,7 @@ class Scale:
 
 
 def scale(digits: int, *, precision: int = _MOST_DIGITS) -> Scale:
-    """Annotates a Decimal in a state with its digits after the decimal point.
+    """Annotates a Decimal in a state or an event with its digits after the decimal point.
 
     `Annotated[Decimal, scale(2)]` has two.
     """
@@ -57,7 +61,7 @@ def scale(digits: int, *, precision: int = _MOST_DIGITS) -> Scale:
 
 @dataclass(frozen=True, slots=True)
 class StateConverter:
-    """Converts between a read model's states and Avro records. Thread-safe."""
+    """Converts between a read model's states, or its events, and Avro records. Thread-safe."""
 
     schema: Schema
     to_record: Callable[[Any], dict[str, Any]]
@@ -84,8 +88,57 @@ def converter_of(state: type, name: str) -> StateConverter:
     Raises:
         ConfigurationError: the class cannot be a state; the message says where it is, why, and what to do.
     """
-    kind = _Compiler(name.replace("-", "_")).record(state, "State")
+    return _converter(state, name.replace("-", "_"), "State", "a state")
+
+
+def _converter(owner: type, namespace: str, name: str, use: str) -> StateConverter:
+    try:
+        kind = _Compiler(namespace).record(owner, name)
+    except ConfigurationError as error:
+        raise ConfigurationError(str(error).replace("cannot be a state:", f"cannot be {use}:")) from None
     return StateConverter(kind.schema, kind.write, kind.read)
+
+
+@lru_cache
+def record_converter(owner: type) -> StateConverter:
+    """Returns the converter for a dataclass whose instances are events, rows, or records that a read model sends.
+
+    The schema has the name of the class, and its `__namespace__`, or none.
+
+    Raises:
+        ConfigurationError: as `converter_of`.
+    """
+    namespace = getattr(owner, "__namespace__", "")
+    if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
+        _Place(owner).refuse(f"has the `__namespace__` {namespace!r}: use names with dots between them")
+    return _converter(owner, namespace, owner.__name__, "a record")
+
+
+def record_of(value: Any) -> Any:
+    """Returns the record of an instance of a dataclass; any other value unchanged.
+
+    Raises:
+        ConfigurationError: the class cannot be a record.
+        ValueError: a field's type cannot hold its value exactly.
+    """
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    try:
+        return record_converter(type(value)).to_record(value)
+    except PoisonRecordError as error:
+        raise ValueError(str(error).removeprefix(_NOT_KEPT)) from None
+
+
+def annotated_type(annotation: Any, function: Any) -> Any:
+    """Returns an annotation of a function as a type.
+
+    Raises:
+        NameError: it names what the function's module does not have.
+    """
+    # Of the annotations, only this one: others may be of types that are not imported.
+    alone = type("Alone", (), {"__annotations__": {"annotation": annotation}})
+    known = getattr(inspect.unwrap(function), "__globals__", {})
+    return get_type_hints(alone, known, include_extras=True)["annotation"]
 
 
 def returned_by(view: Any, name: str, *, has_fields: bool) -> StateConverter | None:
@@ -99,10 +152,8 @@ def returned_by(view: Any, name: str, *, has_fields: bool) -> StateConverter | N
     Raises:
         ConfigurationError: as `converter_of`, or the annotation names what its module does not have.
     """
-    # Of the annotations, only this one: others may be of types that are not imported.
-    alone = type("Returned", (), {"__annotations__": {"return": view.__annotations__.get("return")}})
     try:
-        returned = get_type_hints(alone, view.__globals__, include_extras=True)["return"]
+        returned = annotated_type(view.__annotations__.get("return"), view)
     except NameError as error:
         if has_fields:
             return None
@@ -116,11 +167,8 @@ def returned_by(view: Any, name: str, *, has_fields: bool) -> StateConverter | N
     if is_typeddict(returned):
         owner = dataclasses.make_dataclass(returned.__name__, [*_hints(returned).items()])
         owner.__module__, owner.__qualname__ = returned.__module__, returned.__qualname__
-    try:
-        kind = _Compiler(name.replace("-", "_")).record(owner, "View")
-    except ConfigurationError as error:
-        raise ConfigurationError(str(error).replace("cannot be a state:", "cannot be a view:")) from None
-    return StateConverter(kind.schema, kind.write if owner is returned else _same, _same)
+    of_view = _converter(owner, name.replace("-", "_"), "View", "a view")
+    return StateConverter(of_view.schema, of_view.to_record if owner is returned else _same, _same)
 
 
 def unconverted(schema: Schema) -> StateConverter:
@@ -170,7 +218,7 @@ class _Place:
 
     def unfit(self, why: str) -> NoReturn:
         subject = f"{self.owner.__qualname__}.{self.field}".removesuffix(".")
-        raise PoisonRecordError(_UNFIT, f"the state cannot be kept: {subject} {why}")
+        raise PoisonRecordError(_UNFIT, f"{_NOT_KEPT}{subject} {why}")
 
     def mistyped(self, wanted: str, value: Any) -> NoReturn:
         self.unfit(f"has a value of type {type(value).__name__}, and {wanted} is expected")
@@ -214,7 +262,7 @@ class _Compiler:
         writes = [(name, kind.write) for name, kind in kinds.items() if kind.needs_write]
         reads = [(name, kind.read) for name, kind in kinds.items() if kind.read is not _same]
         self._records[owner] = kind = _Kind(
-            schema={"type": "record", "name": name, "namespace": self.namespace, "fields": schemas},
+            schema={"type": "record", **self._named(name), "fields": schemas},
             write=_writing(owner, names, writes),
             read=_reading(owner, reads),
             default=as_default,
@@ -267,7 +315,7 @@ class _Compiler:
     def _nested(self, owner: type, place: _Place) -> _Kind:
         name = self._name(owner, place)
         if (known := self._records.get(owner)) is not None:
-            return dataclasses.replace(known, schema=f"{self.namespace}.{name}")
+            return dataclasses.replace(known, schema=full_name(self._named(name)))
         if owner in self._classes.values():
             place.refuse(f"contains {owner.__qualname__} recursively: keep the key of the other one instead")
         return self.record(owner, name)
@@ -290,11 +338,14 @@ class _Compiler:
             symbol: str = value._name_
             return symbol
 
-        schema: Any = {"type": "enum", "name": name, "namespace": self.namespace, "symbols": [*members]}
+        schema: Any = {"type": "enum", **self._named(name), "symbols": [*members]}
         if name in self._classes:
-            schema = f"{self.namespace}.{name}"
+            schema = full_name(self._named(name))
         self._classes[name] = owner
         return _Kind(schema=schema, write=write, read=members.__getitem__, default=write)
+
+    def _named(self, name: str) -> dict[str, str]:
+        return {"name": name, **({"namespace": self.namespace} if self.namespace else {})}
 
     def _name(self, owner: type, place: _Place) -> str:
         name = owner.__name__

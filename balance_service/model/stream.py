@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from balance_service.avro.schemas import fields_of, type_name, without_null
 from balance_service.model.conditions import checked
+from balance_service.model.events import DeclaredRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +32,10 @@ def days(count: int) -> timedelta:
     return timedelta(days=count)
 
 
-@dataclass(frozen=True, slots=True)
+_A_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class Table:
     """The rows of a compacted topic: the newest record of each key, and older versions as far back as `history`.
 
@@ -41,13 +45,21 @@ class Table:
 
     topic: str
     record: str
-    """The simple name of the rows' schema."""
-    history: timedelta = timedelta(days=1)
-    partitioner: Partitioner = "murmur2"
+    """The simple name of the rows' schema, or their dataclass."""
+    history: timedelta
+    partitioner: Partitioner
     """The function of the topic's producers. Only a `Global` may have another than murmur2."""
 
+    def __init__(
+        self, topic: str, record: str | type, history: timedelta = _A_DAY, partitioner: Partitioner = "murmur2"
+    ) -> None:
+        object.__setattr__(self, "topic", topic)
+        object.__setattr__(self, "record", DeclaredRecord.named(record))
+        object.__setattr__(self, "history", history)
+        object.__setattr__(self, "partitioner", partitioner)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, init=False)
 class Global(Table):
     """A table that every instance reads in full, so that a stream can be joined with it on any column."""
 
@@ -97,7 +109,9 @@ Step = Where | By | Join | Select
 
 @dataclass(frozen=True, slots=True, init=False)
 class Stream:
-    """The events of one or more record types on one topic; each type is named by the simple name of its schema.
+    """The events of one or more record types on one topic.
+
+    Each type is named by the simple name of its schema, or by the dataclass of the events.
 
     With `tombstones`, a record without a value deletes the state of its key; otherwise it becomes a dead letter.
     `partitioner` is how the topic's producers assign keys to partitions: `murmur2` is Java's default,
@@ -112,10 +126,10 @@ class Stream:
     partitioner: Partitioner
 
     def __init__(
-        self, topic: str, *records: str, tombstones: bool = False, partitioner: Partitioner = "murmur2"
+        self, topic: str, *records: str | type, tombstones: bool = False, partitioner: Partitioner = "murmur2"
     ) -> None:
         object.__setattr__(self, "topic", topic)
-        object.__setattr__(self, "records", records)
+        object.__setattr__(self, "records", tuple(map(DeclaredRecord.named, records)))
         object.__setattr__(self, "tombstones", tombstones)
         object.__setattr__(self, "partitioner", partitioner)
         object.__setattr__(self, "steps", ())
@@ -124,16 +138,16 @@ class Stream:
         """Keeps the events for which a condition (`col`) holds. The others are counted as ignored."""
         return self._with(Where(checked(condition)))
 
-    def by(self, column: str, record: str | None = None) -> Stream:
+    def by(self, column: str, record: str | type | None = None) -> Stream:
         """Re-keys the records: writes each to an internal topic, with the value of a column as its key.
 
         Text is encoded as UTF-8, an int or a long so that its bytes sort in numeric order (`keys`). Before a join with
         a `Table`, whose keys are text, a number is written as decimal digits.
 
         Args:
-            record: after joins, the simple name of the schema of the joined record.
+            record: after joins, the simple name of the schema of the joined record, or its dataclass.
         """
-        return self._with(By(column, record))
+        return self._with(By(column, None if record is None else DeclaredRecord.named(record)))
 
     def select(self, *columns: str) -> Stream:
         """Reads only these columns, and those that the stream, the key, conditions and standard folds name.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.engine.assembly import Surroundings, processor_of
@@ -20,6 +21,7 @@ from balance_service.engine.store import StateStore
 from balance_service.errors import TaskMigratedError
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES
 from balance_service.model.json_view import exact_json
+from balance_service.model.states import record_converter
 from balance_service.spark.combine import PartitionRows
 from balance_service.testing.fakes import FakeRegistry, FakeTables, FakeWriter
 from balance_service.testing.rows import (
@@ -31,15 +33,19 @@ from balance_service.testing.rows import (
     letter_of,
     rows_of,
 )
+from balance_service.testing.rows import event as of_instance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
+
+    from _typeshed import DataclassInstance
 
     from balance_service.engine.dead_letter import Letter
     from balance_service.engine.records import KeyedUpdate, Output
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
 
+V = TypeVar("V")
 _A_DAY_MS = 24 * 60 * 60 * 1000
 _EVERY_KEY = 1_000_000
 _EVERY_MS = 300_000
@@ -256,16 +262,17 @@ class Driver:
         if read_model.has_states():
             self.state_codec = AvroCodec(self._registry, "states", read_model.state_schema)
 
-    def given(self, *events: InputEvent | TableRow | Mapping[str, Any]) -> Self:
-        """Folds events in one batch. A mapping has the fields of the source's only record type.
+    def given(self, *events: DataclassInstance | Mapping[str, Any]) -> Self:
+        """Folds events in one batch: those of `event`, instances of their dataclasses, and rows.
 
-        Rows of the call are in their tables before its events are joined.
+        A mapping has the fields of the source's only record type. Rows of the call are in their tables before its
+        events are joined.
         """
         self._tables.put([given for given in events if isinstance(given, TableRow)])
         self.commit([self._given(event) for event in events if not isinstance(event, TableRow)])
         return self
 
-    def when(self, *events: InputEvent | TableRow | Mapping[str, Any]) -> Self:
+    def when(self, *events: DataclassInstance | Mapping[str, Any]) -> Self:
         """As `given`; `then` checks the key of the last event."""
         return self.given(*events)
 
@@ -288,13 +295,44 @@ class Driver:
             raise AssertionError(f"a query for '{shown}' answers {exact_json(found)}, not {exact_json(view)}")
         return self
 
-    def view(self, key: str) -> Any:
-        """Returns the answer to a query for a key; None if the key has no state."""
-        return self._view(self._read_model.key_type.parse(key))
+    @overload
+    def view(self, key: str) -> Any: ...
 
-    def emitted(self, topic: str) -> list[Mapping[str, Any] | None]:
-        """Returns every record that the model sent to a topic, in order; None for a tombstone."""
-        return [self._record(topic, output) for output in self._last.sent(topic)]
+    @overload
+    def view(self, key: str, *, into: type[V]) -> V | None: ...
+
+    def view(self, key: str, *, into: Any = None) -> Any:
+        """Returns the answer to a query for a key; None if the key has no state.
+
+        Args:
+            into: the type that a client reads the answer into, as in `client.get(…, into=Spent)`.
+        """
+        found = self._view(self._read_model.key_type.parse(key))
+        if into is None or found is None:
+            return found
+        # Imports an HTTP client, which `try` does not need.
+        from balance_service.client.exchange import exact
+        from balance_service.client.typed import lacks, read
+
+        answer = exact(exact_json(found))
+        return read(into, answer, (self._read_model.key, key) if lacks(into, answer) else None)
+
+    @overload
+    def emitted(self, topic: str) -> list[Mapping[str, Any] | None]: ...
+
+    @overload
+    def emitted(self, topic: str, *, into: type[V]) -> list[V | None]: ...
+
+    def emitted(self, topic: str, *, into: Any = None) -> list[Any]:
+        """Returns every record that the model sent to a topic, in order; None for a tombstone.
+
+        Args:
+            into: the dataclass of the records.
+        """
+        found = [self._record(topic, output) for output in self._last.sent(topic)]
+        if into is None:
+            return found
+        return [None if record is None else record_converter(into).from_record(record) for record in found]
 
     def last_emitted(self, topic: str) -> dict[bytes | None, Mapping[str, Any] | None]:
         """Returns the last record that the model sent to a topic, by key."""
@@ -419,9 +457,11 @@ class Driver:
         schema = self._read_model.state_schema if emit.record is None else self._read_model.made_schemas[emit.record]
         return AvroCodec(self._registry, topic, schema).decode(output.value)
 
-    def _given(self, event: InputEvent | Mapping[str, Any]) -> InputEvent:
+    def _given(self, event: DataclassInstance | Mapping[str, Any]) -> InputEvent:
         if isinstance(event, InputEvent):
             return event
+        if not isinstance(event, Mapping):
+            return of_instance(event)
         if len(self._first_records) > 1:
             raise ValueError(
                 f"{self._read_model.name} reads several records: give `event(record, fields)` instead of a mapping, "

@@ -17,10 +17,13 @@ from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.keys import MAX_KEY_BYTES, KeyType, key_problems, words_of
 from balance_service.model.placing import place_stages
+from balance_service.model.states import record_of
 from balance_service.spark.combine import IGNORED, NOTE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from _typeshed import DataclassInstance
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.read_model import ReadModel
@@ -124,24 +127,25 @@ def body_of(fields: Mapping[str, Any], of: Schema) -> bytes:
 
 
 def event(
-    record: str,
-    fields: Mapping[str, Any],
+    record: str | DataclassInstance,
+    fields: Mapping[str, Any] | None = None,
     *,
     record_key: str | None = None,
     idempotency_key: str | None = None,
     timestamp_ms: int = 0,
     unreadable: str | None = None,
 ) -> InputEvent:
-    """Returns an event of a record type, which is named by its simple name.
+    """Returns an event of a record type, which is named by its simple name; or an instance of its dataclass as one.
 
     Args:
-        fields: the relevant fields; others get their default, or the zero of their type.
+        fields: the relevant fields; others get their default, or the zero of their type. None for an instance.
         record_key: the record's key, if it is not the event's key column.
         timestamp_ms: the timestamp of the record in the topic.
         unreadable: the cause for which the service cannot read the event yet, such as `schema-id-unknown`.
     """
-    key, name = (None if text is None else text.encode() for text in (record_key, idempotency_key))
-    return InputEvent(record, fields, key, name, timestamp_ms, unreadable)
+    key, once = (None if text is None else text.encode() for text in (record_key, idempotency_key))
+    name, given = (record, fields or {}) if isinstance(record, str) else (type(record).__name__, record_of(record))
+    return InputEvent(name, given, key, once, timestamp_ms, unreadable)
 
 
 def tombstone(record_key: str, *, timestamp_ms: int = 0) -> InputEvent:
@@ -149,13 +153,15 @@ def tombstone(record_key: str, *, timestamp_ms: int = 0) -> InputEvent:
     return InputEvent("", {}, record_key.encode(), timestamp_ms=timestamp_ms)
 
 
-def row(topic: str, key: str | int, fields: Mapping[str, Any] | None, *, timestamp_ms: int = 0) -> TableRow:
+def row(
+    topic: str, key: str | int, fields: Mapping[str, Any] | DataclassInstance | None, *, timestamp_ms: int = 0
+) -> TableRow:
     """Returns a row of the table on a topic, which the model joins events with.
 
     Args:
-        fields: as those of `event`; None deletes the row.
+        fields: as those of `event`, or an instance of the row's dataclass; None deletes the row.
     """
-    return TableRow(topic, str(key).encode(), fields, timestamp_ms)
+    return TableRow(topic, str(key).encode(), record_of(fields), timestamp_ms)
 
 
 def driven_stages(read_model: ReadModel, *, after_joins: bool = False) -> list[Stage]:

@@ -8,7 +8,7 @@ import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -100,7 +100,7 @@ def test_change_streams_report_every_balance_although_the_owner_is_killed(
     customers = [f"{run}-{number:02}" for number in range(20)]
     (moving,) = owned(killed)
     watched = next(c for c in customers if partition_of(c.encode(), PARTITIONS) == moving)
-    of_key: list[Change] = []
+    of_key: list[Change[Any]] = []
     of_range: dict[str, Decimal] = {}
 
     async def follow_key() -> None:

@@ -90,7 +90,7 @@ def test_the_tutorial_on_dead_letters(project: Path) -> None:
     (condition,) = [block.text for block in blocks("docs/tutorials/dead-letters.md") if block.language == "python"]
     model = project / "shop" / "orders.py"
     before = model.read_text(encoding="utf-8")
-    after = re.sub(r'^ +if order\["amount"\].*\n', condition, before, flags=re.MULTILINE)
+    after = re.sub(r"^ +if event\.amount .*\n", condition, before, flags=re.MULTILINE)
     assert after != before
 
     with local(project, models, "--instances", "1") as shell:

@@ -143,7 +143,7 @@ class Followers:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
         self.of_ranges: list[dict[str, Decimal]] = [{} for _ in instances]
-        self.of_keys: list[list[Change]] = [[] for _ in instances]
+        self.of_keys: list[list[Change[Any]]] = [[] for _ in instances]
         self.generations: list[list[int]] = [[] for _ in instances]
         """The generations that each follower of a range has been told of, one after the other."""
 

@@ -1,7 +1,9 @@
-"""`balance-service schemas register`: the subjects that it registers."""
+"""`balance-service schemas register` and `types`: the subjects that are registered, the classes that are written."""
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,10 +13,11 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.cli.init import write_project
 from balance_service.cli.main import cli
-from balance_service.errors import RetriableError
+from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.testing.fakes import FakeRegistry
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from balance_service.avro.schemas import Schema
@@ -32,6 +35,15 @@ class Registry(FakeRegistry):
     def register(self, subject: str, schema: Schema) -> int:
         self.subjects[subject] = schema
         return super().register(subject, schema)
+
+    def newest(self, topic: str, record: str) -> Schema | None:
+        return self.records_of(topic).get(record)
+
+    def records_of(self, topic: str) -> dict[str, Schema]:
+        return {one["name"]: one for subject, one in self.subjects.items() if subject == subject_of(topic, one)}
+
+    def all_records(self, except_of: str) -> list[Schema]:
+        return [one for subject, one in self.subjects.items() if not subject.startswith(except_of)]
 
     def close(self) -> None: ...
 
@@ -73,11 +85,46 @@ def test_each_subject_is_printed_once_with_its_id(registry: Registry) -> None:
     ]
 
 
-def test_the_schemas_of_other_producers_are_not_registered(
-    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The project that `init` writes, as the working directory."""
     write_project(tmp_path / "web_shop")
     monkeypatch.chdir(tmp_path / "web_shop")
+    yield tmp_path / "web_shop" / "web_shop"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "web_shop"]:
+        del sys.modules[name]
+
+
+PLACED: dict[str, Any] = {
+    "type": "record",
+    "name": "OrderPlaced",
+    "fields": [
+        {"name": "orderId", "type": "string"},
+        {"name": "placedAt", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "customerId", "type": "string"},
+        {
+            "name": "amount",
+            "type": {
+                "type": "fixed",
+                "name": "Amount",
+                "size": 9,
+                "logicalType": "decimal",
+                "precision": 18,
+                "scale": 2,
+            },
+        },
+        {"name": "coupon", "type": ["null", "string"], "default": None},
+    ],
+}
+
+
+def test_the_schemas_of_other_producers_are_not_registered(registry: Registry, project: Path) -> None:
+    (project / "schemas").mkdir()
+    (project / "schemas" / "OrderPlaced.avsc").write_text(json.dumps(PLACED))
+    model = project / "orders.py"
+    model.write_text(
+        model.read_text().replace('"orders", OrderPlaced', '"orders", "OrderPlaced"').replace(": OrderPlaced", "")
+    )
 
     done = register("web_shop.orders:Orders")
 
@@ -85,6 +132,99 @@ def test_the_schemas_of_other_producers_are_not_registered(
     subjects = registry.subjects
     assert any(subject.startswith("balance-service-orders-changelog-") for subject in subjects)
     assert not any("OrderPlaced" in subject for subject in subjects)
+
+
+def test_the_schema_of_an_event_that_a_dataclass_declares_is_registered(registry: Registry, project: Path) -> None:
+    done = register("web_shop.orders:Orders")
+
+    assert done.exit_code == 0, done.output
+    found = registry.subjects["orders-OrderPlaced"]
+    assert [field["name"] for field in found["fields"]] == ["orderId", "placedAt", "customerId", "amount"]
+    assert f"orders-OrderPlaced: schema id {registry.schemas.index(found) + 1}" in done.output.splitlines()
+
+
+def test_a_producers_schema_with_all_fields_of_the_dataclass_stays_the_newest(
+    registry: Registry, project: Path
+) -> None:
+    registry.register("orders-OrderPlaced", PLACED)
+
+    done = register("web_shop.orders:Orders")
+
+    assert registry.subjects["orders-OrderPlaced"] == PLACED
+    assert "orders-OrderPlaced: its producers' schema has all fields of the dataclass" in done.output.splitlines()
+
+
+def test_a_new_field_of_the_dataclass_is_registered(registry: Registry, project: Path) -> None:
+    registry.register("orders-OrderPlaced", PLACED)
+    with (project / "events.py").open("a") as events:
+        events.write("    gift: str | None = None\n")
+
+    register("web_shop.orders:Orders")
+
+    assert registry.subjects["orders-OrderPlaced"]["fields"][-1]["name"] == "gift"
+
+
+def test_a_dataclass_that_would_read_no_event_is_refused_with_the_line_that_corrects_it(
+    registry: Registry, project: Path
+) -> None:
+    theirs = {**PLACED, "namespace": "com.acme"}
+    registry.register("orders-com.acme.OrderPlaced", theirs)
+
+    refused = register("web_shop.orders:Orders").exception
+
+    assert isinstance(refused, ConfigurationError)
+    assert 'so no event would be read: write `__namespace__ = "com.acme"` in the class' in str(refused)
+    assert registry.subjects["orders-com.acme.OrderPlaced"] == theirs
+    assert "orders-OrderPlaced" not in registry.subjects
+
+
+def types(*given: str) -> Any:
+    return CliRunner().invoke(cli, ["schemas", "types", *given])
+
+
+def test_the_classes_of_a_topic_are_written(registry: Registry) -> None:
+    registry.register("orders-com.acme.OrderPlaced", {**PLACED, "namespace": "com.acme"})
+    registry.register("shipments-Shipped", {**PLACED, "name": "Shipped"})
+
+    written = types("orders")
+
+    assert written.exit_code == 0, written.output
+    assert "class OrderPlaced:" in written.stdout
+    assert '__namespace__ = "com.acme"' in written.stdout
+    assert "class Shipped:" not in written.stdout
+
+
+def test_without_a_topic_the_classes_of_all_other_applications_are_written(registry: Registry) -> None:
+    registry.register("orders-OrderPlaced", PLACED)
+    registry.register("shipments-Shipped", {**PLACED, "name": "Shipped"})
+    registry.register("balance-service-orders-changelog-orders.State", {**PLACED, "name": "State"})
+
+    written = types()
+
+    assert [line for line in written.stdout.splitlines() if line.startswith("class")] == [
+        "class OrderPlaced:",
+        "class Shipped:",
+    ]
+
+
+def test_the_classes_of_a_file_need_no_registry(registry: Registry, tmp_path: Path) -> None:
+    registry.is_up = False
+    odd = {"name": "hash", "type": {"type": "fixed", "name": "Hash", "size": 8}}
+    file = tmp_path / "OrderPlaced.avsc"
+    file.write_text(json.dumps({**PLACED, "fields": [*PLACED["fields"], odd]}))
+
+    written = types(str(file))
+
+    assert "class OrderPlaced:" in written.stdout
+    said = "'OrderPlaced.hash' is of the type 'fixed', which no field of a dataclass has"
+    assert f"    # {said}\n" in written.stdout
+    assert written.stderr == f"left out: {said}\n"
+
+
+def test_a_topic_without_records_and_a_file_that_is_missing_are_refused(registry: Registry) -> None:
+    assert "has no record under the subjects orders-NAMESPACE.NAME or orders-value" in str(types("orders").exception)
+    assert "nowhere.avsc cannot be read" in str(types("nowhere.avsc").exception)
+    assert "has no record of another application" in str(types().exception)
 
 
 def test_a_registry_that_does_not_answer_is_reported(registry: Registry) -> None:

@@ -35,7 +35,7 @@ def state(value: str, event_id: str | None = None, key: str = "c1") -> bytes:
     return b"event: state\n" + line + f'data: {{"key":"{key}","value":{value},"generation":1}}\n\n'.encode()
 
 
-def change(value: Any, positions: dict[int, int], key: str = "c1", sources: Any = SOURCES) -> Change:
+def change(value: Any, positions: dict[int, int], key: str = "c1", sources: Any = SOURCES) -> Change[Any]:
     return Change(key=key, value=value, generation=1, positions=positions, sources=sources)
 
 

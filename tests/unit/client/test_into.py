@@ -13,8 +13,8 @@ from uuid import UUID
 import pytest
 
 from balance_service import scale
-from balance_service.client import InvalidCallError
-from tests.support.scripted_server import OF_ALL, Scripted, answer, scripted
+from balance_service.client import InvalidCallError, SnapshotBegin
+from tests.support.scripted_server import OF_ALL, Scripted, answer, scripted, stream
 
 if TYPE_CHECKING:
     from tests.unit.client.running import Run
@@ -145,3 +145,38 @@ def test_the_error_names_the_field_that_the_answer_lacks(run: Run) -> None:
         run(url, "get", "spent", "ada", into=Spending)
 
     assert str(refused.value) == "Spending.orders has no default, and the answer has only total, customerId"
+
+
+def test_the_entries_of_a_top_become_dataclasses_with_their_keys(run: Run) -> None:
+    entries = [{"key": "1", "value": {"games": 5}}, {"key": "2", "value": {"games": 3}}]
+    page = Scripted(200, json.dumps({"entries": entries}).encode(), OF_ALL)
+    with scripted(page, MODELS) as (url, received):
+        found = run(url, "top", "games", by="games", into=Numbered)
+
+    assert [entry.value for entry in found.entries] == [Numbered(1, 5), Numbered(2, 3)]
+    assert len(received) == 2
+
+
+def changes_of(*values: dict[str, Any] | None) -> Scripted:
+    events = "".join(
+        f"event: state\ndata: {json.dumps({'key': '7', 'value': value, 'generation': 1})}\nid: 1/0:{number}@a\n\n"
+        for number, value in enumerate(values, 1)
+    )
+    return stream(f'event: snapshot-begin\ndata: {{"generation": 1}}\n\n{events}'.encode(), 60.0)
+
+
+def test_changes_become_dataclasses_with_their_keys_and_a_deletion_stays_none(run: Run) -> None:
+    with scripted(changes_of({"games": 5}, None, {"games": 6}), MODELS) as (url, received):
+        begin, *found = run(url, "changes", "games", into=Numbered, take=4)
+
+    assert begin == SnapshotBegin(1)
+    assert [change.value for change in found] == [Numbered(7, 5), None, Numbered(7, 6)]
+    assert [request.target for request in received] == ["/api/models/games/changes", "/api/models"]
+
+
+def test_a_change_that_does_not_fit_ends_the_stream_with_the_name_of_its_field(run: Run) -> None:
+    with (
+        scripted(changes_of({"games": "many"}), MODELS) as (url, _),
+        pytest.raises(InvalidCallError, match=r"Numbered\.games is int, and the answer has 'many' there"),
+    ):
+        run(url, "changes", "games", into=Numbered, take=2)

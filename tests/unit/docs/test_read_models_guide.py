@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import json
 import re
 import sys
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,22 +20,18 @@ from tests.support.documents import ROOT, blocks, files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 TUTORIAL = "docs/tutorials/read-model.md"
 GUIDE = "docs/how-to/read-models.md"
 OPERATE = "docs/how-to/operate.md"
-ITS_OWN_SCHEMAS = ("shop/schemas/Shipped.avsc", "shop/schemas/Notice.avsc")
-OF_THE_PROJECT = files_of(TUTORIAL)
-FILE_TEXTS = files_of(GUIDE)
 CODE = [block.text for block in blocks(GUIDE) if block.language == "python"]
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The project that the guide creates, with the schemas of the guide, as the working directory."""
+    """The project that the guide continues in, as the working directory."""
     write_project(tmp_path / "shop")
-    for file in ITS_OWN_SCHEMAS:
-        (tmp_path / "shop" / file).write_text(FILE_TEXTS[file], encoding="utf-8")
     monkeypatch.chdir(tmp_path / "shop")
     monkeypatch.syspath_prepend(tmp_path / "shop")
     yield tmp_path / "shop"
@@ -52,18 +46,18 @@ def run(project: Path, code: str) -> None:
 
 
 def test_every_file_that_a_page_shows_is_known() -> None:
-    assert {*OF_THE_PROJECT} == {"shop/orders.py"}
-    assert {*FILE_TEXTS} == {*ITS_OWN_SCHEMAS, "shop/habits.py"}
+    assert {*files_of(TUTORIAL)} == {"shop/events.py", "shop/orders.py"}
+    assert {*files_of(GUIDE)} == {"shop/habits.py"}
     assert {*files_of("README.md")} == {"shop/spending.py"}
 
 
 def test_the_tutorial_shows_code_of_the_project(project: Path) -> None:
     shown = [block.text for block in blocks(TUTORIAL) if block.language == "python"]
-    files = [(project / file).read_text(encoding="utf-8") for file in ("shop/orders.py", "tests/test_orders.py")]
+    names = ("shop/events.py", "shop/orders.py", "tests/test_orders.py")
+    events, model, tests = ((project / name).read_text(encoding="utf-8") for name in names)
 
-    assert len(shown) == len(files)
-    assert shown[0] == files[0]
-    assert f"\n\n\n{shown[1]}\n\n" in files[1]
+    assert shown[:-1] == [events, model]
+    assert f"\n\n\n{shown[-1]}\n\n" in tests
 
 
 @pytest.mark.parametrize("document", ["README.md", TUTORIAL, GUIDE, "docs/tutorials/joins.md"])
@@ -121,7 +115,12 @@ def test_the_pages_use_all_public_names_and_no_others() -> None:
     assert [name for name in balance_service.__all__ if not re.search(rf"\b{name}\b", text) and name[0] != "_"] == []
 
 
-def test_the_schemas_that_pages_show_are_named_like_their_files() -> None:
-    for file, text in (FILE_TEXTS | files_of("docs/tutorials/joins.md")).items():
-        if file.endswith(".avsc"):
-            assert json.loads(text)["name"] == Path(file).stem
+def test_no_page_shows_a_schema_that_is_written_by_hand() -> None:
+    pages = (
+        GUIDE,
+        TUTORIAL,
+        "README.md",
+        *(str(path.relative_to(ROOT)) for path in (ROOT / "docs/tutorials").glob("*")),
+    )
+
+    assert [file for page in pages for file in files_of(page) if file.endswith(".avsc")] == []
