@@ -243,7 +243,7 @@ class Queries:
     def _nobody(self, partition: int, query: KeyQuery) -> Problem:
         """The answer if neither this instance nor a peer has one."""
         local = self._read(partition, query)
-        if local is not None and query.takes_standbys:
+        if local is not None and (query.takes_standbys or self.routing.answers(local.role)):
             return self._uncertain(local, query) if _is_recent_enough(local, query) else self._behind(local, query)
         if local is not None and local.role == HALTED:
             return self._halted(partition, local)
