@@ -71,7 +71,7 @@ MaxLag = Annotated[
 ]
 MaxAge = Annotated[
     float,
-    formed("[0-9]{1,9}(?:\\.[0-9]{1,3})?", "a number of seconds, such as 60", float),
+    formed("[0-9]{1,9}(?:\\.[0-9]{1,20})?", "a number of seconds, such as 60", float),
     Field(
         description="Bounds staleness in seconds: any copy may answer that is known to have included all events so "
         "long ago or later, also while the broker is away; `Balance-Age` has its age. The end of the topic is read "
