@@ -13,8 +13,6 @@ from tests.support.querying import END, PARTITION, Instance, Peer, answering, as
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.shows("max-age")
-
 FORWARDED = {FORWARDED_HEADER: "peer:1"}
 
 
@@ -29,6 +27,7 @@ def owner(tmp_path: Path) -> Instance:
     return instance
 
 
+@pytest.mark.shows("max-age")
 def test_without_a_broker_a_copy_answers_that_is_young_enough_and_says_how_old_it_is(owner: Instance) -> None:
     assert ask(owner).status == 503
 
@@ -41,12 +40,14 @@ def test_without_a_broker_a_copy_answers_that_is_young_enough_and_says_how_old_i
     assert answer.headers["Balance-Generation"] == "1"
 
 
+@pytest.mark.shows("max-age")
 def test_a_copy_that_is_too_old_does_not_answer_and_says_how_old_it_is(owner: Instance) -> None:
     for headers in ({}, FORWARDED):
         refused = ask(owner, headers=headers, maxAge="9.9")
         assert (refused.status, "10.0 s old, and maxAge is 9.9" in refused.detail) == (503, True)
 
 
+@pytest.mark.shows("max-age")
 def test_a_copy_behind_the_end_is_as_old_as_the_last_reading_of_an_end_that_it_has_reached(owner: Instance) -> None:
     ends = {PARTITION: END}
     owner.watermarks._read = lambda: ends
@@ -60,6 +61,7 @@ def test_a_copy_behind_the_end_is_as_old_as_the_last_reading_of_an_end_that_it_h
     assert ask(owner, maxAge="6.9").status == 503
 
 
+@pytest.mark.shows("max-age")
 def test_a_copy_that_was_behind_whenever_the_end_was_read_has_no_age(owner: Instance) -> None:
     owner.move_to(END - 1)
 
@@ -68,6 +70,7 @@ def test_a_copy_that_was_behind_whenever_the_end_was_read_has_no_age(owner: Inst
     assert (refused.status, "of unknown age" in refused.detail) == (503, True)
 
 
+@pytest.mark.shows("max-age")
 def test_an_old_copy_does_not_say_that_there_is_no_such_key(tmp_path: Path) -> None:
     instance = Instance(tmp_path / "empty")
     instance.move_to(END)
@@ -79,6 +82,7 @@ def test_an_old_copy_does_not_say_that_there_is_no_such_key(tmp_path: Path) -> N
         assert (refused.status, "a newer copy may have it" in refused.detail) == (503, True)
 
 
+@pytest.mark.shows("max-age")
 def test_a_copy_without_the_key_asks_the_owner(tmp_path: Path) -> None:
     standby, owner = Instance(tmp_path / "empty", role=Role.STANDBY), Peer(answering())
     standby.move_to(END)
@@ -89,6 +93,7 @@ def test_a_copy_without_the_key_asks_the_owner(tmp_path: Path) -> None:
     assert owner.asked[0].query["maxAge"] == "10.000"
 
 
+@pytest.mark.shows("max-age")
 def test_a_closed_task_leaves_its_last_state_to_queries_that_take_an_old_one(owner: Instance) -> None:
     owner.is_closed = True
 
@@ -97,6 +102,7 @@ def test_a_closed_task_leaves_its_last_state_to_queries_that_take_an_old_one(own
     assert ask(owner).status == 503
 
 
+@pytest.mark.shows("max-age")
 @pytest.mark.parametrize(("parameters", "is_asked"), [({"maxAge": "60"}, True), ({"maxLag": "60"}, False)])
 def test_peers_that_have_been_silent_are_asked_for_an_old_state_only(
     tmp_path: Path, parameters: dict[str, str], *, is_asked: bool
@@ -107,12 +113,13 @@ def test_peers_that_have_been_silent_are_asked_for_an_old_state_only(
         asker.hear_of_owner(addresses[0])
         asker.clock.now += 60
 
-    answer = ask_with_peers(asker, owner, before=heard_before, **parameters)
+    answer = ask_with_peers(asker, owner, before=heard_before, owns=False, **parameters)
 
     assert bool(owner.asked) == is_asked
     assert answer.status == (200 if is_asked else 503)
 
 
+@pytest.mark.shows("max-age")
 def test_a_silent_peer_that_did_not_answer_is_asked_after_all_others(tmp_path: Path) -> None:
     asker = Instance(tmp_path / "store")
     asker.hear_of_owner("dead:1")
@@ -129,6 +136,7 @@ def test_a_silent_peer_that_did_not_answer_is_asked_after_all_others(tmp_path: P
     assert asked() == ["alive:1", "dead:1"]
 
 
+@pytest.mark.shows("max-age")
 def test_a_copy_that_is_no_more_folded_does_not_wait_for_a_position(owner: Instance) -> None:
     owner.is_closed = True
 
@@ -138,10 +146,12 @@ def test_a_copy_that_is_no_more_folded_does_not_wait_for_a_position(owner: Insta
     assert refused.seconds < 1
 
 
+@pytest.mark.shows("max-age")
 def test_both_bounds_hold(owner: Instance) -> None:
     assert ask(owner, maxAge="10", maxLag="0").status == 503
 
 
+@pytest.mark.shows("max-age")
 @pytest.mark.parametrize("text", ["", "-1", "1e3", "ten", "0.1234"])
 def test_a_malformed_age_is_a_400(owner: Instance, text: str) -> None:
     assert ask(owner, maxAge=text).status == 400

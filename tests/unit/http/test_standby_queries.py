@@ -254,6 +254,6 @@ def hear_of_a_halted_owner(instance: Instance, addresses: list[str]) -> None:
 def test_a_halted_owner_is_asked_and_decides_whether_it_answers(tmp_path: Path, parameters: dict[str, str]) -> None:
     asker, owner = Instance(tmp_path / "store"), Peer(answering(headers={"Balance-Role": "halted"}))
 
-    answer = ask_with_peers(asker, owner, before=partial(hear_of_a_halted_owner, asker), **parameters)
+    answer = ask_with_peers(asker, owner, before=partial(hear_of_a_halted_owner, asker), owns=False, **parameters)
 
     assert (answer.status, answer.headers["Balance-Role"]) == (200, "halted")
