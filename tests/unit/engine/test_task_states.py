@@ -407,7 +407,7 @@ def test_a_task_that_has_committed_waits_from_the_next_wait_on(monkeypatch: pyte
     now[0] += 500
     task.wait("the disk is full")
 
-    assert task.snapshot().since_ms == 1500
+    assert task.since_ms == 1500
 
 
 def test_a_halted_task_tells_where_its_models_code_failed_first() -> None:

@@ -339,19 +339,19 @@ def test_a_task_that_waits_carries_out_what_other_generations_decide(
 def test_a_task_that_is_resumed_counts_as_waiting_while_it_has_records_and_has_applied_none(
     tasks: Tasks, opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    resumed = threading.Event()
+    waited, resumed = threading.Event(), threading.Event()
 
     def run(task: Task, interrupted: threading.Event) -> None:
-        if not resumed.is_set():
-            resumed.set()
+        if not waited.is_set():
+            waited.set()
             task.wait("the registry does not answer")
         else:
+            resumed.set()
             interrupted.wait()
 
     monkeypatch.setattr(opening, "run", run)
     tasks.assign([0])
     assert resumed.wait(5)
-    becomes(tasks, *RUNNING_OWNER)
     told = []
     for lag in (3, 0):
         tasks.hosted.progress.look({0: Seen(5, lag, restores=False)})
