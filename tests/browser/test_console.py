@@ -404,7 +404,7 @@ def test_the_page_is_accessible_and_fits(
 ) -> None:
     ask_again(pair[0].url, "alice", add(pair[0].url, "alice", "12.64"))
     url = f"{pair[0].url}/#keyModel=balance&key=alice&list=entries&limit=5&letter={garbage[0]}"
-    filled = {
+    filled: dict[str, tuple[str, str | re.Pattern[str]]] = {
         "Keys": ("#key-result", "Position"),
         "Dead letters": ("#letter", "garbage"),
         "Instances": ("#instances", "Version"),

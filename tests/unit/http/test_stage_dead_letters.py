@@ -280,7 +280,7 @@ def scanned(*letters: Letter) -> list[dict[str, Any]]:
     """Dead letters as a scan shows them, without their records."""
     kept: Any = SimpleNamespace(page=lambda _view, start, limit: [*letters][start : start + limit])
     nothing: Any = None
-    copy = LocalCopy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True)
+    copy = LocalCopy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True, is_frozen=False)
     scan = DeadLetterScan(stage="s", read_model="m", key_type=TEXT, letters=kept)
     found: list[dict[str, Any]] = json.loads(read_to_its_end(scan.read([copy], nothing, nothing)))["deadLetters"]
     return found
@@ -311,7 +311,7 @@ def test_a_dead_letter_has_the_time_of_its_record(timestamp: tuple[int, int], sh
     record = SimpleNamespace(value=lambda: b"x", headers=list, timestamp=lambda: timestamp)
     nothing: Any = None
     records = SourceRecords(
-        records=lambda *_: ([1], {1: record}),  # type: ignore[arg-type,return-value]
+        records=lambda *_: ([1], {1: record}),  # type: ignore[arg-type]
         registry=nothing,
         scheduler=FairScheduler("scan"),
         timeout_seconds=9.0,
