@@ -27,7 +27,7 @@ def task(partition: int = 0, state: str = "RUNNING", *, seconds: float = 3600, s
     """A task as a status has it. `seconds`: how long it has been in its state."""
     of_it = {"task": f"{stage}_{partition}", "readModel": stage, "partition": partition, "role": "active"}
     figures = {"epoch": 1, "position": 5, "lag": 0, "lagSeconds": 0, "lagSecondsIsLeast": False, "reason": ""}
-    restore = {"restored": 0, "toRestore": 0, "secondsLeft": None, "deadLetters": []}
+    restore: dict[str, Any] = {"restored": 0, "toRestore": 0, "secondsLeft": None, "deadLetters": []}
     return {**of_it, **figures, **restore, "state": state, "since": iso_time(NOW_MS - int(1000 * seconds)), **more}
 
 
