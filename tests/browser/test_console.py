@@ -430,19 +430,24 @@ def test_the_page_is_accessible_and_fits(
         expect(dialog).to_contain_text("that match")
         page.screenshot(path=SCREENSHOTS / f"discard-{width}-{'dark' if dark else 'light'}.png")
         assert view.accessibility_findings() == []
-        assert view.unexpected() == []
+        # An instance of a busy machine may not answer in time.
+        assert view.unexpected(503) == []
 
 
-def judged(view: View, causes: Sequence[dict[str, object]], *, partitions: int = 3) -> dict[str, Any]:
+def judged(
+    view: View, causes: Sequence[dict[str, object]], *, partitions: int = 3, answers: bool = True
+) -> dict[str, Any]:
     """What the page makes of the causes that an instance tells about its only read model, whose partitions it owns."""
     figures = {"position": 5, "lag": 0, "lagSeconds": 0, "lagSecondsIsLeast": False, "reason": "", "deadLetters": []}
-    of_each = {"readModel": "m", "role": "active", "state": "RUNNING", "epoch": 1, "restored": 0, "toRestore": 0}
+    of_each = {"readModel": "m", "role": "active", "epoch": 1, "restored": 0, "toRestore": 0}
+    of_each |= {"state": "RUNNING", "answers": answers}
     tasks = [{**of_each, **figures, "task": f"m_{n}", "partition": n, "secondsLeft": None} for n in range(partitions)]
     server = {"applicationServer": "b:1", "suspect": True, "shared": False, "models": ["m"], "tasks": []}
     status = {
         "applicationServer": "b:1",
         "causes": [
-            {"since": None, "action": "", "heals": False, "section": "", "follows": [], **one} for one in causes
+            {"since": None, "action": "", "heals": False, "section": "", "servers": [], "follows": [], **one}
+            for one in causes
         ],
         "partitions": partitions,
         "models": [{"name": "m", "model": "m", "status": "serving", "partitions": partitions, "standbyReplicas": 0}],
@@ -495,10 +500,49 @@ def judged(view: View, causes: Sequence[dict[str, object]], *, partitions: int =
 def test_a_read_model_is_as_bad_as_the_worst_cause_of_its_partitions(
     view: View, causes: Sequence[dict[str, object]], verdict: Sequence[object], needs: Sequence[str]
 ) -> None:
-    found = judged(view, causes)
+    is_away = bool(causes) and causes[0]["kind"] == "broker"
+    found = judged(view, causes, answers=not is_away)
 
     assert (found["verdict"], found["needs"]) == (verdict, needs)
-    assert found["troubles"] == [*(["it is away."] if causes and causes[0]["kind"] == "broker" else [""]), "", ""]
+    assert found["troubles"] == ["it is away." if is_away else "", "", ""]
+
+
+def test_a_read_model_serves_without_a_broker_as_long_as_its_owners_answer(view: View) -> None:
+    away: dict[str, object] = {"kind": "broker", "urgency": "now", "what": "it is away", "tasks": ["m_0"]}
+
+    assert judged(view, [away], partitions=1)["needs"] == ["bad", "The read model serves, but:"]
+
+
+def test_a_cause_at_one_instance_leads_to_that_instance(view: View) -> None:
+    page = view.page
+    show = """async () => {
+        const {live} = await import('/console/live.js');
+        const {showCauses} = await import('/console/causes.js');
+        const what = {kind: "halted", urgency: "now", what: "m_0 is halted", since: null, action: "Correct it",
+            heals: false, section: "", tasks: ["m_0"], servers: ["b:1"], follows: []};
+        live.status = {...live.status, causes: [what]};
+        showCauses();
+    }"""
+    page.get_by_role("button", name="Pause").click()
+    page.evaluate(show)
+
+    link = page.locator("#needs .causes a", has_text="Show")
+    expect(link).to_have_attribute("href", re.compile(r"at=instances&instance=b%3A1"))
+
+
+def test_a_connection_that_is_lost_is_red_once_that_lasts(view: View) -> None:
+    kind = """async (seconds) => {
+        const {live} = await import('/console/live.js');
+        const {showCauses} = await import('/console/causes.js');
+        Object.assign(live, {state: "lost", problem: "", lostAt: new Date(Date.now() - seconds * 1000)});
+        showCauses();
+        return document.getElementById("icon").getAttribute("href");
+    }"""
+    view.page.get_by_role("button", name="Pause").click()
+
+    icons = [view.page.evaluate(kind, seconds) for seconds in (2, 11)]
+
+    assert icons == ["console/icon-soon.svg", "console/icon-now.svg"]
 
 
 def test_what_follows_from_a_cause_is_folded_away_and_stays_open_once_it_is_opened(view: View, pair: Pair) -> None:
@@ -507,7 +551,7 @@ def test_what_follows_from_a_cause_is_folded_away_and_stays_open_once_it_is_open
         const {live} = await import('/console/live.js');
         const {showCauses} = await import('/console/causes.js');
         const what = {kind: "broker", urgency: "now", what: "Kafka does not answer", since: null, action: "Restore it",
-            heals: false, section: "BalanceNotReady", tasks: [], follows: ["one", "other"]};
+            heals: false, section: "BalanceNotReady", tasks: [], servers: [], follows: ["one", "other"]};
         live.status = {...live.status, causes: [what]};
         showCauses();
         live.status = structuredClone(live.status);
