@@ -94,6 +94,12 @@ def test_the_page_asks_for_a_token_and_keeps_it_in_memory_only(browser: Browser,
         assert "operator" not in stored
         assert "operator" not in page.content()
 
+        view.open("History")
+        shown = re.compile("Who|Nothing was done")
+        expect(page.locator("#history-list")).to_contain_text(shown)
+        page.locator("#token-forget").click()
+        expect(page.locator("#history-list")).not_to_contain_text(shown)
+
         page.reload()
         expect(form).to_contain_text("This instance demands a token.")
         form.get_by_label("Token").fill("watcher")

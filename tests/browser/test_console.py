@@ -513,6 +513,23 @@ def test_a_read_model_serves_without_a_broker_as_long_as_its_owners_answer(view:
     assert judged(view, [away], partitions=1)["needs"] == ["bad", "The read model serves, but:"]
 
 
+def test_only_the_panel_that_is_open_asks_for_keys_and_dead_letters(browser: Browser, pair: Pair) -> None:
+    url = f"{pair[0].url}/#keyModel=balance&key=alice&list=entries&letter=balance/0:1"
+    asked: list[str] = []
+    with viewed(browser, url) as view:
+        view.page.on("request", lambda request: asked.append(request.url))
+        view.page.reload()
+        view.wait_for_text("needs", "serve")
+        # The list of read models, which the keys wait for, comes within it.
+        view.page.wait_for_timeout(3000)
+        assert [one for one in asked if re.search("/keys/|/entries|deadLetters", one)] == []
+
+        view.open("Keys")
+        expect(view.page.locator("#key-result")).to_contain_text("Position")
+        expect(view.page.locator("#entries")).to_contain_text("keys")
+        assert view.unexpected(404, 503) == []
+
+
 def test_a_cause_at_one_instance_leads_to_that_instance(view: View) -> None:
     page = view.page
     show = """async () => {
