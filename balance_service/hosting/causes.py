@@ -110,15 +110,16 @@ class Known:
     """What an instance knows beyond its status. Times are in ms since 1970.
 
     `brokers` is the address of Kafka; `silent_ms` since when it has answered nothing here, None while it answers;
-    `refusal` why it accepts no connection, empty if that is not known. `heard_ms` is since when this instance hears
-    itself in the directory, None while it does not; `unowned` since when it has seen no owner, by task; `own` are the
-    causes that only this instance can know.
+    `answers_ms` since when it answers, `refusal` why it accepts no connection, if that is known. `heard_ms` is since
+    when this instance hears itself in the directory, None while it does not; `unowned` since when it has seen no owner,
+    by task; `own` are the causes that only this instance can know.
     """
 
     brokers: str
     now_ms: int
     session_timeout_ms: int
     silent_ms: int | None = None
+    answers_ms: int | None = None
     refusal: str = ""
     heard_ms: int | None
     unowned: Mapping[str, int]
@@ -130,8 +131,9 @@ class Known:
         return self.session_timeout_ms + _REOPENS_MS
 
     def lasts(self, since_ms: int | None, at_least_ms: int = HEALS_MS) -> bool:
-        """Whether something is so for longer than what heals by itself, as far as is known."""
-        return since_ms is None or self.now_ms - since_ms >= at_least_ms
+        """Whether something is so for longer than what heals by itself. The time of an outage does not count."""
+        times = [time for time in (since_ms, self.answers_ms) if time is not None]
+        return not times or self.now_ms - max(times) >= at_least_ms
 
 
 def starting(reason: str, since_ms: int) -> Cause:
@@ -191,6 +193,10 @@ class _Task(NamedTuple):
         return self.is_live and bool(self.told["role"] == "active")
 
     @property
+    def is_halted(self) -> bool:
+        return bool(self.told["state"] == "HALTED")
+
+    @property
     def since_ms(self) -> int | None:
         return _ms(self.told["since"])
 
@@ -229,7 +235,8 @@ class _Seen:
         self._known = known
         self._here = status["applicationServer"]
         self._by_name: dict[str, list[_Task]] = defaultdict(list)
-        for task in self._all():
+        self._tasks = [*self._all()]
+        for task in self._tasks:
             self._by_name[task.name].append(task)
         self._hosted = {model["model"] for model in status["models"]}
         self._statuses = {model["name"]: model["status"] for model in status["models"]}
@@ -294,8 +301,7 @@ class _Seen:
 
     def own(self) -> list[Cause]:
         """Returns what only this instance knows, without what a task that is halted says, too."""
-        everywhere = [task.told for tasks in self._by_name.values() for task in tasks]
-        halts = [told["reason"] for told in everywhere if told["state"] == "HALTED" and told["reason"]]
+        halts = [task.told["reason"] for task in self._tasks if task.is_halted and task.told["reason"]]
 
         def is_halt(cause: Cause) -> bool:
             return any(reason in told for reason in halts for told in (cause.what, *cause.follows))
@@ -315,7 +321,10 @@ class _Seen:
             address, seconds = server["applicationServer"], server["silentSeconds"]
             # None: it may have ended long before this instance was started.
             since_ms = None if seconds is None else known.now_ms - 1000 * seconds
-            if not server["suspect"] or address == self._here or self._may_be_heard_again(since_ms):
+            is_before = since_ms is not None and known.heard_ms is not None and since_ms < known.heard_ms
+            # This instance heard nobody then, not even itself, and may hear it soon.
+            is_excused = known.heard_ms is None or (is_before and not known.lasts(known.heard_ms, known.moves_ms))
+            if not server["suspect"] or address == self._here or is_excused:
                 continue
             following = [*self._left_by(server)]
             what = f"{address} is not heard of" + (" since this instance was started" if since_ms is None else "")
@@ -330,13 +339,6 @@ class _Seen:
                 servers=(address,),
                 follows=tuple(told for _, told in following),
             )
-
-    def _may_be_heard_again(self, since_ms: int | None) -> bool:
-        """Whether this instance heard nobody, not even itself, when another one became silent, and may hear it soon."""
-        heard_ms = self._known.heard_ms
-        if heard_ms is None:
-            return True
-        return since_ms is not None and since_ms < heard_ms and not self._known.lasts(heard_ms, self._known.moves_ms)
 
     def _left_by(self, server: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yields the partitions that a silent instance owned and that nobody answers for yet, in words."""
@@ -412,9 +414,8 @@ class _Seen:
 
     def halted_here(self) -> list[Cause]:
         """Returns the causes of the halted owners of this instance, which it knows without a broker."""
-        owners = [task for tasks in self._by_name.values() for task in tasks if task.is_active]
-        halted = [task for task in owners if task.server == self._here and task.told["state"] == "HALTED"]
-        return _grouped(map(self._halted, halted))
+        here = [task for task in self._tasks if task.server == self._here and task.is_active]
+        return _grouped([self._halted(task) for task in here if task.is_halted])
 
     def _following_the_broker(self) -> Iterator[str]:
         """Yields in words what follows if Kafka answers nothing."""
@@ -476,16 +477,14 @@ class _Seen:
     def _standbys(self) -> Iterator[_Judged]:
         """Yields the standbys that are halted for another reason than their owner, or that cannot follow it."""
         action = "Restore what the reason names: it goes on by itself"
-        for name, tasks in self._by_name.items():
-            owner = self._owner(name)
-            for task in tasks:
-                if not task.is_live or task.is_active:
-                    continue
-                if task.told["state"] == "HALTED":
-                    if owner is None or owner.told["state"] != "HALTED":
-                        yield self._halted(task)
-                elif task.fails and self._known.lasts(task.since_ms):
-                    yield task.judged("standby", Urgency.SOON, "not ready to take over", action)
+        for task in self._tasks:
+            owner = self._owner(task.name)
+            if not task.is_live or task.is_active or (task.is_halted and owner is not None and owner.is_halted):
+                continue
+            if task.is_halted:
+                yield self._halted(task)
+            elif task.fails and self._known.lasts(task.since_ms):
+                yield task.judged("standby", Urgency.SOON, "not ready to take over", action)
 
     def _opening(self, owner: _Task) -> _Judged:
         serves, is_slow = self._serves(owner.name), self._known.lasts(owner.since_ms, self._known.moves_ms)
@@ -512,6 +511,7 @@ class _Seen:
 
     def _standing(self, owner: _Task) -> _Judged:
         urgency = Urgency.NOW if self._serves(owner.name) else Urgency.SOON
+        urgency = urgency if self._known.lasts(owner.since_ms) else Urgency.NONE
         action = "Restore what the error names. If one partition alone stands still, set its next record aside"
         judged = owner.judged("stands-still", urgency, "standing still", action)
         return judged._replace(reason=judged.reason.removeprefix(f"{owner.name} stands still: "))

@@ -10,7 +10,7 @@ from balance_service.engine.dead_letter import Status, open_letters
 from balance_service.engine.processor import OWN_CODE
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
-from balance_service.hosting.causes import Cause, Known, Urgency, causes_of, listed
+from balance_service.hosting.causes import HEALS_MS, Cause, Known, Urgency, causes_of, listed
 from balance_service.process.runtime import elapsed, iso_time, now_ms
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ _STOP_REBUILDS_SECONDS = 1.0
 _RECENT_SECONDS = 3.0
 # More have the same cause.
 _MOST_REFUSED = 3
+# What is noted while Kafka answers.
+_KAFKA = "Kafka"
 _ANSWERING = frozenset(state.value for state in ANSWERING)
 _STATUSES = frozenset(status.value for status in Status)
 _QUERY_ENDED = "its query has ended and is started again; /api/status and the log say why"
@@ -153,6 +155,7 @@ class Instance:
             now_ms=now_ms(),
             session_timeout_ms=settings.session_timeout_ms,
             silent_ms=self._silent_since(),
+            answers_ms=noted.get(_KAFKA),
             refusal=self.engine.topics.refusal,
             heard_ms=noted.get(self.directory.address),
             unowned=noted,
@@ -189,7 +192,8 @@ class Instance:
         if unconfirmed := [topic for topic in memberships.unconfirmed if topic not in joining]:
             what = f"The group of {', '.join(unconfirmed)} has not confirmed this instance lately"
             action = "Check its network to Kafka. After a suspension, it goes on by itself"
-            yield Cause("unconfirmed", Urgency.SOON, f"{what}: it answers for no partition", action)
+            urgency = Urgency.SOON if known.lasts(None) else Urgency.NONE
+            yield Cause("unconfirmed", urgency, f"{what}: it answers for no partition", action)
         for records in engine.control_records:
             for problem in records.problems[:_MOST_REFUSED]:
                 action = "If the secret was changed, name the former one. Otherwise, find who may write to the topic"
@@ -284,15 +288,18 @@ def unhosted(stages: Mapping[str, Tasks], table: ServerTable) -> list[str]:
 
 
 def noted_now(stages: Mapping[str, Tasks], table: ServerTable, address: str) -> list[str]:
-    """Returns what an instance notes: its address while it hears itself, and the tasks that no instance runs.
+    """Returns what an instance notes: whether Kafka answers, its address while it hears itself, and the tasks that no
+    instance runs.
 
     The latter also of stages that only silent instances have. While an instance does not hear itself, it hears no
-    owner either, and notes nothing.
+    owner either.
     """
+    # A slow answer is no outage.
+    answers = any(1000 * tasks.hosted.watermarks.age_seconds < HEALS_MS for tasks in stages.values())
     if all(server.address != address for server in table.running()):
-        return []
+        return [_KAFKA] * answers
     published = {(task.stage, task.partition) for server in table.servers() for task in server.tasks}
-    return [address, *_names((_wanted(stages) | published) - table.taken())]
+    return [*[_KAFKA] * answers, address, *_names((_wanted(stages) | published) - table.taken())]
 
 
 def _wanted(stages: Mapping[str, Tasks]) -> set[tuple[str, int]]:

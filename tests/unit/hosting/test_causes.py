@@ -60,6 +60,7 @@ def causes(
     known: dict[str, Any],
     *,
     without_broker: float | None = None,
+    answers: float | None = LONG_AGO,
     heard: float | None = LONG_AGO,
     unowned: Mapping[str, float] | None = None,
     session: int = 10,
@@ -72,7 +73,8 @@ def causes(
 
     since = {name: NOW_MS - int(1000 * seconds) for name, seconds in (unowned or {}).items()}
     here: dict[str, Any] = {"brokers": "k:9092", "now_ms": NOW_MS, "session_timeout_ms": 1000 * session}
-    return causes_of(known, Known(**here, silent_ms=ms(without_broker), heard_ms=ms(heard), unowned=since, **more))
+    here |= {"silent_ms": ms(without_broker), "answers_ms": ms(answers), "heard_ms": ms(heard)}
+    return causes_of(known, Known(**here, unowned=since, **more))
 
 
 def section(cause: Cause) -> str:
@@ -226,6 +228,20 @@ def test_after_an_outage_other_instances_and_their_partitions_have_time_to_be_he
     # One that became silent later has no excuse.
     later = status(task(0), peers=[server(PEER, silent=5)])
     assert [cause.kind for cause in causes(later, heard=heard)] == (["silent"] if (heard or 0) > 5 else [])
+
+
+@pytest.mark.parametrize(
+    ("answers", "urgency"), [(2, Urgency.NONE), (10, Urgency.SOON), (30, Urgency.NOW), (None, Urgency.NOW)]
+)
+def test_what_an_outage_has_caused_has_time_to_heal_after_it(answers: float | None, urgency: Urgency) -> None:
+    failed = task(0, "CLOSED", seconds=300, reason="Kafka at k:9092 does not answer")
+    still = task(1, seconds=300, reason=f"m_1 stands still: {STANDS.format(1)}")
+    waits = task(2, "WAITING", seconds=300, reason="Kafka at k:9092 does not answer")
+
+    found = {cause.kind: cause.urgency for cause in causes(status(failed, still, waits), answers=answers)}
+
+    stands, waiting = (Urgency.NONE, Urgency.NONE) if not urgency else (Urgency.NOW, Urgency.SOON)
+    assert found == {"restoring": urgency, "stands-still": stands, "waiting": waiting}
 
 
 def test_a_partition_of_a_read_model_that_only_others_host_ages_too() -> None:

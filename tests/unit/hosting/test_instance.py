@@ -91,8 +91,9 @@ def running(
     refused: Sequence[str] = (),
     hears: bool = True,
     age: float = 0,
+    after_outage: bool = False,
 ) -> Instance:
-    """An instance that has run for `age` seconds."""
+    """An instance that has run for `age` seconds. `after_outage`: Kafka answers just now."""
     memberships = SimpleNamespace(joining=joining, problems=refused, own_some=True, unconfirmed=unconfirmed)
     engine = SimpleNamespace(
         memberships=memberships,
@@ -119,6 +120,8 @@ def running(
     parts: Any = {"engine": engine, "directory": directory, "rebuilds": rebuilds, "commands": {}}
     noted = Since(lambda: SINCE_MS)
     noted.note(["here:1"] if hears else [])
+    if after_outage:
+        noted.of = {**noted.of, "Kafka": now_ms()}
     return Instance(noted=noted, began_ms=now_ms() - int(1000 * age), **parts)
 
 
@@ -341,7 +344,7 @@ def test_an_instance_that_does_not_hear_itself_knows_nothing_about_others(age: f
 
 def test_an_instance_notes_itself_and_what_no_instance_runs_while_it_hears_itself() -> None:
     clock = Clock()
-    table, stages = ServerTable(clock), {"balance": stage("balance")}
+    table, stages = ServerTable(clock), {"balance": stage("balance", ends_age=60)}
     assert noted_now(stages, table, "here:1") == []
 
     def hear(address: str, *tasks: PublishedTask) -> None:
@@ -359,6 +362,13 @@ def test_an_instance_notes_itself_and_what_no_instance_runs_while_it_hears_itsel
     assert noted_now(stages, table, "here:1") == []
     hear("here:1")
     assert noted_now(stages, table, "here:1") == ["here:1", "balance_0", "n_3"]
+
+
+@pytest.mark.parametrize(("age", "noted"), [(9, ["Kafka"]), (11, [])])
+def test_an_instance_notes_that_kafka_answers_if_that_is_no_more_than_slow(age: float, noted: list[str]) -> None:
+    stages = {"activity": stage("activity", ends_age=60), "balance": stage("balance", ends_age=age)}
+
+    assert noted_now(stages, ServerTable(), "here:1") == noted
 
 
 def test_since_keeps_the_first_time_of_what_lasts_and_forgets_what_has_ended() -> None:
@@ -422,6 +432,9 @@ def test_an_instance_that_is_cut_off_and_one_without_a_grant_say_so() -> None:
     ((kind, urgency, what),) = causes(running(stage("balance"), unconfirmed=["balance"]))
     assert (kind, urgency) == ("unconfirmed", "SOON")
     assert what.startswith("The group of balance has not confirmed this instance lately")
+    # After an outage it will soon.
+    recovers = running(stage("balance"), unconfirmed=["balance"], after_outage=True)
+    assert [urgency for _, urgency, _ in causes(recovers)] == ["NONE"]
 
 
 def test_a_topic_that_may_lose_records_is_urgent_and_misplaced_keys_are_less_so() -> None:
