@@ -25,12 +25,12 @@ from balance_service.cluster.signatures import RecordSignatures
 from balance_service.cluster.standbys import StandbyChooser
 from balance_service.engine.state_directory import StateDirectory
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError
-from balance_service.hosting.causes import Since, starting, unknown_settings
+from balance_service.hosting.causes import starting, unknown_settings
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
 from balance_service.hosting.details import details_of
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.hosting.history import history_of
-from balance_service.hosting.instance import Instance, published, unhosted
+from balance_service.hosting.instance import Instance, Since, noted_now, published
 from balance_service.hosting.rebuilds import Rebuilds
 from balance_service.http.answer import unavailable
 from balance_service.http.app import HttpServer
@@ -276,8 +276,8 @@ class Application:
         loop.call_soon_threadsafe(self._http.limit_connections, engine.open_files.connections)
         table = ServerTable()
         rebuilds = Rebuilds(engine, table, Switch.ALWAYS if settings.switch == "auto" else Switch.NEVER)
-        unowned = Since(now_ms)
-        directory = self._directory(engine, patience, table, rebuilds, unowned)
+        noted = Since()
+        directory = self._directory(engine, patience, table, rebuilds, noted)
         context = CommandContext(
             settings=settings, registry=engine.registry, metrics=engine.metrics, tracer=self._tracer
         )
@@ -285,13 +285,13 @@ class Application:
             command.route.name: patience.until_up(partial(command.handler, context)) for command in self._commands
         }
         EngineCollector(engine, table).register(self._metrics.registry)
-        instance = Instance(engine=engine, directory=directory, rebuilds=rebuilds, commands=commands, unowned=unowned)
+        instance = Instance(engine=engine, directory=directory, rebuilds=rebuilds, commands=commands, noted=noted)
         instance.start()
         favour_short_work()
         return instance
 
     def _directory(
-        self, engine: Engine, patience: Patience, table: ServerTable, rebuilds: Rebuilds, unowned: Since
+        self, engine: Engine, patience: Patience, table: ServerTable, rebuilds: Rebuilds, noted: Since
     ) -> Directory:
         settings, trust = self._settings, self._http.trust
         topic, schema = settings.application_servers_topic, load_schema("ApplicationServer")
@@ -299,7 +299,7 @@ class Application:
         choosers: dict[str, StandbyChooser] = {}
 
         def look() -> None:
-            unowned.note(unhosted(engine.stages, table))
+            noted.note(noted_now(engine.stages, table, settings.application_server))
             for name, tasks in engine.models.items():
                 if tasks.hosted.folds is not None:
                     chooser = choosers.setdefault(name, _standby_chooser(table, tasks, settings))

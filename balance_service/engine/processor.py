@@ -35,6 +35,9 @@ _NEVER_OF_ONE_EVENT = (MemoryError, ImportError)
 _MOST_ERROR = 500
 _PACKAGE = Path(__file__).parents[1]
 
+OWN_CODE = "the code of the read model "
+"""How the reason of a task begins that its read model's own code has halted."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -133,7 +136,7 @@ class OwnCodeFailedError(PoisonRecordError):
         """
         # The exception's text may quote the event, and probes return this reason without authentication.
         kind = type(self.__cause__).__name__
-        failure = f"the code of the read model {read_model} fails at offset {offset} of {source} with {kind}"
+        failure = f"{OWN_CODE}{read_model} fails at offset {offset} of {source} with {kind}"
         if offset not in batch.retried and why_not is not None:
             raise TaskHaltedError(f"{failure}{why_not}; correct it, and restart the instance", key) from self.__cause__
         log.error(

@@ -334,6 +334,14 @@ class FailedAt:
 
 
 @dataclass(frozen=True, slots=True)
+class Waited:
+    """Since when a task has waited, in ms since 1970, and why."""
+
+    since_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TaskSnapshot:
     """The state of a task, for the directory of instances and for operators.
 
@@ -342,7 +350,7 @@ class TaskSnapshot:
     `sends_as_of` the `Position.inherited` of a task that sends the outputs, else -1. `stand` is how an owner stands
     that has records to apply, or whose query failed. `since_ms` is when the task came into its state, in ms since 1970;
     one that is opened again after a failure counts from the first failure until it runs. `failed_at` is where its own
-    code failed that halted it.
+    code failed that halted it. `waited` is the wait before, of a task that was resumed and has committed nothing since.
     """
 
     task_id: TaskId
@@ -362,3 +370,4 @@ class TaskSnapshot:
     stand: Stand | None = None
     since_ms: int = 0
     failed_at: FailedAt | None = None
+    waited: Waited | None = None

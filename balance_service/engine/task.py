@@ -20,14 +20,22 @@ from balance_service.engine.dead_letters import DueLetters
 from balance_service.engine.decisions import Decision
 from balance_service.engine.inheritance import check_owner, inherit, last_positions, open_writer
 from balance_service.engine.opening import check_same_log, check_still_there, starting_changes, starting_position
-from balance_service.engine.records import NEVER, Role, StoreSizes, TaskBatch, TaskSnapshot
+from balance_service.engine.records import (
+    NEVER,
+    STANDS_AFTER_SECONDS,
+    Role,
+    StoreSizes,
+    TaskBatch,
+    TaskSnapshot,
+    Waited,
+)
 from balance_service.engine.replica import Replica
 from balance_service.engine.store import offset_of
 from balance_service.errors import FatalError, RetriableError, TaskHaltedError, TaskMigratedError
 from balance_service.kafka.log_reader import first_record
 from balance_service.kafka.messages import offset_of as record_offset
 from balance_service.process.failpoints import reach
-from balance_service.process.runtime import now_ms
+from balance_service.process.runtime import elapsed, now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -130,6 +138,8 @@ class Task:
         since_ms: since when no task of the partition has done its work, in ms since 1970; None: since now.
         """
         self._since_ms = now_ms() if since_ms is None else since_ms
+        self._waited: Waited | None = None
+        self._resumed_at = float("-inf")
         self._failed_at: FailedAt | None = None
         self._least_epoch = least_epoch
         self.task_id = task_id
@@ -284,6 +294,7 @@ class Task:
             self.sends_since,
             since_ms=self._since_ms,
             failed_at=self._failed_at,
+            waited=self._waited_lately,
         )
 
     def open(self) -> None:
@@ -452,6 +463,7 @@ class Task:
             store.require_room(serves=False)
         batch = batch if self._sends else replace(batch, is_silent=True)
         done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer, audit)
+        self._waited = None
         self._shown = store.view
         # After the view: who began to watch before may have read the former one.
         if (watcher := self._watcher) is not None:
@@ -540,14 +552,19 @@ class Task:
             if self._state in (TaskState.WAITING, TaskState.RESTORING):
                 self._reason = reason
                 return
-            waits = self._state in (TaskState.RUNNING, TaskState.TAILING)
+            waits, before = self._state in (TaskState.RUNNING, TaskState.TAILING), self._waited_lately
             waits = waits and self._move(self._state, TaskState.WAITING, reason)
+            if waits and before is not None:
+                self._since_ms = before.since_ms
         if waits:
             self._log.warning("task waiting", reason=reason)
 
     def resume(self) -> None:
         """Continues to fold after `wait`."""
-        self._move(TaskState.WAITING, TaskState.RUNNING, "")
+        with self._lock:
+            waited = Waited(self._since_ms, self._reason)
+            if self._move(TaskState.WAITING, TaskState.RUNNING, ""):
+                self._waited, self._resumed_at = waited, elapsed()
 
     def halt(self, reason: str, at: FailedAt | None = None) -> None:
         """Stops folding and answering until an operator acts. Idempotent; the first reason is kept.
@@ -602,6 +619,11 @@ class Task:
     def _stands_at(self) -> Position | None:
         store = self.replica.store
         return None if store is None else store.position
+
+    @property
+    def _waited_lately(self) -> Waited | None:
+        """The wait before, of a task that was resumed lately and has committed nothing since."""
+        return self._waited if elapsed() - self._resumed_at < STANDS_AFTER_SECONDS else None
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -743,8 +765,9 @@ class Task:
     def _to(self, state: TaskState) -> None:
         if state not in TRANSITIONS[self._state]:
             raise FatalError(f"task {self.task_id} cannot go from {self._state.value} to {state.value}")
-        # An owner that is opened counts from its creation, or from the failure before.
-        if self._state is not TaskState.CREATED:
+        # An owner that is opened counts from its creation, or from the failure before; so does one that fails to open.
+        fails_to_open = self._state is TaskState.RESTORING and state is TaskState.CLOSED
+        if self._state is not TaskState.CREATED and not fails_to_open:
             self._since_ms = now_ms()
         self._state = state
         # One assignment, so that no reader sees a view that belongs to another state.

@@ -227,6 +227,10 @@ class Tasks:
         if snapshot.role is not Role.ACTIVE:
             return snapshot
         stand = self.hosted.progress.stand(task.task_id.partition, snapshot.position)
+        waited = snapshot.waited
+        if snapshot.state == TaskState.RUNNING.value and waited is not None and stand is not None and not stand.error:
+            # It tries, and may have to wait again.
+            snapshot = replace(snapshot, state=TaskState.WAITING.value, reason=waited.reason, since_ms=waited.since_ms)
         if stand is None or not stand.is_still:
             return replace(snapshot, stand=stand)
         stand = replace(stand, error=stand.error or snapshot.reason)

@@ -9,28 +9,53 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from balance_service.engine.processor import OWN_CODE
 from balance_service.model.stage import model_and_generation
+from balance_service.model.versions import LACKS_VERSION
 from balance_service.process.runtime import iso_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 _MOST_NAMES = 4
 _MOST_FOLLOWING = 20
 _LAG_SECONDS = 60
-# What lasts shorter heals by itself as a rule, such as the move of a partition, and is not urgent.
-_HEALS_MS = 10_000
-# A killed owner is replaced after a session timeout, and the new one restores what it lacks.
-_MOVES_MS = 30_000
+HEALS_MS = 10_000
+"""What lasts shorter heals by itself as a rule, such as a query that is started again, and is not urgent."""
+# After the session timeout, the new owner of a partition restores what it lacks.
+_REOPENS_MS = 20_000
 _NUMBERS = re.compile(r"[0-9]+")
-_SILENT = ("building", "ready", "kept")
-_OWN_CODE = "the code of the read model "
+SECTIONS = {
+    "behind": "BalanceLagGrowing",
+    "broker": "BalanceEndsUnknown",
+    "control-record": "BalanceControlRecordRefused",
+    "ends-unknown": "BalanceEndsUnknown",
+    "halted": "BalanceTaskHalted",
+    "joining": "BalanceNotReady",
+    "letters": "BalanceDeadLettersWaiting",
+    "losing-records": "BalanceTopicLosesRecords",
+    "misplaced": "BalanceDeadLetters",
+    "not-folded": "BalanceStreamFailing",
+    "not-ready": "BalanceNotReady",
+    "refused": "BalanceNotReady",
+    "restoring": "BalanceRestoring",
+    "shared-address": "BalanceAddressShared",
+    "silent": "BalanceInstanceDown",
+    "standby": "BalanceStandbyBehind",
+    "stands-still": "BalanceFoldingStopped",
+    "starting": "BalanceNotReady",
+    "unconfirmed": "BalanceNotReady",
+    "unheard": "BalanceNotReady",
+    "unowned": "BalancePartitionUnanswered",
+    "waiting": "BalanceTaskWaiting",
+}
+"""By kind of cause, the section of the runbook; others have none."""
 
 
 class Urgency(IntEnum):
@@ -44,23 +69,24 @@ class Urgency(IntEnum):
     """At night, too: queries get no answer, or one that becomes more and more outdated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Cause:
     """Something that is not as it should be.
 
     `kind` is for programs. `what` and `action` are sentences without a full stop: what is so, and what to do. `heals`
-    is whether waiting suffices. `since_ms` is since when, in ms since 1970; None if that is not known. `section` is
-    that of the runbook; empty for none. `tasks` are the tasks that it concerns, `follows` what follows, in words.
+    is whether waiting suffices. `since_ms` is since when, in ms since 1970; None if that is not known. `tasks` are the
+    tasks that it concerns, `servers` the instances where it is, `follows` what follows, in words.
     """
 
     kind: str
     urgency: Urgency
     what: str
     action: str
+    _: KW_ONLY
     heals: bool = False
     since_ms: int | None = None
-    section: str = ""
     tasks: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
     follows: tuple[str, ...] = ()
 
     def shown(self) -> dict[str, Any]:
@@ -72,25 +98,42 @@ class Cause:
             "since": None if self.since_ms is None else iso_time(self.since_ms),
             "action": self.action,
             "heals": self.heals,
-            "section": self.section,
+            "section": SECTIONS.get(self.kind, ""),
             "tasks": [*self.tasks],
+            "servers": [*self.servers],
             "follows": [*self.follows[:_MOST_FOLLOWING]],
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What an instance knows beyond its status.
+    """What an instance knows beyond its status. Times are in ms since 1970.
 
     `brokers` is the address of Kafka; `silent_ms` since when it has answered nothing here, None while it answers;
-    `unowned` since when this instance has seen no owner, by task; `own` the causes that only this instance can know.
+    `answers_ms` since when it answers, `refusal` why it accepts no connection, if that is known. `heard_ms` is since
+    when this instance hears itself in the directory, None while it does not; `unowned` since when it has seen no owner,
+    by task; `own` are the causes that only this instance can know.
     """
 
     brokers: str
     now_ms: int
+    session_timeout_ms: int
     silent_ms: int | None = None
+    answers_ms: int | None = None
+    refusal: str = ""
+    heard_ms: int | None
     unowned: Mapping[str, int]
     own: Sequence[Cause] = ()
+
+    @property
+    def moves_ms(self) -> int:
+        """How long a partition may lack an owner that answers, after its instance was killed."""
+        return self.session_timeout_ms + _REOPENS_MS
+
+    def lasts(self, since_ms: int | None, at_least_ms: int = HEALS_MS) -> bool:
+        """Whether something is so for longer than what heals by itself. The time of an outage does not count."""
+        times = [time for time in (since_ms, self.answers_ms) if time is not None]
+        return not times or self.now_ms - max(times) >= at_least_ms
 
 
 def starting(reason: str, since_ms: int) -> Cause:
@@ -100,30 +143,18 @@ def starting(reason: str, since_ms: int) -> Cause:
         reason: what it waits for; empty for nothing.
         since_ms: since when it waits, or starts.
     """
-    section = "BalanceNotReady"
     if not reason:
-        what = "This instance is starting"
-        return Cause(kind="starting", urgency=Urgency.NONE, what=what, action="Wait", heals=True, since_ms=since_ms)
-    return Cause(
-        kind="starting",
-        urgency=Urgency.SOON,
-        what=f"This instance is starting, and waits: {reason}",
-        action="Restore what it waits for: it goes on by itself",
-        since_ms=since_ms,
-        section=section,
-    )
+        return Cause("starting", Urgency.NONE, "This instance is starting", "Wait", heals=True, since_ms=since_ms)
+    what = f"This instance is starting, and waits: {reason}"
+    return Cause("starting", Urgency.SOON, what, "Restore what it waits for: it goes on by itself", since_ms=since_ms)
 
 
 def unknown_settings(names: Sequence[str]) -> Iterator[Cause]:
     """Yields the cause of variables that begin like settings and are none, if there are any."""
     if names:
         like = "begins like a setting and is none" if len(names) == 1 else "begin like settings and are none"
-        yield Cause(
-            kind="unknown-setting",
-            urgency=Urgency.NONE,
-            what=f"{_listed(names)} {like}: ignored",
-            action="Correct or remove what is misspelt, and restart this instance",
-        )
+        action = "Correct or remove what is misspelt, and restart this instance"
+        yield Cause("unknown-setting", Urgency.NONE, f"{listed(names)} {like}: ignored", action)
 
 
 def causes_of(status: Mapping[str, Any], known: Known) -> list[Cause]:
@@ -134,20 +165,22 @@ def causes_of(status: Mapping[str, Any], known: Known) -> list[Cause]:
     """
     seen = _Seen(status, known)
     if known.silent_ms is not None:
-        found = [seen.without_broker(), *seen.halted_here()]
+        refused = [cause for cause in known.own if cause.kind == "refused"]
+        found = [seen.without_broker(refused), *refused, *seen.halted_here()]
     else:
         silent = [*seen.silent()]
         explained = {task for cause in silent for task in cause.tasks}
-        found = [*silent, *seen.shared(), *known.own, *seen.tasks_apart_from(explained), *seen.ends()]
-    found += [*seen.generations(), *seen.letters()]
+        found = [*silent, *seen.shared(), *seen.own(), *seen.tasks_apart_from(explained)]
+    found = found or [*seen.unready()]
+    told = {task.rpartition("_")[0] for cause in found for task in cause.tasks}
+    found += [*seen.generations(told), *seen.letters()]
     return sorted(found, key=lambda cause: -cause.urgency)
 
 
 class _Task(NamedTuple):
-    """A task at an instance. `is_here`: at this one, which is never suspect to itself."""
+    """A task at an instance, which is live unless it is suspect. This one is never suspect to itself."""
 
     server: str
-    is_here: bool
     is_live: bool
     told: Mapping[str, Any]
 
@@ -159,15 +192,39 @@ class _Task(NamedTuple):
     def is_active(self) -> bool:
         return self.is_live and bool(self.told["role"] == "active")
 
+    @property
+    def is_halted(self) -> bool:
+        return bool(self.told["state"] == "HALTED")
+
+    @property
+    def since_ms(self) -> int | None:
+        return _ms(self.told["since"])
+
+    @property
+    def fails(self) -> bool:
+        """Whether it restores nothing, and has the reason of a failure. One that restores shows the last one, too."""
+        return bool(self.told["reason"]) and not self.told["secondsLeft"]
+
+    def judged(self, kind: str, urgency: Urgency, told: str, action: str, *, heals: bool = False) -> _Judged:
+        role = "" if self.told["role"] == "active" else self.told["role"]
+        return _Judged(
+            self.name, self.server, kind, urgency, told, action, heals, self.since_ms, self.told["reason"], role
+        )
+
 
 class _Judged(NamedTuple):
-    """What is wrong with the task `name`. `of_many` returns the sentence for the names of some, and their servers."""
+    """What is wrong with a task: it `is` something, such as "halted"; `where` is its instance, empty for none."""
 
     name: str
-    servers: tuple[str, ...]
-    cause: Cause
-    reason: str
-    of_many: Callable[[Sequence[str], str], str]
+    where: str
+    kind: str
+    urgency: Urgency
+    told: str
+    action: str
+    heals: bool
+    since_ms: int | None
+    reason: str = ""
+    role: str = ""
 
 
 class _Seen:
@@ -178,17 +235,18 @@ class _Seen:
         self._known = known
         self._here = status["applicationServer"]
         self._by_name: dict[str, list[_Task]] = defaultdict(list)
-        for task in self._all():
+        self._tasks = [*self._all()]
+        for task in self._tasks:
             self._by_name[task.name].append(task)
         self._hosted = {model["model"] for model in status["models"]}
-        self._silent_stages = {model["name"] for model in status["models"] if model["status"] in _SILENT}
+        self._statuses = {model["name"]: model["status"] for model in status["models"]}
 
     def _all(self) -> Iterator[_Task]:
-        yield from (_Task(self._here, True, True, task) for task in self._status["tasks"])
+        yield from (_Task(self._here, True, task) for task in self._status["tasks"])
         for server in self._status["applicationServers"]:
             address = server["applicationServer"]
             if address != self._here:
-                yield from (_Task(address, False, not server["suspect"], task) for task in server["tasks"])
+                yield from (_Task(address, not server["suspect"], task) for task in server["tasks"])
 
     def _owner(self, name: str) -> _Task | None:
         return max(
@@ -207,52 +265,78 @@ class _Seen:
     def _is_hosted(self, task: _Task) -> bool:
         return model_and_generation(task.told["readModel"])[0] in self._hosted
 
-    def _serves(self, name: str) -> bool:
-        return name.rpartition("_")[0] not in self._silent_stages
+    def _status_of(self, name: str) -> str:
+        """What the generation of a task is for. Of one that is not hosted here, that is not known."""
+        return str(self._statuses.get(name.rpartition("_")[0], "serving"))
 
-    def _lasts(self, since_ms: int | None, at_least_ms: int = _HEALS_MS) -> bool:
-        """Whether something is so for longer than what heals by itself, as far as is known."""
-        return since_ms is None or self._known.now_ms - since_ms >= at_least_ms
+    def _serves(self, name: str) -> bool:
+        return self._status_of(name) == "serving"
 
     def _unowned_since(self, name: str) -> int:
         return self._known.unowned.get(name, self._known.now_ms)
 
-    def without_broker(self) -> Cause:
-        """Returns the cause that Kafka answers nothing."""
-        since_ms = self._known.silent_ms
-        lasts = self._lasts(since_ms)
+    def without_broker(self, refused: Sequence[Cause]) -> Cause:
+        """Returns the cause that Kafka answers nothing.
+
+        Args:
+            refused: causes that do not follow from it.
+        """
+        known = self._known
+        since_ms, lasts = known.silent_ms, known.lasts(known.silent_ms)
+        what, action = "does not answer this instance", "Restore it, or the network to it"
+        if known.refusal:
+            what = f"and this instance do not accept each other: {known.refusal}"
+            action = "Correct certificates and passwords, here (BALANCE_KAFKA_CONFIG) or at the brokers"
+        apart = {cause.what for cause in refused}
         return Cause(
-            kind="broker",
-            urgency=Urgency.NOW if lasts else Urgency.NONE,
-            what=f"Kafka at {self._known.brokers} does not answer this instance",
-            action="Restore it, or the network to it: nothing is lost, and the instances go on by themselves",
+            "broker",
+            Urgency.NOW if lasts else Urgency.NONE,
+            f"Kafka at {known.brokers} {what}",
+            f"{action}: nothing is lost, and the instances go on by themselves",
             heals=not lasts,
             since_ms=since_ms,
-            section="BalanceEndsUnknown",
             tasks=tuple(name for name in self._by_name if self._serves(name)),
-            follows=tuple(self._following_the_broker()),
+            follows=tuple(told for told in dict.fromkeys(self._following_the_broker()) if told not in apart),
         )
+
+    def own(self) -> list[Cause]:
+        """Returns what only this instance knows, without what a task that is halted says, too."""
+        halts = [task.told["reason"] for task in self._tasks if task.is_halted and task.told["reason"]]
+
+        def is_halt(cause: Cause) -> bool:
+            return any(reason in told for reason in halts for told in (cause.what, *cause.follows))
+
+        return [one for one in self._known.own if one.kind not in ("not-folded", "ends-unknown") or not is_halt(one)]
+
+    def unready(self) -> Iterator[Cause]:
+        """Yields the cause that this instance is not ready, if it is not."""
+        if reasons := self._status["reasons"]:
+            what = f"This instance is not ready: {'; '.join(reasons)}"
+            yield Cause("not-ready", Urgency.NONE, what, "Wait. If it stays, remove the reason", servers=(self._here,))
 
     def silent(self) -> Iterator[Cause]:
         """Yields a cause for each other instance that is silent, with what follows for its partitions."""
+        known = self._known
         for server in self._status["applicationServers"]:
             address, seconds = server["applicationServer"], server["silentSeconds"]
-            if not server["suspect"] or address == self._here:
+            # None: it may have ended long before this instance was started.
+            since_ms = None if seconds is None else known.now_ms - 1000 * seconds
+            is_before = since_ms is not None and known.heard_ms is not None and since_ms < known.heard_ms
+            # This instance heard nobody then, not even itself, and may hear it soon.
+            is_excused = known.heard_ms is None or (is_before and not known.lasts(known.heard_ms, known.moves_ms))
+            if not server["suspect"] or address == self._here or is_excused:
                 continue
             following = [*self._left_by(server)]
-            # It may have ended long before this instance was started.
-            is_new = seconds is not None
+            what = f"{address} is not heard of" + (" since this instance was started" if since_ms is None else "")
             yield Cause(
-                kind="silent",
-                urgency=Urgency.SOON if is_new or following else Urgency.NONE,
-                what=f"{address} is not heard of"
-                + ("" if is_new else " since this instance was started")
-                + (f"; {len(following)} of its partitions have no owner yet that answers" if following else ""),
-                action="Start it again, unless it was removed. The others take its partitions over within "
-                f"{_MOVES_MS // 1000} s, and need longer only if they must restore them",
-                since_ms=self._known.now_ms - 1000 * seconds if is_new else None,
-                section="BalanceInstanceDown",
+                "silent",
+                Urgency.NONE if since_ms is None and not following else Urgency.SOON,
+                what + (f"; {len(following)} of its partitions have no owner yet that answers" if following else ""),
+                "Start it again, unless it was removed. The others take its partitions over within "
+                f"{known.moves_ms // 1000} s, and need longer only if they must restore them",
+                since_ms=since_ms,
                 tasks=tuple(name for name, _ in following),
+                servers=(address,),
                 follows=tuple(told for _, told in following),
             )
 
@@ -264,69 +348,44 @@ class _Seen:
             if task["role"] != "active" or name not in expected or not self._serves(name):
                 continue
             owner = self._owner(name)
-            if owner is None and not self._lasts(self._unowned_since(name), _MOVES_MS):
+            if owner is None and not self._known.lasts(self._unowned_since(name), self._known.moves_ms):
                 yield name, f"{name} has no owner: queries for its keys get 503, unless a standby may answer"
-            elif owner is not None and owner.told["state"] in ("CREATED", "RESTORING") and not owner.told["reason"]:
+            elif owner is not None and owner.told["state"] in ("CREATED", "RESTORING", "CLOSED") and not owner.fails:
                 yield name, f"{name} is opened at {owner.server}{_left(owner)}"
 
     def shared(self) -> Iterator[Cause]:
         for server in self._status["applicationServers"]:
             if server["shared"]:
-                yield Cause(
-                    kind="shared-address",
-                    urgency=Urgency.NOW,
-                    what=f"Several instances run as {server['applicationServer']}: many queries get 503",
-                    action="Give each a BALANCE_APPLICATION_SERVER of its own, and restart it",
-                    section="BalanceAddressShared",
-                )
+                what = f"Several instances run as {server['applicationServer']}: many queries get 503"
+                action = "Give each a BALANCE_APPLICATION_SERVER of its own, and restart it"
+                yield Cause("shared-address", Urgency.NOW, what, action)
 
-    def ends(self) -> Iterator[Cause]:
-        age = self._status["endsAgeSeconds"]
-        if age:
-            since_ms = self._known.now_ms - 1000 * age
-            yield Cause(
-                kind="ends-unknown",
-                urgency=Urgency.SOON if self._lasts(since_ms) else Urgency.NONE,
-                what="The ends of a topic cannot be read: lags are not known, and no query with `maxLag` is answered",
-                action="Restore the leaders of the topic's partitions",
-                since_ms=since_ms,
-                section="BalanceEndsUnknown",
-            )
+    def generations(self, told: Collection[str]) -> Iterator[Cause]:
+        """Yields what each generation that does not serve is waiting for, and each that should be built again.
 
-    def generations(self) -> Iterator[Cause]:
-        """Yields what each generation that does not serve is waiting for, and each that should be built again."""
+        Args:
+            told: the stages that other causes concern.
+        """
         numbers = {
             m["model"]: model_and_generation(m["name"])[1] for m in self._status["models"] if m["status"] == "serving"
         }
         for model in self._status["models"]:
             name, number = model_and_generation(model["name"])
             since_ms = _ms(model["since"])
-            if model["status"] == "building":
-                yield Cause(
-                    kind="building",
-                    urgency=Urgency.NONE,
-                    what=f"Generation {number} of {name} is being built; generation {numbers.get(name, 1)} answers",
-                    action="Wait. The generations show how far it is",
-                    heals=True,
-                    since_ms=since_ms,
-                )
+            if model["status"] == "building" and model["name"] not in told:
+                what = f"Generation {number} of {name} is being built; generation {numbers.get(name, 1)} answers"
+                action = "Wait. The generations show how far it is"
+                yield Cause("building", Urgency.NONE, what, action, heals=True, since_ms=since_ms)
             if model["status"] == "ready":
-                yield Cause(
-                    kind="ready",
-                    urgency=Urgency.SOON,
-                    what=f"Generation {number} of {name} is ready and needs you",
-                    action="Look at its differences: switch to it, or drop it",
-                    since_ms=since_ms,
-                )
+                what, action = f"Generation {number} of {name} is ready and needs you", "Look at its differences"
+                yield Cause("ready", Urgency.SOON, what, f"{action}: switch to it, or drop it", since_ms=since_ms)
             if model["status"] == "serving" and model["readOtherwise"]:
-                schemas = _listed([str(one) for one in model["readOtherwise"]])
-                yield Cause(
-                    kind="read-otherwise",
-                    urgency=Urgency.NONE,
-                    what=f"{model['name']} began under older rules of the decoder: its states may have other values "
-                    f"than today's of events under schema {schemas}",
-                    action=f"Rebuild it: `balance-service rebuild {name}`",
+                schemas = listed([str(one) for one in model["readOtherwise"]])
+                what = (
+                    f"{model['name']} began under older rules of the decoder: its states may have other values than "
+                    f"today's of events under schema {schemas}"
                 )
+                yield Cause("read-otherwise", Urgency.NONE, what, f"Rebuild it: `balance-service rebuild {name}`")
 
     def letters(self) -> Iterator[Cause]:
         """Yields the cause that dead letters need a decision, if some do."""
@@ -340,221 +399,163 @@ class _Seen:
                 if letter["needsDecision"]:
                     counts[model, letter["cause"]] += letter["count"]
         if total := sum(counts.values()):
-            yield Cause(
-                kind="letters",
-                urgency=Urgency.SOON,
-                what=f"{total:,} dead letter{' needs' if total == 1 else 's need'} you",
-                action="Redrive those that can be applied now, discard those that must not count",
-                section="BalanceDeadLettersWaiting",
-                follows=tuple(
-                    f"{model}: {count:,} with the cause {cause}" for (model, cause), count in sorted(counts.items())
-                ),
-            )
+            what = f"{total:,} dead letter{' needs' if total == 1 else 's need'} you"
+            action = "Redrive those that can be applied now, discard those that must not count"
+            told = [f"{model}: {count:,} with the cause {cause}" for (model, cause), count in sorted(counts.items())]
+            yield Cause("letters", Urgency.SOON, what, action, follows=tuple(told))
 
-    def tasks_apart_from(self, explained: Iterable[str]) -> list[Cause]:
+    def tasks_apart_from(self, explained: Collection[str]) -> list[Cause]:
         """Returns the causes of tasks that do not do what they should, without those that another cause explains."""
-        left_out = {*explained, *(task for cause in self._known.own for task in cause.tasks)}
-        judged = [one for name in self._names if name not in left_out for one in self._judge(name)]
-        return _grouped([*judged, *self._halted_standbys()])
+        # They tell why a task that runs applies nothing.
+        own = {task for cause in self._known.own for task in cause.tasks}
+        names = [name for name in self._names if name not in explained]
+        judged = [one for name in names for one in self._judge(name, is_told=name in own)]
+        return _grouped([*judged, *self._standbys()])
 
     def halted_here(self) -> list[Cause]:
         """Returns the causes of the halted owners of this instance, which it knows without a broker."""
-        here = [task for tasks in self._by_name.values() for task in tasks if task.is_here and task.is_active]
-        return _grouped([self._halted(task) for task in here if task.told["state"] == "HALTED"])
+        here = [task for task in self._tasks if task.server == self._here and task.is_active]
+        return _grouped([self._halted(task) for task in here if task.is_halted])
 
     def _following_the_broker(self) -> Iterator[str]:
         """Yields in words what follows if Kafka answers nothing."""
         yield from self._status["reasons"]
         peers = [one for one in self._status["applicationServers"] if one["applicationServer"] != self._here]
         if peers:
-            yield f"nothing is known about {_listed([one['applicationServer'] for one in peers])} any more"
+            yield f"nothing is known about {listed([one['applicationServer'] for one in peers])} any more"
         for name in self._names:
             owner = self._owner(name)
-            if owner is not None and owner.is_here and owner.told["state"] not in ("RUNNING", "HALTED"):
+            if owner is not None and owner.server == self._here and owner.told["state"] not in ("RUNNING", "HALTED"):
                 yield f"{name} is {owner.told['state']}" + (f": {owner.told['reason']}" if owner.told["reason"] else "")
         yield "lags are not known"
 
-    def _judge(self, name: str) -> Iterator[_Judged]:
-        """Yields what is wrong with a task, if anything is."""
+    def _judge(self, name: str, *, is_told: bool) -> Iterator[_Judged]:
+        """Yields what is wrong with a task, if anything is. `is_told`: why it applies nothing is a cause already."""
         owner, serves = self._owner(name), self._serves(name)
         if owner is None:
-            if serves:
+            # An instance that does not hear itself knows of no owner elsewhere.
+            if serves and self._known.heard_ms is not None:
                 yield self._unowned(name)
             return
-        told, since_ms = owner.told, _ms(owner.told["since"])
+        told = owner.told
         match told["state"]:
             case "HALTED":
                 yield self._halted(owner)
-            case "CREATED" | "RESTORING" if serves:
-                yield self._restoring(owner, since_ms)
+            case "CREATED" | "RESTORING" | "CLOSED" if serves or (owner.fails and self._known.lasts(owner.since_ms)):
+                yield self._opening(owner)
             case "WAITING":
-                yield self._waiting(owner, since_ms)
+                yield self._waiting(owner)
+            case "RUNNING" if is_told:
+                pass
             case "RUNNING" if told["reason"]:
                 # A task that runs has a reason only if it stands still.
-                yield self._standing(owner, since_ms)
+                yield self._standing(owner)
             case "RUNNING" if serves and (told["lagSeconds"] or 0) >= _LAG_SECONDS:
                 yield self._behind(owner)
 
     def _unowned(self, name: str) -> _Judged:
-        since_ms = self._unowned_since(name)
-        lasts = self._lasts(since_ms, _MOVES_MS)
-        cause = Cause(
-            kind="unowned",
-            urgency=Urgency.NOW if lasts else Urgency.NONE,
-            what="",
-            action="Have every instance host the read model. If all do, restart those that cannot reach Kafka"
-            if lasts
-            else f"Wait: a partition that moves has another owner within {_MOVES_MS // 1000} s",
-            heals=not lasts,
-            since_ms=since_ms,
-            section="BalancePartitionUnanswered",
-        )
-
-        def told(names: Sequence[str], _where: str) -> str:
-            return f"No instance has {_listed(names)}: queries for {'its' if len(names) == 1 else 'their'} keys get 503"
-
-        return _Judged(name, (), cause, "", told)
+        since_ms, moves_ms = self._unowned_since(name), self._known.moves_ms
+        lasts = self._known.lasts(since_ms, moves_ms)
+        urgency = Urgency.NOW if lasts else Urgency.NONE
+        action = f"Wait: a partition that moves has another owner within {moves_ms // 1000} s"
+        if lasts:
+            action = "Have every instance host the read model. If all do, restart those that cannot reach Kafka"
+        told = "at no instance, and queries for {its} keys get 503"
+        return _Judged(name, "", "unowned", urgency, told, action, not lasts, since_ms)
 
     def _halted(self, task: _Task) -> _Judged:
         serves, reason = self._serves(task.name), task.told["reason"]
         is_owner = task.told["role"] == "active"
         action = "Keep its state directory, and act by the reason; then restart the instance"
-        if reason.startswith(_OWN_CODE):
+        if not serves:
+            action = "Correct what the reason names, or drop this generation"
+        elif reason.startswith(OWN_CODE):
             action = "Release a corrected version on all instances, or have another generation serve"
-        cause = Cause(
-            kind="halted",
-            urgency=Urgency.NOW if serves and is_owner else Urgency.SOON,
-            what="",
-            action=action,
-            since_ms=_ms(task.told["since"]),
-            section="BalanceTaskHalted",
-        )
-        return _Judged(
-            task.name, (task.server,), cause, reason, _sentence("halted", reason, "" if is_owner else "standby ")
-        )
+        urgency = Urgency.NOW if serves and is_owner else Urgency.SOON
+        return task.judged("halted", urgency, "halted", action)
 
-    def _halted_standbys(self) -> Iterator[_Judged]:
-        """Yields the standbys that are halted for another reason than their owner."""
-        for name, tasks in self._by_name.items():
-            owner = self._owner(name)
-            for task in tasks:
-                is_halted = task.is_live and not task.is_active and task.told["state"] == "HALTED"
-                if is_halted and (owner is None or owner.told["state"] != "HALTED"):
-                    yield self._halted(task)
+    def _standbys(self) -> Iterator[_Judged]:
+        """Yields the standbys that are halted for another reason than their owner, or that cannot follow it."""
+        action = "Restore what the reason names: it goes on by itself"
+        for task in self._tasks:
+            owner = self._owner(task.name)
+            if not task.is_live or task.is_active or (task.is_halted and owner is not None and owner.is_halted):
+                continue
+            if task.is_halted:
+                yield self._halted(task)
+            elif task.fails and self._known.lasts(task.since_ms):
+                yield task.judged("standby", Urgency.SOON, "not ready to take over", action)
 
-    def _restoring(self, owner: _Task, since_ms: int | None) -> _Judged:
-        reason = owner.told["reason"]
-        # It opens again and again, for this reason.
-        fails = bool(reason) and self._lasts(since_ms)
-        is_slow = self._lasts(since_ms, _MOVES_MS)
-        cause = Cause(
-            kind="restoring",
-            urgency=Urgency.NOW if fails and is_slow else Urgency.SOON if is_slow or fails else Urgency.NONE,
-            what="",
-            action="Restore what the reason names: it goes on by itself" if fails else "Wait",
-            heals=not fails,
-            since_ms=since_ms,
-            section="BalanceRestoring",
-        )
-        what = f"being restored{_left(owner)}, and queries for its keys get 503"
-        return _Judged(owner.name, (owner.server,), cause, reason, _sentence(what, reason))
+    def _opening(self, owner: _Task) -> _Judged:
+        serves, is_slow = self._serves(owner.name), self._known.lasts(owner.since_ms, self._known.moves_ms)
+        fails = owner.fails and self._known.lasts(owner.since_ms)
+        urgency = Urgency.SOON if is_slow or fails else Urgency.NONE
+        told = "opened again and again" if fails else f"being restored{_left(owner)}"
+        action = "Restore what the reason names: it goes on by itself" if fails else "Wait"
+        if serves:
+            urgency = Urgency.NOW if fails and is_slow else urgency
+            told += ", and queries for {its} keys get 503"
+        else:
+            action += ". Or drop this generation"
+        judged = owner.judged("restoring", urgency, told, action, heals=not fails)
+        # One that restores shows why the task before it was closed.
+        return judged if owner.fails else judged._replace(reason="")
 
-    def _waiting(self, owner: _Task, since_ms: int | None) -> _Judged:
-        serves, reason = self._serves(owner.name), owner.told["reason"]
-        cause = Cause(
-            kind="waiting",
-            urgency=Urgency.SOON if serves and self._lasts(since_ms) else Urgency.NONE,
-            what="",
-            action="Restore what the reason names: it goes on by itself, within seconds",
-            since_ms=since_ms,
-            section="BalanceTaskWaiting",
-        )
-        return _Judged(
-            owner.name, (owner.server,), cause, reason, _sentence("waiting, and no event is applied", reason)
-        )
+    def _waiting(self, owner: _Task) -> _Judged:
+        action = "Restore what the reason names: it goes on by itself, within seconds"
+        if LACKS_VERSION in owner.told["reason"]:
+            action = "Switch to a generation whose version is here, or name the class of its version and restart"
+        is_urgent = self._known.lasts(owner.since_ms) and self._status_of(owner.name) != "kept"
+        urgency = Urgency.SOON if is_urgent else Urgency.NONE
+        return owner.judged("waiting", urgency, "waiting, and no event is applied", action)
 
-    def _standing(self, owner: _Task, since_ms: int | None) -> _Judged:
-        reason = owner.told["reason"]
-        cause = Cause(
-            kind="stands-still",
-            urgency=Urgency.NOW if self._serves(owner.name) else Urgency.SOON,
-            what="",
-            action="Restore what the error names. If one partition alone stands still, set its next record aside",
-            since_ms=since_ms,
-            section="BalanceFoldingStopped",
-        )
-
-        def told(names: Sequence[str], where: str) -> str:
-            others = f". So do{'es' if len(names) == 2 else ''} {_listed(names[1:])}" if len(names) > 1 else ""
-            return f"At {where}, {reason}{others}"
-
-        return _Judged(owner.name, (owner.server,), cause, reason, told)
+    def _standing(self, owner: _Task) -> _Judged:
+        urgency = Urgency.NOW if self._serves(owner.name) else Urgency.SOON
+        urgency = urgency if self._known.lasts(owner.since_ms) else Urgency.NONE
+        action = "Restore what the error names. If one partition alone stands still, set its next record aside"
+        judged = owner.judged("stands-still", urgency, "standing still", action)
+        return judged._replace(reason=judged.reason.removeprefix(f"{owner.name} stands still: "))
 
     def _behind(self, owner: _Task) -> _Judged:
-        seconds = owner.told["lagSeconds"]
-        cause = Cause(
-            kind="behind",
-            urgency=Urgency.SOON,
-            what="",
-            action="After an outage, wait. If the lag grows, add an instance",
-            heals=True,
-            since_ms=self._known.now_ms - int(1000 * seconds),
-            section="BalanceLagGrowing",
-        )
-        return _Judged(owner.name, (owner.server,), cause, "", _sentence(f"more than {_LAG_SECONDS} s behind", ""))
-
-
-class Since:
-    """Since when some things are so. One thread notes them, any thread reads."""
-
-    def __init__(self, clock: Callable[[], int]) -> None:
-        """Args:
-        clock: ms since 1970.
-        """
-        self._clock = clock
-        self.of: Mapping[str, int] = {}
-        """By name, in ms since 1970."""
-
-    def note(self, names: Iterable[str]) -> None:
-        """Notes the names of all things that are so now."""
-        now = self._clock()
-        self.of = {name: self.of.get(name, now) for name in names}
+        action, told = "After an outage, wait. If the lag grows, add an instance", f"more than {_LAG_SECONDS} s behind"
+        since_ms = self._known.now_ms - int(1000 * owner.told["lagSeconds"])
+        return owner.judged("behind", Urgency.SOON, told, action, heals=True)._replace(since_ms=since_ms)
 
 
 def _grouped(judged: Iterable[_Judged]) -> list[Cause]:
-    """Returns a cause for tasks that have the same trouble: their reasons differ in numbers only."""
+    """Returns a cause for tasks that have the same trouble: what is told about them differs in numbers only."""
     groups: dict[tuple[object, ...], list[_Judged]] = defaultdict(list)
     for one in judged:
         # The name of a task is in its reason.
         reason = _NUMBERS.sub("#", one.reason.replace(one.name, ""))
-        groups[one.cause.kind, one.cause.urgency, one.cause.heals, reason].append(one)
+        groups[one.kind, one.urgency, one.action, one.role, reason].append(one)
     found = []
-    for alike in groups.values():
-        first, names = alike[0], [one.name for one in alike]
-        times = [one.cause.since_ms for one in alike if one.cause.since_ms is not None]
-        where = ", ".join(sorted({server for one in alike for server in one.servers}))
-        others = [one.of_many([one.name], ", ".join(one.servers)) for one in alike[1:] if one.reason != first.reason]
+    for first, *more in groups.values():
+        alike, times = [first, *more], [one.since_ms for one in (first, *more) if one.since_ms is not None]
         found.append(
-            replace(
-                first.cause,
-                what=first.of_many(names, where),
+            Cause(
+                first.kind,
+                first.urgency,
+                _sentence(alike),
+                first.action,
+                heals=first.heals,
                 since_ms=min(times, default=None),
-                tasks=tuple(names),
-                follows=tuple(others),
+                tasks=tuple(one.name for one in alike),
+                servers=tuple(sorted({one.where for one in alike if one.where})),
+                follows=tuple(_sentence([one]) for one in more if one.reason != first.reason),
             )
         )
     return found
 
 
-def _sentence(what: str, reason: str, role: str = "") -> Callable[[Sequence[str], str], str]:
-    """Returns what makes a sentence of the names of tasks, and of where they are."""
-
-    def told(names: Sequence[str], where: str) -> str:
-        are = "is" if len(names) == 1 else "are"
-        beginning = f"The {role}{_listed(names)}" if role else _listed(names)
-        return f"{beginning} at {where} {are} {what}" + (f": {reason}" if reason else "")
-
-    return told
+def _sentence(alike: Sequence[_Judged]) -> str:
+    """Returns what is so with some tasks. The reason is that of the first."""
+    first, is_one = alike[0], len(alike) == 1
+    where = ", ".join(sorted({one.where for one in alike if one.where}))
+    whose = f"The {first.role} " if first.role else ""
+    named = f"{whose}{listed([one.name for one in alike])}" + (f" at {where}" if where else "")
+    told = first.told.replace("{its}", "its" if is_one else "their")
+    return f"{named} {'is' if is_one else 'are'} {told}" + (f": {first.reason}" if first.reason else "")
 
 
 def _left(owner: _Task) -> str:
@@ -562,8 +563,8 @@ def _left(owner: _Task) -> str:
     return "" if seconds is None else f", about {seconds:.0f} s left"
 
 
-def _listed(names: Sequence[str]) -> str:
-    """Returns a few names in words."""
+def listed(names: Sequence[str]) -> str:
+    """Returns names in words: a few, and how many more there are."""
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 

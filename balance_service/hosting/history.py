@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from balance_service.process.runtime import iso_time
@@ -25,7 +26,7 @@ def history_of(engine: Engine) -> list[Mapping[str, Any]]:
     Raises:
         RetriableError: the broker does not respond.
     """
-    newest = heapq.nlargest(_MOST, [*_decisions(engine), *_steps(engine)], key=lambda done: done["at"])
+    newest = heapq.nlargest(_MOST, chain(_decisions(engine), _steps(engine)), key=lambda done: done["at"])
     return [{**done, "at": iso_time(int(1000 * done["at"].timestamp()))} for done in newest]
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from balance_service.cluster.directory import PublishedTask
+from balance_service.cluster.directory import ACTIVE, PublishedTask
 from balance_service.engine.dead_letter import Status, open_letters
+from balance_service.engine.processor import OWN_CODE
 from balance_service.engine.records import Role
-from balance_service.engine.task import TaskState
-from balance_service.hosting.causes import Cause, Known, Since, Urgency, causes_of
+from balance_service.engine.task import ANSWERING, TaskState
+from balance_service.hosting.causes import HEALS_MS, Cause, Known, Urgency, causes_of, listed
 from balance_service.process.runtime import elapsed, iso_time, now_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from balance_service.cluster.directory import ApplicationServer, Directory, ServerTable
     from balance_service.engine.records import TaskSnapshot
@@ -29,25 +30,44 @@ _STOP_REBUILDS_SECONDS = 1.0
 _RECENT_SECONDS = 3.0
 # More have the same cause.
 _MOST_REFUSED = 3
-# A query that fails is started again, and reads then as a rule.
-_HEALS_MS = 10_000
+# What is noted while Kafka answers.
+_KAFKA = "Kafka"
+_ANSWERING = frozenset(state.value for state in ANSWERING)
 _STATUSES = frozenset(status.value for status in Status)
 _QUERY_ENDED = "its query has ended and is started again; /api/status and the log say why"
 _SEE_STATUS = "/api/status and the log say why, if an error is the reason"
+
+
+class Since:
+    """Since when some things are so. One thread notes them, any thread reads."""
+
+    def __init__(self, clock: Callable[[], int] = now_ms) -> None:
+        """Args:
+        clock: ms since 1970.
+        """
+        self._clock = clock
+        self.of: Mapping[str, int] = {}
+        """By name, in ms since 1970."""
+
+    def note(self, names: Iterable[str]) -> None:
+        """Notes the names of all things that are so now."""
+        now = self._clock()
+        self.of = {name: self.of.get(name, now) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """An engine, the directory that publishes it, and its commands by the names of their routes.
 
-    `unowned` has since when tasks of the stages here are at no instance.
+    `noted` has since when what `noted_now` returns is so, `began_ms` since when the instance has run, in ms since 1970.
     """
 
     engine: Engine
     directory: Directory
     rebuilds: Rebuilds
     commands: Mapping[str, CommandHandler]
-    unowned: Since
+    noted: Since
+    began_ms: int = field(default_factory=now_ms)
 
     def start(self) -> None:
         """Publishes the instance, joins the group and starts to process. Returns at once."""
@@ -129,14 +149,18 @@ class Instance:
         Args:
             status: as returned by `status`, with `applicationServer` and `reasons`.
         """
+        settings, noted = self.engine.settings, self.noted.of
         known = Known(
-            brokers=self.engine.settings.bootstrap_servers,
+            brokers=settings.bootstrap_servers,
             now_ms=now_ms(),
+            session_timeout_ms=settings.session_timeout_ms,
             silent_ms=self._silent_since(),
-            unowned=self.unowned.of,
-            own=[*self._own_causes(), *(cause for tasks in self.engine.stages.values() for cause in _causes(tasks))],
+            answers_ms=noted.get(_KAFKA),
+            refusal=self.engine.topics.refusal,
+            heard_ms=noted.get(self.directory.address),
+            unowned=noted,
         )
-        return causes_of(status, known)
+        return causes_of(status, replace(known, own=[*self._own_causes(known), *self._causes_of_stages(known)]))
 
     def _silent_since(self) -> int | None:
         """Returns since when Kafka has answered nothing here, in ms since 1970; None while it answers."""
@@ -147,36 +171,103 @@ class Instance:
         # Nothing was asked yet.
         return None if age <= _RECENT_SECONDS or age == float("inf") else now_ms() - int(1000 * age)
 
-    def _own_causes(self) -> Iterator[Cause]:
+    def _own_causes(self, known: Known) -> Iterator[Cause]:
         """Yields what is wrong with this instance alone."""
         engine, memberships = self.engine, self.engine.memberships
-        waits: dict[str, Any] = {"urgency": Urgency.NONE, "action": "Wait: it takes seconds", "heals": True}
-        if joining := memberships.joining:
-            yield Cause(kind="joining", what=f"This instance joins the group of {', '.join(joining)}", **waits)
-        elif not engine.has_begun:
-            yield Cause(kind="joining", what="Spark begins to read at this instance", **waits)
-        for problem in filter(None, (*memberships.problems, self.directory.problem)):
-            yield Cause(
-                kind="refused", urgency=Urgency.NOW, what=problem, action="Do what it says", section="BalanceNotReady"
+        problems = [*filter(None, (*memberships.problems, self.directory.problem))]
+        for problem in problems:
+            yield Cause("refused", Urgency.NOW, problem, "Do what it says")
+        joining, since_ms = memberships.joining, self.began_ms
+        waits = f"This instance joins the group of {', '.join(joining)}" if joining else ""
+        waits = waits or ("" if engine.has_begun else "Spark begins to read at this instance")
+        if waits and not problems:
+            is_young = not known.lasts(since_ms, known.moves_ms)
+            action = (
+                "Wait: it takes seconds" if is_young else "Look into the log of this instance for what it waits for"
             )
+            urgency = Urgency.NONE if is_young else Urgency.SOON
+            yield Cause("joining", urgency, waits, action, heals=is_young, since_ms=since_ms)
+        if known.heard_ms is None and not waits and not problems:
+            yield self._unheard(known)
         if unconfirmed := [topic for topic in memberships.unconfirmed if topic not in joining]:
-            yield Cause(
-                kind="unconfirmed",
-                urgency=Urgency.SOON,
-                what=f"The group of {', '.join(unconfirmed)} has not confirmed this instance lately: it answers for no "
-                "partition",
-                action="Check its network to Kafka. After a suspension, it goes on by itself",
-                section="BalanceNotReady",
-            )
+            what = f"The group of {', '.join(unconfirmed)} has not confirmed this instance lately"
+            action = "Check its network to Kafka. After a suspension, it goes on by itself"
+            urgency = Urgency.SOON if known.lasts(None) else Urgency.NONE
+            yield Cause("unconfirmed", urgency, f"{what}: it answers for no partition", action)
         for records in engine.control_records:
             for problem in records.problems[:_MOST_REFUSED]:
-                yield Cause(
-                    kind="control-record",
-                    urgency=Urgency.SOON,
-                    what=problem[:1].upper() + problem[1:],
-                    action="If the secret was changed, name the former one. Otherwise, find who may write to the topic",
-                    section="BalanceControlRecordRefused",
-                )
+                action = "If the secret was changed, name the former one. Otherwise, find who may write to the topic"
+                yield Cause("control-record", Urgency.SOON, problem[:1].upper() + problem[1:], action)
+
+    def _unheard(self, known: Known) -> Cause:
+        """Returns the cause that this instance hears nobody in the directory, although Kafka answers."""
+        now, here = elapsed(), self.directory.address
+        silent = [one.silent_seconds(now) for one in self.directory.table.servers() if one.address == here]
+        since_ms = max([self.began_ms, *(known.now_ms - int(1000 * age) for age in silent if age < float("inf"))])
+        topic, is_young = self.engine.settings.application_servers_topic, not known.lasts(since_ms)
+        return Cause(
+            "unheard",
+            Urgency.NONE if is_young else Urgency.SOON,
+            f"This instance reads nothing from {topic}, not even about itself: what others do is not known",
+            "Wait" if is_young else "Restore the leader of the topic's partition. After an outage, wait",
+            heals=is_young,
+            since_ms=since_ms,
+        )
+
+    def _causes_of_stages(self, known: Known) -> Iterator[Cause]:
+        """Yields what is wrong with the stages here that their published tasks do not say, each sentence once."""
+        stages = [*self.engine.stages.values()]
+        for loss, names in _by_sentence((loss, tasks.name) for tasks in stages for loss in tasks.losses).items():
+            action = "Change the configuration back before the broker deletes a segment"
+            yield Cause("losing-records", Urgency.NOW, f"{listed(names)}: {loss}", action)
+        for misplaced, names in _by_sentence((tasks.hosted.misplaced, tasks.name) for tasks in stages).items():
+            action = "Correct the producer, or declare its partitioner and rebuild. Discard none of their dead letters"
+            yield Cause("misplaced", Urgency.SOON, f"{listed(names)}: {misplaced}", action)
+        unread = self._unread(known)
+        if unread:
+            yield self._ends_unknown(known, unread)
+        failing = [(task, task.stand) for tasks in stages for task in _running(tasks) if task.stand is not None]
+        failing = [(task, stand) for task, stand in failing if stand.error and not stand.is_still]
+        for error, names in _by_sentence((stand.error, str(task.task_id)) for task, stand in failing).items():
+            since_ms = min(stand.since_ms for _, stand in failing if stand.error == error)
+            yield Cause(
+                "not-folded",
+                Urgency.SOON if known.lasts(since_ms) else Urgency.NONE,
+                _not_folded(names, error),
+                "It is started again by itself. If it stays, restore what the error names",
+                heals=True,
+                since_ms=since_ms,
+                tasks=tuple(names),
+            )
+        apart = [tasks for tasks in stages if tasks.hosted.source.name not in unread]
+        for problem, names in _by_sentence((tasks.source_problem, tasks.name) for tasks in apart).items():
+            yield Cause("not-folded", Urgency.SOON, _not_folded(names, problem), "Restore what it names")
+
+    def _unread(self, known: Known) -> dict[str, int]:
+        """Returns since when the ends of topics are not read, in ms since 1970, by topic."""
+        ages = {topic: watermarks.age_seconds for topic, watermarks in self.engine.watermarks.items()}
+        # They are first read within seconds.
+        is_young = not known.lasts(self.began_ms)
+        return {
+            topic: self.began_ms if age == float("inf") else known.now_ms - int(1000 * age)
+            for topic, age in ages.items()
+            if age > _RECENT_SECONDS and not (is_young and age == float("inf"))
+        }
+
+    def _ends_unknown(self, known: Known, unread: Mapping[str, int]) -> Cause:
+        """Returns the cause of topics whose ends are not read, with what follows for their stages."""
+        since_ms = min(unread.values())
+        stages = [tasks for tasks in self.engine.stages.values() if tasks.hosted.source.name in unread]
+        errors, what = [self.engine.watermarks[topic].problem for topic in unread], f"The ends of {listed([*unread])}"
+        return Cause(
+            "ends-unknown",
+            Urgency.SOON if known.lasts(since_ms) else Urgency.NONE,
+            f"{what} cannot be read: lags are not known, and no query with `maxLag` is answered",
+            "Restore the leaders of the partitions, or what an error below names",
+            since_ms=since_ms,
+            tasks=tuple(f"{tasks.name}_{p}" for tasks in stages for p in range(tasks.hosted.source.partitions)),
+            follows=tuple(_by_sentence((error, "") for error in (*errors, *(one.source_problem for one in stages)))),
+        )
 
     def _ends_age(self) -> int | None:
         """Returns the age of the oldest end offsets in whole seconds; None before all are read.
@@ -193,50 +284,43 @@ class Instance:
 
 def unhosted(stages: Mapping[str, Tasks], table: ServerTable) -> list[str]:
     """Returns the tasks of some stages that no instance runs: the assigned member does not host the model."""
-    taken = table.taken()
-    return [
-        f"{tasks.name}_{partition}"
-        for tasks in stages.values()
-        for partition in range(tasks.hosted.source.partitions)
-        if (tasks.name, partition) not in taken
-    ]
+    return _names(_wanted(stages) - table.taken())
 
 
-def _causes(tasks: Tasks) -> Iterator[Cause]:
-    """Yields what is wrong with a stage that its published tasks do not say."""
-    if tasks.hosted.misplaced:
-        yield Cause(
-            kind="misplaced",
-            urgency=Urgency.SOON,
-            what=f"{tasks.name}: {tasks.hosted.misplaced}",
-            action="Correct the producer, or declare its partitioner and rebuild. Discard none of their dead letters",
-            section="BalanceDeadLetters",
-        )
-    for loss in tasks.losses:
-        yield Cause(
-            kind="losing-records",
-            urgency=Urgency.NOW,
-            what=f"{tasks.name}: {loss}",
-            action="Change the configuration back before the broker deletes a segment",
-            section="BalanceTopicLosesRecords",
-        )
-    failing: dict[str, Any] = {"kind": "not-folded", "section": "BalanceStreamFailing"}
-    again = "It is started again by itself. If it stays, restore what the error names"
-    for task in _running(tasks):
-        if (stand := task.stand) is not None and stand.error and not stand.is_still:
-            is_young = now_ms() - stand.since_ms < _HEALS_MS
-            yield Cause(
-                urgency=Urgency.NONE if is_young else Urgency.SOON,
-                what=stand.told(task.task_id, stand.error),
-                action=again,
-                heals=True,
-                since_ms=stand.since_ms,
-                tasks=(str(task.task_id),),
-                **failing,
-            )
-    if tasks.source_problem:
-        what = f"{tasks.name} is not folded: {tasks.source_problem}"
-        yield Cause(urgency=Urgency.SOON, what=what, action="Restore what it names", **failing)
+def noted_now(stages: Mapping[str, Tasks], table: ServerTable, address: str) -> list[str]:
+    """Returns what an instance notes: whether Kafka answers, its address while it hears itself, and the tasks that no
+    instance runs.
+
+    The latter also of stages that only silent instances have. While an instance does not hear itself, it hears no
+    owner either.
+    """
+    # A slow answer is no outage.
+    answers = any(1000 * tasks.hosted.watermarks.age_seconds < HEALS_MS for tasks in stages.values())
+    if all(server.address != address for server in table.running()):
+        return [_KAFKA] * answers
+    published = {(task.stage, task.partition) for server in table.servers() for task in server.tasks}
+    return [*[_KAFKA] * answers, address, *_names((_wanted(stages) | published) - table.taken())]
+
+
+def _wanted(stages: Mapping[str, Tasks]) -> set[tuple[str, int]]:
+    return {(tasks.name, partition) for tasks in stages.values() for partition in range(tasks.hosted.source.partitions)}
+
+
+def _names(tasks: set[tuple[str, int]]) -> list[str]:
+    return [f"{stage}_{partition}" for stage, partition in sorted(tasks)]
+
+
+def _by_sentence(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Returns the names that each sentence is about. An empty sentence is none."""
+    found: dict[str, list[str]] = {}
+    for sentence, name in said:
+        if sentence:
+            found.setdefault(sentence, []).append(name)
+    return found
+
+
+def _not_folded(names: Sequence[str], why: str) -> str:
+    return f"{listed(names)} {'is' if len(names) == 1 else 'are'} not folded: {why}"
 
 
 def _problems(tasks: Tasks) -> list[str]:
@@ -298,8 +382,19 @@ def _server_status(server: ApplicationServer, stages: Mapping[str, Tasks], now: 
     }
 
 
+def _answers(tasks: Tasks | None, task: PublishedTask) -> bool:
+    """Returns whether an owner answers queries that do not say how old the answer may be, if its lease holds."""
+    if task.state != TaskState.HALTED.value:
+        return task.state in _ANSWERING
+    # One that halted while it was opened has no epoch.
+    may = tasks is not None and tasks.hosted.answers_when_halted and task.epoch > 0
+    return may and task.reason.startswith(OWN_CODE)
+
+
 def _task_status(tasks: Tasks, task: TaskSnapshot) -> Mapping[str, Any]:
-    return {**_published_status(tasks, published(task)), "storeBytes": task.sizes.store_bytes}
+    status = _published_status(tasks, published(task))
+    answers = status["answers"] and tasks.hosted.lease.holds
+    return {**status, "answers": answers, "storeBytes": task.sizes.store_bytes}
 
 
 def _published_status(tasks: Tasks | None, task: PublishedTask) -> Mapping[str, Any]:
@@ -317,6 +412,7 @@ def _published_status(tasks: Tasks | None, task: PublishedTask) -> Mapping[str, 
         "partition": task.partition,
         "role": task.role.lower(),
         "state": task.state,
+        "answers": task.role == ACTIVE and _answers(tasks, task),
         "epoch": task.epoch,
         "position": task.position,
         "lag": None if lag is None else lag.records,

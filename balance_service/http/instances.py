@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 
 from pydantic import Field
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from balance_service.http.handlers import Handlers
     from balance_service.http.peers.proxy import Proxy
     from balance_service.http.peers.trust import Peer
+
+# The console asks for the history every 30 s.
+_LATE_SECONDS = 60.0
 
 
 class InstanceParameters(Parameters):
@@ -59,6 +63,8 @@ class Instances:
         self._history = history
         self._timeout_seconds = timeout_seconds
         self._reading: asyncio.Task[Sequence[Mapping[str, Any]]] | None = None
+        self._read_at: float | None = None
+        """When the last read ended that nobody got; None if there is none."""
 
     async def ask(self, address: str, client: str) -> Answer:
         """Returns another instance's answer.
@@ -75,22 +81,31 @@ class Instances:
             raise unavailable(str(error)) from error
 
     async def history(self) -> Sequence[Mapping[str, Any]]:
-        """Returns what was done. One read serves all who ask meanwhile.
+        """Returns what was done. One read serves all who ask meanwhile; one that took too long, who asks next.
 
         Raises:
             Problem: 503, it cannot be read now.
         """
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(asyncio.to_thread(self._history))
-            # All who asked may have left before it fails.
-            self._reading.add_done_callback(lambda read: read.cancelled() or read.exception())
+        is_late = self._read_at is not None and time.monotonic() - self._read_at < _LATE_SECONDS
+        if self._reading is None or (self._reading.done() and not is_late):
+            self._reading, self._read_at = asyncio.create_task(asyncio.to_thread(self._history)), None
+            self._reading.add_done_callback(self._ended)
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await asyncio.shield(self._reading)
+                actions = await asyncio.shield(self._reading)
         except TimeoutError as error:
-            raise unavailable(f"the history was not read within {self._timeout_seconds:g} s") from error
+            text = f"the history was not read within {self._timeout_seconds:g} s; it is read on: ask again"
+            raise unavailable(text) from error
         except BalanceServiceError as error:
             raise unavailable(f"the history cannot be read now: {error}") from error
+        # A client that has left meanwhile does not get here.
+        self._read_at = None
+        return actions
+
+    def _ended(self, read: asyncio.Task[Sequence[Mapping[str, Any]]]) -> None:
+        # All who asked may have left before it fails.
+        if not read.cancelled() and read.exception() is None:
+            self._read_at = time.monotonic()
 
 
 @closed

@@ -164,8 +164,11 @@ class PublishedTask(TypedDict):
     state: Literal["CREATED", "RESTORING", "RUNNING", "TAILING", "WAITING", "HALTED", "CLOSED"]
     """RESTORING replays the changelog and answers nothing. RUNNING folds and answers. TAILING, a standby's state,
     applies the owner's commits and answers queries that accept stale reads. WAITING answers but applies nothing until
-    an external resource is back, such as the registry or space on the disk. HALTED does neither until an operator
+    an external resource is back, such as the registry or space on the disk. HALTED applies nothing until an operator
     intervenes."""
+    answers: bool
+    """Whether it answers as the owner, also queries that do not say how old the answer may be. That the lease of a peer
+    holds is taken for granted."""
     epoch: Count
     """Fencing number: increases by one each time the task opens as active; 0 before it is known."""
     position: CountOrUnknown
@@ -288,6 +291,8 @@ class Cause(TypedDict):
     """The section of the runbook; empty for none."""
     tasks: list[str]
     """The tasks that it concerns."""
+    servers: list[str]
+    """The instances where it is, by `host:port`; empty if that is not known, or if it concerns all."""
     follows: list[str]
     """What follows from it, in words; the first 20."""
 
@@ -340,6 +345,7 @@ _PUBLISHED: PublishedTask = {
     "partition": 0,
     "role": "active",
     "state": "RUNNING",
+    "answers": True,
     "readModel": "balance",
     "epoch": 3,
     "position": 42,
@@ -367,6 +373,7 @@ _STATUS: Status = {
             "heals": False,
             "section": "BalanceInstanceDown",
             "tasks": ["balance_1"],
+            "servers": ["localhost:5052"],
             "follows": ["balance_1 has no owner: queries for its keys get 503, unless a standby may answer"],
         }
     ],

@@ -73,6 +73,11 @@ class Topics:
         self._errors = ConnectionErrors()
         self._admin = new_client(AdminClient, self._errors.watched(common_config(settings)))
 
+    @property
+    def refusal(self) -> str:
+        """Why the brokers accept no connection of this client; empty if that is not known."""
+        return self._errors.refusal
+
     def find(self, name: str) -> Topic | None:
         """The topic's present metadata; None if it does not exist."""
         wanted = TopicCollection([name])
@@ -321,6 +326,8 @@ class Watermarks:
         self._read = read
         self._clock = clock
         self._known: tuple[Mapping[int, int], float] = ({}, float("-inf"))
+        self.problem = ""
+        """Why the ends could not be read last; empty if they were."""
         self._ends: dict[int, _Ends] = {}
 
     def refresh(self) -> None:
@@ -328,8 +335,10 @@ class Watermarks:
         try:
             self._known = (self._read(), read_at)
         except BalanceServiceError as error:
-            log.warning("the source's end is not known", error=str(error))
+            self.problem = str(error)
+            log.warning("the source's end is not known", error=self.problem)
             return
+        self.problem = ""
         for partition, end in self._known[0].items():
             self._ends.setdefault(partition, _Ends()).add(end, read_at)
 

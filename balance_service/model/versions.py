@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from balance_service.model.stream import Join
     from balance_service.settings import Settings
 
+LACKS_VERSION = "BALANCE_MODELS has only"
+"""In the sentence of `why_still`: an operator has to decide, and no waiting helps."""
+
 
 class Versions:
     """The read models of an instance, in all of their versions that it has."""
@@ -115,8 +118,8 @@ class Versions:
             return ""
         known = " and ".join(map(str, sorted(self._models[name])))
         return (
-            f"generation {generation} of '{name}' has version {self._version(name, generation)}, and BALANCE_MODELS "
-            f"has only {known} here, so its answers stand still: switch to a generation of another version, or name "
+            f"generation {generation} of '{name}' has version {self._version(name, generation)}, and {LACKS_VERSION} "
+            f"{known} here, so its answers stand still: switch to a generation of another version, or name "
             "the class of that version too"
         )
 

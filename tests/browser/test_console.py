@@ -404,7 +404,7 @@ def test_the_page_is_accessible_and_fits(
 ) -> None:
     ask_again(pair[0].url, "alice", add(pair[0].url, "alice", "12.64"))
     url = f"{pair[0].url}/#keyModel=balance&key=alice&list=entries&limit=5&letter={garbage[0]}"
-    filled = {
+    filled: dict[str, tuple[str, str | re.Pattern[str]]] = {
         "Keys": ("#key-result", "Position"),
         "Dead letters": ("#letter", "garbage"),
         "Instances": ("#instances", "Version"),
@@ -430,19 +430,24 @@ def test_the_page_is_accessible_and_fits(
         expect(dialog).to_contain_text("that match")
         page.screenshot(path=SCREENSHOTS / f"discard-{width}-{'dark' if dark else 'light'}.png")
         assert view.accessibility_findings() == []
-        assert view.unexpected() == []
+        # An instance of a busy machine may not answer in time.
+        assert view.unexpected(503) == []
 
 
-def judged(view: View, causes: Sequence[dict[str, object]], *, partitions: int = 3) -> dict[str, Any]:
+def judged(
+    view: View, causes: Sequence[dict[str, object]], *, partitions: int = 3, answers: bool = True
+) -> dict[str, Any]:
     """What the page makes of the causes that an instance tells about its only read model, whose partitions it owns."""
     figures = {"position": 5, "lag": 0, "lagSeconds": 0, "lagSecondsIsLeast": False, "reason": "", "deadLetters": []}
-    of_each = {"readModel": "m", "role": "active", "state": "RUNNING", "epoch": 1, "restored": 0, "toRestore": 0}
+    of_each = {"readModel": "m", "role": "active", "epoch": 1, "restored": 0, "toRestore": 0}
+    of_each |= {"state": "RUNNING", "answers": answers}
     tasks = [{**of_each, **figures, "task": f"m_{n}", "partition": n, "secondsLeft": None} for n in range(partitions)]
     server = {"applicationServer": "b:1", "suspect": True, "shared": False, "models": ["m"], "tasks": []}
     status = {
         "applicationServer": "b:1",
         "causes": [
-            {"since": None, "action": "", "heals": False, "section": "", "follows": [], **one} for one in causes
+            {"since": None, "action": "", "heals": False, "section": "", "servers": [], "follows": [], **one}
+            for one in causes
         ],
         "partitions": partitions,
         "models": [{"name": "m", "model": "m", "status": "serving", "partitions": partitions, "standbyReplicas": 0}],
@@ -495,10 +500,66 @@ def judged(view: View, causes: Sequence[dict[str, object]], *, partitions: int =
 def test_a_read_model_is_as_bad_as_the_worst_cause_of_its_partitions(
     view: View, causes: Sequence[dict[str, object]], verdict: Sequence[object], needs: Sequence[str]
 ) -> None:
-    found = judged(view, causes)
+    is_away = bool(causes) and causes[0]["kind"] == "broker"
+    found = judged(view, causes, answers=not is_away)
 
     assert (found["verdict"], found["needs"]) == (verdict, needs)
-    assert found["troubles"] == [*(["it is away."] if causes and causes[0]["kind"] == "broker" else [""]), "", ""]
+    assert found["troubles"] == ["it is away." if is_away else "", "", ""]
+
+
+def test_a_read_model_serves_without_a_broker_as_long_as_its_owners_answer(view: View) -> None:
+    away: dict[str, object] = {"kind": "broker", "urgency": "now", "what": "it is away", "tasks": ["m_0"]}
+
+    assert judged(view, [away], partitions=1)["needs"] == ["bad", "The read model serves, but:"]
+
+
+def test_only_the_panel_that_is_open_asks_for_keys_and_dead_letters(browser: Browser, pair: Pair) -> None:
+    url = f"{pair[0].url}/#keyModel=balance&key=alice&list=entries&letter=balance/0:1"
+    asked: list[str] = []
+    with viewed(browser, url) as view:
+        view.page.on("request", lambda request: asked.append(request.url))
+        view.page.reload()
+        view.wait_for_text("needs", "serve")
+        # The list of read models, which the keys wait for, comes within it.
+        view.page.wait_for_timeout(3000)
+        assert [one for one in asked if re.search("/keys/|/entries|deadLetters", one)] == []
+
+        view.open("Keys")
+        expect(view.page.locator("#key-result")).to_contain_text("Position")
+        expect(view.page.locator("#entries")).to_contain_text("keys")
+        assert view.unexpected(404, 503) == []
+
+
+def test_a_cause_at_one_instance_leads_to_that_instance(view: View) -> None:
+    page = view.page
+    show = """async () => {
+        const {live} = await import('/console/live.js');
+        const {showCauses} = await import('/console/causes.js');
+        const what = {kind: "halted", urgency: "now", what: "m_0 is halted", since: null, action: "Correct it",
+            heals: false, section: "", tasks: ["m_0"], servers: ["b:1"], follows: []};
+        live.status = {...live.status, causes: [what]};
+        showCauses();
+    }"""
+    page.get_by_role("button", name="Pause").click()
+    page.evaluate(show)
+
+    link = page.locator("#needs .causes a", has_text="Show")
+    expect(link).to_have_attribute("href", re.compile(r"at=instances&instance=b%3A1"))
+
+
+def test_a_connection_that_is_lost_is_red_once_that_lasts(view: View) -> None:
+    kind = """async (seconds) => {
+        const {live} = await import('/console/live.js');
+        const {showCauses} = await import('/console/causes.js');
+        Object.assign(live, {state: "lost", problem: "", lostAt: new Date(Date.now() - seconds * 1000)});
+        showCauses();
+        return document.getElementById("icon").getAttribute("href");
+    }"""
+    view.page.get_by_role("button", name="Pause").click()
+
+    icons = [view.page.evaluate(kind, seconds) for seconds in (2, 11)]
+
+    assert icons == ["console/icon-soon.svg", "console/icon-now.svg"]
 
 
 def test_what_follows_from_a_cause_is_folded_away_and_stays_open_once_it_is_opened(view: View, pair: Pair) -> None:
@@ -507,7 +568,7 @@ def test_what_follows_from_a_cause_is_folded_away_and_stays_open_once_it_is_open
         const {live} = await import('/console/live.js');
         const {showCauses} = await import('/console/causes.js');
         const what = {kind: "broker", urgency: "now", what: "Kafka does not answer", since: null, action: "Restore it",
-            heals: false, section: "BalanceNotReady", tasks: [], follows: ["one", "other"]};
+            heals: false, section: "BalanceNotReady", tasks: [], servers: [], follows: ["one", "other"]};
         live.status = {...live.status, causes: [what]};
         showCauses();
         live.status = structuredClone(live.status);

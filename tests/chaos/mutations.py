@@ -254,8 +254,8 @@ MUTATIONS = (
     Mutation(
         "an instance that does not own a partition answers too late",
         "balance_service/http/queries.py",
-        "        refusal = unavailable(\n",
-        "        await asyncio.sleep(4)\n        refusal = unavailable(\n",
+        "        refusal: Problem | None = None\n",
+        "        await asyncio.sleep(4)\n        refusal: Problem | None = None\n",
         QUIET,
         ("silent",),
     ),

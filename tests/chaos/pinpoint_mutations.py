@@ -135,9 +135,11 @@ PINPOINT_MUTATIONS = (
         "the lease is checked before the read",
         "http/routing.py",
         "        frame = copy.view.get(key) if copy.position.offset >= min_offset else None\n"
-        "        return LocalAnswer(frame, copy.position, self.lag_of(copy), self.is_owned(copy), copy.task)\n",
-        "        is_owned = self.is_owned(copy)\n"
-        "        return LocalAnswer(copy.view.get(key), copy.position, self.lag_of(copy), is_owned, copy.task)\n",
+        "        age = self.watermarks.age(copy.partition, copy.position.offset) if with_age else None\n"
+        "        role = self.role_of(copy)\n",
+        "        role = self.role_of(copy)\n"
+        "        frame = copy.view.get(key) if copy.position.offset >= min_offset else None\n"
+        "        age = self.watermarks.age(copy.partition, copy.position.offset) if with_age else None\n",
         "unit/http/test_moves_during_reads",
         "test_a_read_before_a_move_is_not_the_answer_of_the_owner",
     ),
@@ -438,8 +440,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "the highest claim counts although its server is silent",
         "cluster/directory.py",
-        "            if server.is_suspect(now):\n",
-        "            if False:\n",
+        "            if server.is_suspect(now) is not suspects:\n",
+        "            if suspects:\n",
         "unit/cluster/test_directory",
         "test_a_claim_is_ignored_once_its_server_is_suspect",
     ),
@@ -993,8 +995,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "an instance answers as owner of any partition while it has a lease",
         "http/routing.py",
-        "return copy.was_owned and self.lease.holds and",
-        "return self.lease.holds and",
+        "return copy.was_owned and not copy.is_frozen and self.lease.holds and",
+        "return not copy.is_frozen and self.lease.holds and",
         "unit/http/test_moves_during_reads",
         "test_a_lease_of_other_partitions_is_none_of_a_standbys_partition",
     ),

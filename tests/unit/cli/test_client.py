@@ -121,7 +121,9 @@ def test_the_status_prints_each_cause_once_with_what_to_do_and_what_follows(monk
     ]
     empty: dict[str, Any] = {name: [] for name in ("reasons", "tasks", "problems")}
     # Without a broker, an instance does not hear itself either, and does not say so.
-    servers = [{"applicationServer": one, "suspect": True, "shared": False, "tasks": []} for one in ("a:1", "b:1")]
+    servers: list[Any] = [
+        {"applicationServer": one, "suspect": True, "shared": False, "tasks": []} for one in ("a:1", "b:1")
+    ]
     known = {"applicationServer": "a:1", "ready": False, "causes": causes, "applicationServers": servers, **empty}
 
     printed = run(monkeypatch, httpx.Response(200, json=known), "status").stdout

@@ -387,3 +387,11 @@ def test_a_task_that_does_not_answer_is_not_compared(pair: Pair, closed: str) ->
         aligned(pair.serving.task, pair.building.task)
 
     assert (pair.serving.task.bound, pair.building.task.bound) == (None, None)
+
+
+def test_a_stage_answers_while_it_is_halted_if_its_read_model_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not hosted(1).answers_when_halted
+
+    monkeypatch.setattr(Balance, "answers_when_halted", True)
+
+    assert hosted(1).answers_when_halted

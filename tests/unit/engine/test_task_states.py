@@ -360,6 +360,56 @@ def test_a_task_that_is_opened_again_counts_from_the_first_failure_until_it_runs
     assert task.snapshot().since_ms > 7
 
 
+def test_a_task_that_fails_to_open_counts_from_the_first_failure_also_while_it_is_closed() -> None:
+    task = Task(TaskId("balance", 0), cast("HostedStage", None), since_ms=7)
+    task._to(TaskState.RESTORING)
+
+    task.close(1.0, "the brokers do not allow it")
+
+    assert (task.state, task.snapshot().since_ms) == (TaskState.CLOSED, 7)
+
+
+@pytest.mark.parametrize(("passed", "since_ms"), [(59, 1000), (60, 1300)])
+def test_a_task_that_has_to_wait_again_before_it_commits_has_waited_all_the_time(
+    monkeypatch: pytest.MonkeyPatch, passed: float, since_ms: int
+) -> None:
+    now, clock = [1000], [0.0]
+    monkeypatch.setattr("balance_service.engine.task.now_ms", lambda: now[0])
+    monkeypatch.setattr("balance_service.engine.task.elapsed", lambda: clock[0])
+    task = task_in(TaskState.RUNNING)
+
+    for _ in range(3):
+        task.wait("the registry does not answer")
+        now[0] += 50
+        task.resume()
+        now[0] += 50
+    clock[0] += passed
+    task.wait("the registry does not answer")
+
+    assert task.snapshot().since_ms == since_ms
+
+
+def test_a_task_that_has_committed_waits_from_the_next_wait_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000]
+    monkeypatch.setattr("balance_service.engine.task.now_ms", lambda: now[0])
+    task = task_in(TaskState.RUNNING)
+    task.replica.store = cast("StateStore", SimpleNamespace(view=None, close=lambda: None, position=None))
+    siblings = SimpleNamespace(serves=lambda _stage: True)
+    task._hosted = cast("HostedStage", SimpleNamespace(processor=None, stage=None, siblings=siblings))
+    task._writer = cast("ChangelogWriter", SimpleNamespace(close=lambda: None))
+    committed = Committed(1, 0, 0, 0, changed_keys=lambda _most: None)
+    monkeypatch.setattr("balance_service.engine.task.commit", lambda *_: committed)
+    task.wait("the registry does not answer")
+    task.resume()
+    task._sends = True
+
+    task.process(replace(EMPTY_BATCH, end=3))
+    now[0] += 500
+    task.wait("the disk is full")
+
+    assert task.since_ms == 1500
+
+
 def test_a_halted_task_tells_where_its_models_code_failed_first() -> None:
     task = task_in(TaskState.RUNNING)
     first, second = _FAILED_AT, FailedAt(b"b", "x.py:2", "KeyError")

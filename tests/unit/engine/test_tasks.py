@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from balance_service.engine import tasks as module
-from balance_service.engine.progress import Progress
+from balance_service.engine.progress import Progress, Seen
 from balance_service.engine.records import Role
 from balance_service.engine.task import Task, TaskState
 from balance_service.engine.tasks import Tasks
@@ -334,6 +334,30 @@ def test_a_task_that_waits_carries_out_what_other_generations_decide(
 
     assert carried_out.wait(5)
     becomes(tasks, Role.ACTIVE, TaskState.WAITING)
+
+
+def test_a_task_that_is_resumed_counts_as_waiting_while_it_has_records_and_has_applied_none(
+    tasks: Tasks, opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited, resumed = threading.Event(), threading.Event()
+
+    def run(task: Task, interrupted: threading.Event) -> None:
+        if not waited.is_set():
+            waited.set()
+            task.wait("the registry does not answer")
+        else:
+            resumed.set()
+            interrupted.wait()
+
+    monkeypatch.setattr(opening, "run", run)
+    tasks.assign([0])
+    assert resumed.wait(5)
+    told = []
+    for lag in (3, 0):
+        tasks.hosted.progress.look({0: Seen(5, lag, restores=False)})
+        told += [(one.state, one.reason) for one in tasks.snapshots()]
+
+    assert told == [("WAITING", "the registry does not answer"), ("RUNNING", "")]
 
 
 @pytest.mark.parametrize("is_waiting", [False, True])

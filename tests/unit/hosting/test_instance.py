@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.cluster.directory import PublishedTask, ServerTable
+from balance_service.engine.processor import OWN_CODE
 from balance_service.engine.progress import Progress, Seen
 from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapshot
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
-from balance_service.hosting.causes import Since
 from balance_service.hosting.engine import Patience
-from balance_service.hosting.instance import Instance
+from balance_service.hosting.instance import Instance, Since, noted_now
 from balance_service.kafka.topics import Watermarks
-from balance_service.process.runtime import elapsed
+from balance_service.process.runtime import elapsed, now_ms
 from tests.support.fakes import Clock
 
 if TYPE_CHECKING:
@@ -42,6 +42,11 @@ def stage(
     letters: Mapping[str, int] | None = None,
     still_seconds: float = 0,
     ends_age: float = 0,
+    topic: str = "",
+    epoch: int = 1,
+    *,
+    answers_when_halted: bool = False,
+    holds: bool = True,
 ) -> Any:
     answers = TaskState(state) in ANSWERING
     clock = Clock()
@@ -51,21 +56,24 @@ def stage(
         progress.failed(0, 90, failed)
     clock.now += still_seconds
     task = TaskSnapshot(
-        TaskId(model, 0), Role.ACTIVE, state, 1, 90, reason, 0, 0, None, StoreSizes(), answers, letters or {}
+        TaskId(model, 0), Role.ACTIVE, state, epoch, 90, reason, 0, 0, None, StoreSizes(), answers, letters or {}
     )
-    now = Clock(elapsed() - ends_age)
+    now = Clock(elapsed() - (ends_age if ends_age < float("inf") else 0))
     watermarks = Watermarks(lambda: {0: 100}, now)
-    watermarks.refresh()
-    now.now += ends_age
+    if ends_age < float("inf"):
+        watermarks.refresh()
+        now.now += ends_age
     hosted: Any = SimpleNamespace(
         name=model,
         stage=SimpleNamespace(owner=model),
         is_last=True,
-        source=SimpleNamespace(name=model, partitions=1),
+        source=SimpleNamespace(name=topic or model, partitions=1),
         misplaced=misplaced,
         watermarks=watermarks,
         folds=None,
         progress=progress,
+        lease=SimpleNamespace(holds=holds),
+        answers_when_halted=answers_when_halted,
     )
     tasks = Tasks(hosted, SimpleNamespace(), lambda: None)
     one: Any = SimpleNamespace(task_id=task.task_id, snapshot=lambda: task)
@@ -80,8 +88,13 @@ def running(
     has_begun: bool = True,
     joining: Sequence[str] = (),
     unconfirmed: Sequence[str] = (),
+    refused: Sequence[str] = (),
+    hears: bool = True,
+    age: float = 0,
+    after_outage: bool = False,
 ) -> Instance:
-    memberships = SimpleNamespace(joining=joining, problems=(), own_some=True, unconfirmed=unconfirmed)
+    """An instance that has run for `age` seconds. `after_outage`: Kafka answers just now."""
+    memberships = SimpleNamespace(joining=joining, problems=refused, own_some=True, unconfirmed=unconfirmed)
     engine = SimpleNamespace(
         memberships=memberships,
         models={s.name: s for s in stages},
@@ -90,8 +103,14 @@ def running(
         stages_of=lambda name: [s for s in stages if s.name == name],
         tables=SimpleNamespace(snapshots=list),
         has_begun=has_begun,
-        watermarks={s.name: s.hosted.watermarks for s in stages},
-        settings=SimpleNamespace(num_standby_replicas=1, bootstrap_servers="k:9092"),
+        watermarks={s.hosted.source.name: s.hosted.watermarks for s in stages},
+        settings=SimpleNamespace(
+            num_standby_replicas=1,
+            bootstrap_servers="k:9092",
+            session_timeout_ms=10_000,
+            application_servers_topic="app-application-servers",
+        ),
+        topics=SimpleNamespace(refusal=""),
         read_otherwise=lambda _stage: [],
         control_records=(),
     )
@@ -99,7 +118,11 @@ def running(
     directory = SimpleNamespace(problem="", shared_address_problem=shared, table=table, address="here:1")
     rebuilds = SimpleNamespace(status_of=lambda _stage: "serving", since_of=lambda _stage: None)
     parts: Any = {"engine": engine, "directory": directory, "rebuilds": rebuilds, "commands": {}}
-    return Instance(unowned=Since(lambda: SINCE_MS), **parts)
+    noted = Since(lambda: SINCE_MS)
+    noted.note(["here:1"] if hears else [])
+    if after_outage:
+        noted.of = {**noted.of, "Kafka": now_ms()}
+    return Instance(noted=noted, began_ms=now_ms() - int(1000 * age), **parts)
 
 
 def causes(instance: Instance) -> list[tuple[str, str, str]]:
@@ -279,27 +302,139 @@ def test_an_instance_that_nothing_answers_reports_the_broker_alone() -> None:
 def test_an_instance_that_one_topic_answers_has_a_broker() -> None:
     instance = running(stage("balance", ends_age=60), stage("activity"))
 
+    assert causes(instance) == [
+        (
+            "ends-unknown",
+            "SOON",
+            "The ends of balance cannot be read: lags are not known, and no query with `maxLag` is answered",
+        )
+    ]
+
+
+def test_a_topic_without_a_leader_is_one_cause_with_what_follows_for_its_stages() -> None:
+    without = [stage(name, topic="t", unlooked="reading the offsets of t", ends_age=60) for name in ("m", "n")]
+    instance = running(*without, stage("activity"))
+    status = {"applicationServer": "here:1", "reasons": [], **instance.status(), "unhosted": []}
+
+    (cause,) = instance.causes(status)
+
     # The lag of a topic whose end is not read any more grows.
-    assert [kind for kind, _, _ in causes(instance)] == ["behind", "ends-unknown"]
+    assert [task["lagSeconds"] for task in status["tasks"]] == [60.0, 60.0, 0.0]
+    assert (cause.kind, cause.tasks) == ("ends-unknown", ("m_0", "n_0"))
+    assert cause.follows == ("reading the offsets of t",)
+
+
+@pytest.mark.parametrize(("age", "kinds"), [(5, []), (15, [("ends-unknown", "SOON")])])
+def test_ends_that_were_never_read_are_a_cause_once_the_instance_has_run_for_a_while(
+    age: float, kinds: list[tuple[str, str]]
+) -> None:
+    instance = running(stage("balance", ends_age=float("inf")), stage("activity"), age=age)
+
+    assert [(kind, urgency) for kind, urgency, _ in causes(instance)] == kinds
+
+
+@pytest.mark.parametrize(("age", "urgency"), [(5, "NONE"), (15, "SOON")])
+def test_an_instance_that_does_not_hear_itself_knows_nothing_about_others(age: float, urgency: str) -> None:
+    told = (
+        "This instance reads nothing from app-application-servers, not even about itself: what others do is not known"
+    )
+
+    assert causes(running(stage("balance"), hears=False, age=age)) == [("unheard", urgency, told)]
+
+
+def test_an_instance_notes_itself_and_what_no_instance_runs_while_it_hears_itself() -> None:
+    clock = Clock()
+    table, stages = ServerTable(clock), {"balance": stage("balance", ends_age=60)}
+    assert noted_now(stages, table, "here:1") == []
+
+    def hear(address: str, *tasks: PublishedTask) -> None:
+        table.hear(address, {"incarnation": "i", "models": [], "tasks": [one.record() for one in tasks]}, live=True)
+
+    hear(
+        "peer:1",
+        PublishedTask("balance", 0, "ACTIVE", "RUNNING", 1, 7),
+        PublishedTask("n", 3, "ACTIVE", "RUNNING", 1, 7),
+    )
+    hear("here:1")
+    assert noted_now(stages, table, "here:1") == ["here:1"]
+    clock.now += 5
+    # Its own record is outdated, too.
+    assert noted_now(stages, table, "here:1") == []
+    hear("here:1")
+    assert noted_now(stages, table, "here:1") == ["here:1", "balance_0", "n_3"]
+
+
+@pytest.mark.parametrize(("age", "noted"), [(9, ["Kafka"]), (11, [])])
+def test_an_instance_notes_that_kafka_answers_if_that_is_no_more_than_slow(age: float, noted: list[str]) -> None:
+    stages = {"activity": stage("activity", ends_age=60), "balance": stage("balance", ends_age=age)}
+
+    assert noted_now(stages, ServerTable(), "here:1") == noted
+
+
+def test_since_keeps_the_first_time_of_what_lasts_and_forgets_what_has_ended() -> None:
+    now = [100]
+    since = Since(lambda: now[0])
+
+    since.note(["x", "y"])
+    now[0] = 200
+    since.note(["y", "z"])
+
+    assert since.of == {"y": 100, "z": 200}
+
+
+@pytest.mark.parametrize(
+    ("task", "answers"),
+    [
+        ({"state": "RUNNING"}, True),
+        ({"state": "WAITING"}, True),
+        ({"state": "RUNNING", "holds": False}, False),
+        ({"state": "RESTORING"}, False),
+        ({"state": "HALTED", "reason": OWN_CODE, "answers_when_halted": True}, True),
+        ({"state": "HALTED", "reason": OWN_CODE}, False),
+        ({"state": "HALTED", "reason": "topic t was recreated", "answers_when_halted": True}, False),
+        # It halted while it was opened.
+        ({"state": "HALTED", "reason": OWN_CODE, "answers_when_halted": True, "epoch": 0}, False),
+    ],
+)
+def test_the_status_says_which_tasks_answer_plain_queries(task: dict[str, Any], *, answers: bool) -> None:
+    (told,) = running(stage("balance", **task)).status()["tasks"]
+
+    assert told["answers"] is answers
+
+
+def test_the_connection_that_brokers_refuse_is_told_with_their_reason() -> None:
+    instance = running(stage("balance", ends_age=60))
+    instance.engine.topics.refusal = "SSL handshake failed"  # type: ignore[misc]
+
+    ((_, _, told),) = causes(instance)
+
+    assert told.endswith("do not accept each other: SSL handshake failed")
 
 
 def test_an_instance_that_starts_heals_by_itself() -> None:
     joining = running(stage("balance"), joining=["balance"], unconfirmed=["balance"], has_begun=False)
 
     assert causes(joining) == [("joining", "NONE", "This instance joins the group of balance")]
+    late = running(stage("balance"), joining=["balance"], unconfirmed=["balance"], age=31)
+    assert causes(late) == [("joining", "SOON", "This instance joins the group of balance")]
+    # It will not join before.
+    refused = running(stage("balance"), joining=["balance"], refused=["grant this user Read"])
+    assert causes(refused) == [("refused", "NOW", "grant this user Read")]
     assert causes(running(stage("balance"), has_begun=False)) == [
         ("joining", "NONE", "Spark begins to read at this instance")
     ]
 
 
 def test_an_instance_that_is_cut_off_and_one_without_a_grant_say_so() -> None:
-    refused = running(stage("balance"))
-    refused.engine.memberships.problems = ("grant this user Read",)
+    refused = running(stage("balance"), refused=["grant this user Read"])
 
     assert causes(refused) == [("refused", "NOW", "grant this user Read")]
     ((kind, urgency, what),) = causes(running(stage("balance"), unconfirmed=["balance"]))
     assert (kind, urgency) == ("unconfirmed", "SOON")
     assert what.startswith("The group of balance has not confirmed this instance lately")
+    # After an outage it will soon.
+    recovers = running(stage("balance"), unconfirmed=["balance"], after_outage=True)
+    assert [urgency for _, urgency, _ in causes(recovers)] == ["NONE"]
 
 
 def test_a_topic_that_may_lose_records_is_urgent_and_misplaced_keys_are_less_so() -> None:
@@ -321,9 +456,25 @@ def test_a_query_that_fails_is_told_with_its_error_and_once() -> None:
     ]
 
 
+def test_stages_that_have_one_problem_are_one_cause() -> None:
+    both = [
+        stage(name, unlooked="the topic is gone", misplaced="keys are misplaced") for name in ("balance", "activity")
+    ]
+    for one in both:
+        one.losses = ["the source is compacted"]
+
+    assert [what for _, _, what in causes(running(*both))] == [
+        "balance, activity: the source is compacted",
+        "balance, activity: keys are misplaced",
+        "balance, activity are not folded: the topic is gone",
+    ]
+    failing = running(stage("balance", failed=FAILED), stage("activity", failed=FAILED))
+    assert [what for _, _, what in causes(failing)] == [f"balance_0, activity_0 are not folded: {FAILED}"]
+
+
 def test_a_task_that_stands_still_does_so_since_its_position_moved_last() -> None:
     instance = running(stage("balance", still_seconds=60))
     (task,) = instance.status()["tasks"]
 
     assert task["since"] == "2026-01-01T00:00:00.000Z"
-    assert causes(instance) == [("stands-still", "NOW", f"At here:1, balance_0 stands still: {SINCE}")]
+    assert causes(instance) == [("stands-still", "NOW", f"balance_0 at here:1 is standing still: {SINCE}")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -105,7 +105,7 @@ def test_a_closed_task_leaves_its_last_state_to_queries_that_take_an_old_one(own
 @pytest.mark.shows("max-age")
 @pytest.mark.parametrize(("parameters", "is_asked"), [({"maxAge": "60"}, True), ({"maxLag": "60"}, False)])
 def test_peers_that_have_been_silent_are_asked_for_an_old_state_only(
-    tmp_path: Path, parameters: dict[str, str], *, is_asked: bool
+    tmp_path: Path, parameters: dict[str, Any], *, is_asked: bool
 ) -> None:
     asker, owner = Instance(tmp_path / "store"), Peer(answering(headers={"Balance-Role": "standby"}))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -251,7 +251,7 @@ def hear_of_a_halted_owner(instance: Instance, addresses: list[str]) -> None:
 
 
 @pytest.mark.parametrize("parameters", [{}, {"maxLag": "7"}])
-def test_a_halted_owner_is_asked_and_decides_whether_it_answers(tmp_path: Path, parameters: dict[str, str]) -> None:
+def test_a_halted_owner_is_asked_and_decides_whether_it_answers(tmp_path: Path, parameters: dict[str, Any]) -> None:
     asker, owner = Instance(tmp_path / "store"), Peer(answering(headers={"Balance-Role": "halted"}))
 
     answer = ask_with_peers(asker, owner, before=partial(hear_of_a_halted_owner, asker), owns=False, **parameters)

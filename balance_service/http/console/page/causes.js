@@ -8,6 +8,8 @@ import { runbookLink } from "./runbook.js";
 import { linkTo } from "./url.js";
 
 const SIGNS = { ok: "✓", info: "✓", warn: "▲", bad: "■", unknown: "…" };
+// A connection that is lost comes back within seconds as a rule, such as during a restart.
+const HEALS_MS = 10_000;
 const ICONS = { warn: "icon-soon.svg", bad: "icon-now.svg" };
 // The panel that says more.
 const PANELS = {
@@ -19,6 +21,7 @@ const PANELS = {
   ready: "generations",
   restoring: "partitions",
   silent: "instances",
+  standby: "partitions",
   "unknown-setting": "instances",
   unowned: "partitions",
 };
@@ -72,21 +75,24 @@ function asLastHeard(status) {
   const links = others.map((server, n) => [n ? ", " : "", consoleLink(server.applicationServer)]);
   const where = links.length ? ["Consoles of other instances: ", links, ". "] : "";
   const more = h("p", {}, where, runbookLink("BalanceInstanceDown"));
-  return { kind: "bad", text: `This instance does not answer. As last heard: ${text}`, causes, more };
+  return { kind: lossKind(), text: `This instance does not answer. As last heard: ${text}`, causes, more };
 }
+
+const lossKind = () => (Date.now() - live.lostAt < HEALS_MS ? "warn" : "bad");
 
 function withoutStatus() {
   if (live.state === "refused") {
     const text = live.problem ? `The status is not shown: ${live.problem}.` : "Give a token to see the status.";
     return { kind: "unknown", text, causes: [] };
   }
-  if (live.state === "lost") return { kind: "bad", text: `N/A: ${live.problem}`, causes: [] };
+  if (live.state === "lost") return { kind: lossKind(), text: `N/A: ${live.problem}`, causes: [] };
   return { kind: "unknown", text: "Asking this instance for its status …", causes: [] };
 }
 
 function itemOf(cause) {
-  const { kind, what, since, action, heals, section, tasks, follows } = cause;
+  const { kind, what, since, action, heals, section, tasks, servers, follows } = cause;
   const panel = PANELS[kind];
+  const choices = panel === "instances" ? { at: panel, instance: servers[0] ?? "" } : { at: panel };
   const more = follows.length === 1 ? "1 thing follows from it" : `${follows.length} things follow from it`;
   return h(
     "li",
@@ -94,7 +100,7 @@ function itemOf(cause) {
     mark(kindOf(cause), ""),
     h("strong", {}, what, since === null ? "" : sinceOf(new Date(since)), "."),
     ` ${action}.${heals ? " Waiting suffices." : ""} `,
-    panel ? [h("a", { href: linkTo({ at: panel }) }, "Show"), " "] : "",
+    panel ? [h("a", { href: linkTo(choices) }, "Show"), " "] : "",
     section ? runbookLink(section) : "",
     follows.length ? h("details", {}, h("summary", {}, more), h("ul", {}, follows.map((told) => h("li", {}, told)))) : "",
   );
@@ -114,7 +120,7 @@ function showState() {
     live: ["ok", "live"],
     paused: ["info", age ? `paused; as of ${age} ago` : "paused"],
     refused: ["unknown", "not permitted"],
-    lost: ["bad", `no connection for ${since}; trying again${age ? `; as of ${age} ago` : ""}`],
+    lost: [lossKind(), `no connection for ${since}; trying again${age ? `; as of ${age} ago` : ""}`],
   }[state];
   const title = at ? `The last change came at ${absolute(at)}.` : "";
   show(byId("state"), mark(said[0], said[1], title));

@@ -23,14 +23,22 @@ const COLUMNS = [
 let actions = null;
 let error = null;
 let askedAt = 0;
+// Of the token: an answer to the one before is not shown.
+let run = 0;
 
 export function start() {
-  onDecided(forget);
-  onStep(forget);
+  onDecided(again);
+  onStep(again);
 }
 
-// Asks again at once, also with another token.
+// Starts over with another token.
 export function forget() {
+  actions = error = null;
+  run++;
+  again();
+}
+
+function again() {
   askedAt = 0;
 }
 
@@ -50,12 +58,15 @@ export function showHistory() {
 
 async function look() {
   askedAt = Date.now();
+  const asked = run;
+  let answer = { actions, error: null };
   try {
-    ({ actions } = await askJson(PATH));
-    error = null;
+    answer = { ...(await askJson(PATH)), error: null };
   } catch (failure) {
-    error = failure;
+    answer.error = failure;
   }
+  if (asked !== run) return;
+  ({ actions, error } = answer);
   showHistory();
 }
 

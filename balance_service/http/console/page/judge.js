@@ -1,8 +1,5 @@
 // What a status says about each read model and each partition. What is wrong, and why, it says itself: `causes`.
 
-// What a generation is for that does not serve.
-const SILENT = ["building", "ready", "kept"];
-const ANSWERING = ["RUNNING", "WAITING"];
 const KINDS = { now: "bad", soon: "warn", none: "info" };
 const RANKS = { now: 4, soon: 3, none: 2 };
 const WORDS = { broker: "no broker", silent: "changes owner", unowned: "no owner" };
@@ -41,7 +38,7 @@ function ownerOf(tasks) {
 
 // The owners of the partitions of each read model's last stage, in all generations.
 export function owners(status) {
-  const silent = new Set((status.models ?? []).filter((one) => SILENT.includes(one.status)).map((one) => one.name));
+  const silent = new Set((status.models ?? []).filter((one) => one.status !== "serving").map((one) => one.name));
   const byTask = Map.groupBy(tasksOf(status).filter(isLast), (task) => task.task);
   return [...byTask.values()]
     .map(ownerOf)
@@ -168,9 +165,8 @@ function ownedBy(hosts, partitions) {
   return counts.length ? { fewest: Math.min(...counts), most: Math.max(...counts) } : null;
 }
 
-// Whether queries for a partition are answered. Without a broker they are for a few seconds only.
-const hasAnswer = ({ owner, cause }) =>
-  owner !== null && ANSWERING.includes(owner.state) && !(cause?.kind === "broker" && cause.urgency === "now");
+// Whether queries for a partition are answered.
+const hasAnswer = ({ owner }) => owner?.answers ?? false;
 
 // Why nobody answers now for the partition of a position, such as `1:42`, of a read model; empty if somebody does.
 export function troubleOf(status, model, position) {

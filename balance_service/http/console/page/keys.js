@@ -7,6 +7,7 @@ import { count, mark, moment, UNKNOWN } from "./format.js";
 import { owners, stageName, troubleOf } from "./judge.js";
 import { live } from "./live.js";
 import { quoted, tokenOption } from "./shell.js";
+import { isOpen } from "./tabs.js";
 import { choose, chosen, onChosen } from "./url.js";
 
 const RETRY_MS = 2000;
@@ -14,7 +15,7 @@ const NUMBERS = /^(decimal|double|float|int|long)/;
 
 // The key that is followed: what aborts it, and the choices that it was asked for.
 let asked = { controller: new AbortController(), choices: "" };
-let isStopped = false;
+let isStopped = true;
 let keyShown = null;
 let page = null;
 
@@ -48,19 +49,24 @@ export function start() {
 }
 
 export function showKeys() {
-  stopWhilePaused();
+  stopWhileUnseen();
   show(byId("keys-problem"), catalogue.error ? trouble(catalogue.error) : "");
   // Its owner may have changed.
   if (keyShown) showKey(keyShown);
 }
 
-// The page as a whole can be paused.
-function stopWhilePaused() {
-  const isPaused = live.state === "paused";
-  if (isPaused === isStopped) return;
-  isStopped = isPaused;
-  if (isPaused) asked.controller.abort();
-  else if (chosen("key") && catalogue.models.length) lookUp();
+// The page as a whole can be paused, and another panel can be open.
+function stopWhileUnseen() {
+  const isUnseen = live.state === "paused" || !isOpen("keys");
+  if (isUnseen === isStopped) return;
+  isStopped = isUnseen;
+  if (isUnseen) asked.controller.abort();
+  else if (catalogue.models.length) askChosen();
+}
+
+function askChosen() {
+  if (chosen("key")) lookUp();
+  if (chosen("list") && page === null) list();
 }
 
 // Starts over with another token, when the read models are known again.
@@ -94,8 +100,8 @@ function restore() {
   showOptions(byId("keys-model"), catalogue.models.map(({ name }) => [name, name]), chosen("keyModel") || first);
   showFields();
   asked.choices = choices();
-  if (chosen("key")) lookUp();
-  if (chosen("list")) list();
+  page = null;
+  if (!isStopped) askChosen();
 }
 
 const model = () => catalogue.models.find(({ name }) => name === byId("keys-model").value);

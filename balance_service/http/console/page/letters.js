@@ -42,6 +42,8 @@ let error = null;
 let failedAt = 0;
 let seen = "";
 let shownFor = "";
+// The one that was asked for last.
+let oneAsked = "";
 
 export function start() {
   for (const name of ["Model", "Cause", "Status"]) {
@@ -55,10 +57,7 @@ export function start() {
       decide(decision, { letters: letters.filter((letter) => selected.has(letter.id) && isTaken(decision, letter)) });
     byId(`${decision}-all`).onclick = () => decide(decision, { filter: filter() });
   }
-  onChosen(() => {
-    showLetters();
-    showOne();
-  });
+  onChosen(showLetters);
   onDecided(() => {
     selected.clear();
     load();
@@ -71,7 +70,7 @@ export function forget() {
   letters = null;
   missing = [];
   error = null;
-  shownFor = seen = "";
+  shownFor = seen = oneAsked = "";
   show(byId("letter"));
 }
 
@@ -97,11 +96,10 @@ export function showLetters() {
   const now = JSON.stringify([open, filter()]);
   const isDue = now !== seen || (failedAt && Date.now() - failedAt > RETRY_MS);
   if (isDue && live.state === "live" && !isDeciding()) {
-    const isFirst = seen === "";
     seen = now;
     load();
-    if (isFirst) showOne();
   }
+  if (live.state === "live" && chosen("letter") !== oneAsked) showOne();
   showList();
 }
 
@@ -228,7 +226,7 @@ const keyOf = (letter) => (letter.keyBase64 !== undefined ? `base64:${letter.key
 
 // One dead letter with its record, as its producer sent it.
 async function showOne() {
-  const id = chosen("letter");
+  const id = (oneAsked = chosen("letter"));
   if (!id) {
     show(byId("letter"));
     return;
