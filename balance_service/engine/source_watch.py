@@ -46,8 +46,7 @@ class SourceCheck:
             self._tasks.source_problem = str(halted)
         else:
             self._tasks.source_problem = ""
-        # One that its own code has halted goes on with answers to some queries.
-        tasks = self._tasks.answering() | {t.task_id.partition: t for t in self._tasks.all() if t.frozen_view}
+        tasks = self._tasks.with_states()
         if not tasks:
             return
         name = self._source.name

@@ -195,13 +195,13 @@ class Tasks:
         """Returns the states of all tasks. A task that stands still has the reason."""
         return [self._snapshot(task) for task in self.all()]
 
+    def with_states(self) -> dict[int, Task]:
+        """Returns the tasks that answer queries, if only with old states, by partition."""
+        return {t.task_id.partition: t for t in self.all() if (t.view or t.frozen_view) is not None}
+
     def positions(self) -> dict[int, int]:
-        """Returns the position of each task that answers, if only old states, by partition."""
-        return {
-            task.task_id.partition: task.position
-            for task in self.all()
-            if (task.view or task.frozen_view) is not None and task.position >= 0
-        }
+        """Returns the position of each task that has states to answer with, by partition."""
+        return {p: task.position for p, task in self.with_states().items() if task.position >= 0}
 
     def first_needed(self, partition: int) -> int:
         """Returns the first record that is not applied in a partition, 0 while that is unknown."""

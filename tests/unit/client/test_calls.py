@@ -40,6 +40,7 @@ PROVENANCE: dict[str, Any] = {
     "position": Position(1, 4),
     "epoch": 3,
     "lag": 0,
+    "age": None,
 }
 ADDED = Scripted(202, b"", {"Balance-Position": "1:4"})
 BUSY = problem(503, "no instance answers for partition 1 now", Retry_After="1")
@@ -92,6 +93,14 @@ def test_a_balance_is_exact_and_says_where_it_is_from(run: Run) -> None:
 def test_a_balance_keeps_the_digits_that_the_service_sends(run: Run) -> None:
     with scripted(answer('{"amount":12.30}')) as (url, _):
         assert str(run(url, "get_balance", "c1").amount) == "12.30"
+
+
+def test_an_answer_to_a_query_with_an_age_says_how_old_it_is(run: Run) -> None:
+    with scripted(answer('{"amount":1.00}', **{"Balance-Age": "12.3"})) as (url, received):
+        balance = run(url, "get_balance", "c1", max_age=60.0)
+
+    assert balance.age == 12.3
+    assert targets(received) == ["/api/customers.getBalance?customerId=c1&maxAge=60.000"]
 
 
 def test_an_unknown_customer_has_no_amount_at_a_position(run: Run) -> None:

@@ -152,7 +152,8 @@ def test_a_standby_that_restored_for_ten_minutes_answers_only_after_it_reached_t
         "Any", SimpleNamespace(changelog_offset=5, reaches=5, position=None, view="a view", sizes=StoreSizes())
     )
     replica._reader = cast("Any", SlowReader(clock, seconds))
-    monkeypatch.setattr(replica, "open", lambda **_: None)
+    monkeypatch.setattr(replica, "find", lambda: None)
+    monkeypatch.setattr(replica, "open", lambda *_, **__: None)
     task.replica = replica
     task.open()
     opened = task.view is not None

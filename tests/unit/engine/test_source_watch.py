@@ -68,7 +68,7 @@ class Watched:
 
     def __init__(self, broker: Broker) -> None:
         self.tasks: Any = SimpleNamespace(
-            hosted=SimpleNamespace(topics=broker, source=OURS), answering=dict, source_problem=""
+            hosted=SimpleNamespace(topics=broker, source=OURS), with_states=dict, source_problem=""
         )
         self._check = SourceCheck(cast("Any", self.tasks))
 
@@ -120,7 +120,7 @@ def test_a_retry_task_whose_next_records_were_dropped_is_reopened_rather_than_ha
     task = SimpleNamespace(role=Role.ACTIVE, position=position, check_log=lambda *log: checked.append(log))
     failed: list[Any] = []
     hosted = SimpleNamespace(topics=broker, source=OURS, stage=SimpleNamespace(retries=True))
-    tasks: Any = SimpleNamespace(hosted=hosted, answering=lambda: {1: task}, failed=lambda *why: failed.append(why))
+    tasks: Any = SimpleNamespace(hosted=hosted, with_states=lambda: {1: task}, failed=lambda *why: failed.append(why))
 
     SourceCheck(tasks).run_once()
 

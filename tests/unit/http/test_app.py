@@ -115,7 +115,7 @@ def test_a_server_for_this_machine_alone_needs_no_access_control(host: str) -> N
         ),
         (
             "/api/models/balance/keys/ada?minposition=0:4",
-            "the query has 'minposition', which is not known here; it may have generation, maxLag, minPosition",
+            "the query has 'minposition', which is not known here; it may have generation, maxAge, maxLag, ",
         ),
         ("/api/models/balance/keys/ada?key=bob", "the query has 'key', which is not known here; it may have "),
         ("/openapi.json?" + "x" * 300, f"the query has '{'x' * 100}', which is not known here; it may have none"),

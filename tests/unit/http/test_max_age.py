@@ -152,6 +152,6 @@ def test_both_bounds_hold(owner: Instance) -> None:
 
 
 @pytest.mark.shows("max-age")
-@pytest.mark.parametrize("text", ["", "-1", "1e3", "ten", "0.1234"])
+@pytest.mark.parametrize("text", ["", "-1", "1e3", "ten", "0.", ".5"])
 def test_a_malformed_age_is_a_400(owner: Instance, text: str) -> None:
     assert ask(owner, maxAge=text).status == 400

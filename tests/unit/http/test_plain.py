@@ -622,7 +622,7 @@ def test_an_unexpected_error_is_a_500_problem_and_is_logged(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fail(_routing: object, _partition: int, *, takes_standbys: bool) -> None:
+    def fail(_routing: object, _partition: int, **_takes: bool) -> None:
         raise RuntimeError("of no kind")
 
     monkeypatch.setattr("balance_service.http.routing.Routing.candidates", fail)

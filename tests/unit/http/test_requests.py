@@ -141,13 +141,19 @@ def test_a_repeated_min_position_is_refused() -> None:
     st.text(min_size=1, max_size=20).filter(str.isprintable),
     st.none() | st.tuples(st.integers(0, 99), st.integers(0, 10**18 - 1)),
     st.none() | st.integers(0, 10**18 - 1),
+    st.none() | st.integers(0, 10**12 - 1),
     st.none() | st.integers(1, 10**9 - 1),
 )
 def test_a_forwarded_query_is_equal_to_the_original(
-    customer_id: str, position: tuple[int, int] | None, max_lag: int | None, generation: int | None
+    customer_id: str,
+    position: tuple[int, int] | None,
+    max_lag: int | None,
+    max_age_ms: int | None,
+    generation: int | None,
 ) -> None:
     wanted = "" if position is None else f"&minPosition={position[0]}:{position[1]}"
     wanted += "" if max_lag is None else f"&maxLag={max_lag}"
+    wanted += "" if max_age_ms is None else f"&maxAge={max_age_ms // 1000}.{max_age_ms % 1000:03}"
     wanted += "" if generation is None else f"&generation={generation}"
     asked = query(f"customerId={quote(customer_id, safe='')}{wanted}")
 
@@ -155,9 +161,10 @@ def test_a_forwarded_query_is_equal_to_the_original(
 
     assert query(raw) == asked
     assert (asked.key, asked.min_position, asked.max_lag) == (customer_id.encode(), position, max_lag)
+    assert asked.max_age == (None if max_age_ms is None else max_age_ms / 1000)
     assert asked.parameters.get("generation") == (None if generation is None else str(generation))
     # The key parameter is one of the fields; each further one needs a strategy here.
-    assert set(KeyParameters.model_fields) == {"key", "min_position", "max_lag", "generation"}
+    assert set(KeyParameters.model_fields) == {"key", "min_position", "max_lag", "max_age", "generation"}
 
 
 async def read(request: web.Request) -> web.Response:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,8 +58,16 @@ def test_the_limit_applies_to_each_event_and_only_to_warnings_and_errors() -> No
 
 
 @pytest.fixture
-def logger(capsys: pytest.CaptureFixture[str]) -> Iterator[structlog.stdlib.BoundLogger]:
-    """A logger of the service, as an instance configures it; what it writes is captured."""
+def written() -> Iterator[io.StringIO]:
+    """What goes to stderr."""
+    with contextlib.redirect_stderr(io.StringIO()) as text:
+        yield text
+
+
+@pytest.fixture
+def logger(written: io.StringIO) -> Iterator[structlog.stdlib.BoundLogger]:
+    """A logger of the service, as an instance configures it."""
+    assert sys.stderr is written
     root, before = logging.getLogger(), structlog.get_config()
     handlers, level = root.handlers, root.level
     configure_logging("INFO")
@@ -67,7 +78,7 @@ def logger(capsys: pytest.CaptureFixture[str]) -> Iterator[structlog.stdlib.Boun
 
 
 def test_the_last_warnings_and_errors_are_kept_as_they_are_logged(
-    logger: structlog.stdlib.BoundLogger, capsys: pytest.CaptureFixture[str]
+    logger: structlog.stdlib.BoundLogger, written: io.StringIO
 ) -> None:
     logger.info("started")
     logger.warning("task waiting", reason="make room")
@@ -79,7 +90,7 @@ def test_the_last_warnings_and_errors_are_kept_as_they_are_logged(
     assert json.loads(warning.line)["reason"] == "make room"
     assert warning.at <= error.at
     assert "started" not in "".join(kept.line for kept in last_warnings())
-    assert warning.line in capsys.readouterr().err
+    assert warning.line in written.getvalue()
 
 
 def test_no_more_than_fifty_lines_are_kept_and_none_is_longer_than_2000_characters(
