@@ -8,6 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from balance_service.avro.registry import SchemaRegistry
+from balance_service.avro.resolution import with_fields_of
+from balance_service.avro.schemas import full_name
+from balance_service.errors import ConfigurationError
 from balance_service.model.schemas import Schemas
 
 if TYPE_CHECKING:
@@ -51,6 +54,38 @@ def _in_registry(
         f"the schema registry at {registry.url} has no record {name} under the subjects {read}-NAMESPACE.{name}, "
         f"{read}-value or NAMESPACE.{name}"
     )
+
+
+def with_producers_fields(registry: SchemaRegistry, topic: str, schema: Schema) -> tuple[Schema, bool]:
+    """Returns the schema of an event that a dataclass declares, as it may become the newest one of its topic.
+
+    It has all fields of the newest one of its producers, so that they keep them.
+
+    Args:
+        schema: of the dataclass.
+
+    Returns:
+        The schema, and whether the registry lacks it.
+
+    Raises:
+        ConfigurationError: the producers' record has another namespace, or a field of another type.
+        RetriableError: the registry does not respond.
+    """
+    theirs = registry.newest(topic, schema["name"])
+    if theirs is None:
+        return schema, True
+    known = f"topic '{topic}' has the record {full_name(theirs)} in the schema registry at {registry.url}, and the "
+    if full_name(theirs) != full_name(schema):
+        space = full_name(theirs).rpartition(".")[0]
+        raise ConfigurationError(
+            f"{known}dataclass {schema['name']} declares {full_name(schema)}, so no event would be read: write "
+            f'`__namespace__ = "{space}"` in the class'
+        )
+    try:
+        whole = with_fields_of(theirs, schema)
+    except ValueError as error:
+        raise ConfigurationError(f"{known}dataclass does not fit it: {error}; correct the class") from None
+    return whole, whole is not theirs
 
 
 def recorded_subjects(application_id: str, model: str) -> re.Pattern[str]:
