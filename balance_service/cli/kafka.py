@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -350,11 +351,12 @@ def _records_of(registry: SchemaRegistry, topic: str) -> dict[str, Schema]:
 def schemas_types(given: tuple[str, ...]) -> None:
     """Print a Python module with a dataclass for each record of TOPIC in the registry, or of FILE, an `.avsc` file.
 
-    Without either, for each record in the registry, except those of this application. Fields and records that no
-    dataclass can have are left out, with a comment and a line on standard error.
+    Without either, for each record in the registry, except those of this application's own topics. Fields and records
+    that no dataclass can have are left out, with a comment and a line on standard error.
     """
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.devtools.dataclasses_of import dataclasses_of
+    from balance_service.model.binding import subjects_of_others
     from balance_service.model.schemas import read_schema
 
     files = [Path(one) for one in given if one.endswith(".avsc")]
@@ -366,7 +368,7 @@ def schemas_types(given: tuple[str, ...]) -> None:
             for topic in (one for one in given if not one.endswith(".avsc")):
                 found += _records_of(registry, topic).values()
             if not given:
-                found = registry.all_records(except_of=f"{settings.application_id}-")
+                found = registry.all_records(partial(subjects_of_others, settings=settings))
     if not found:
         raise ConfigurationError(f"the schema registry at {registry.url} has no record of another application")
     written = dataclasses_of(found)

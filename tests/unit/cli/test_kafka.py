@@ -18,7 +18,7 @@ from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.testing.fakes import FakeRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from balance_service.avro.schemas import Schema
@@ -43,8 +43,8 @@ class Registry(FakeRegistry):
     def records_of(self, topic: str) -> dict[str, Schema]:
         return {one["name"]: one for subject, one in self.subjects.items() if subject == subject_of(topic, one)}
 
-    def all_records(self, except_of: str) -> list[Schema]:
-        return [one for subject, one in self.subjects.items() if not subject.startswith(except_of)]
+    def all_records(self, chosen: Callable[[Sequence[str]], Iterable[str]]) -> list[Schema]:
+        return [self.subjects[subject] for subject in chosen([*self.subjects])]
 
     def close(self) -> None: ...
 
@@ -287,6 +287,9 @@ def test_a_dataclass_that_would_read_no_event_is_refused_with_the_line_that_corr
     assert "orders-OrderPlaced" not in registry.subjects
 
 
+POSITION = load_schema("Position")
+
+
 def types(*given: str) -> Any:
     return CliRunner().invoke(cli, ["schemas", "types", *given])
 
@@ -304,16 +307,27 @@ def test_the_classes_of_a_topic_are_written(registry: Registry) -> None:
 
 
 def test_without_a_topic_the_classes_of_all_other_applications_are_written(registry: Registry) -> None:
-    registry.register("orders-OrderPlaced", PLACED)
-    registry.register("shipments-Shipped", {**PLACED, "name": "Shipped"})
-    registry.register("balance-service-orders-changelog-orders.State", {**PLACED, "name": "State"})
+    for topic, record in (
+        ("orders", "OrderPlaced"),
+        # Of topics whose names begin like those of the application.
+        ("balance-service-shipments", "Shipped"),
+        ("balance-service-orders", "Paid"),
+        ("balance-service-bills-v2", "Bill"),
+        # What a model reads is recorded under its version.
+        ("balance-service-orders-v1", "Former"),
+        ("balance-service-orders-changelog", "State"),
+        ("balance-service-orders-by-city-changelog", "Other"),
+        ("balance-service-orders-by-city", "OrderInCity"),
+        ("balance-service-generations", "Whole"),
+    ):
+        registry.register(f"{topic}-{record}", {**PLACED, "name": record})
+    for stage in ("orders", "orders-by-city"):
+        registry.register(subject_of(f"balance-service-{stage}-changelog", POSITION), POSITION)
 
     written = types()
 
-    assert [line for line in written.stdout.splitlines() if line.startswith("class")] == [
-        "class OrderPlaced:",
-        "class Shipped:",
-    ]
+    found = [line for line in written.stdout.splitlines() if line.startswith("class")]
+    assert found == ["class OrderPlaced:", "class Shipped:", "class Paid:", "class Bill:"]
 
 
 def test_the_classes_of_a_file_need_no_registry(registry: Registry, tmp_path: Path) -> None:
