@@ -236,7 +236,7 @@ def schemas_register() -> None:
     """Register the schemas of all topics that the service writes, and of events that dataclasses declare.
 
     Instances do the former at start, if they are authorized to; use this command if they are not. An event's schema is
-    registered with all fields of the newest one of its topic, and only if that one lacks a field. Other schemas of
+    registered if the newest one of its topic lacks fields of it, and with all fields of that one. Other schemas of
     topics that other applications write are not registered, except those that are shipped.
     """
     from balance_service.avro.named_types import contracted

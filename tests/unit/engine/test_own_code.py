@@ -94,7 +94,7 @@ def a_bug() -> Any:
 
 
 def said(word: str, key: str = "a", unreadable: str | None = None) -> Any:
-    return event("WordSaid", {"id": key, "word": word}, unreadable=unreadable)
+    return event("WordSaid", {"id": key, "word": word}, record_key=key, unreadable=unreadable)
 
 
 def told(driver: Driver) -> list[tuple[str, str]]:
