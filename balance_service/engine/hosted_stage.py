@@ -96,7 +96,7 @@ class HostedStage:
     @property
     def answers_when_halted(self) -> bool:
         """As the read model declares it. A stage without states answers nothing."""
-        return self.folds is not None and self.folds.read_model.answers_when_halted
+        return self.folds is not None and self.folds.answers_when_halted
 
     def view(self, frame: bytes) -> Any:
         """Returns what a query answers for a framed state."""

@@ -145,7 +145,7 @@ def _code_of(function: Any) -> Any:
     while isinstance(function, partial):
         function = inspect.unwrap(function.func)
     if isinstance(function, type):
-        return function.__init__
+        return function.__init__  # type: ignore[misc]
     return function if hasattr(function, "__globals__") else type(function).__call__
 
 

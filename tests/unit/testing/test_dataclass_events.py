@@ -145,7 +145,7 @@ class PaymentsByBase(Payments):
 class PaymentsInPart(Payments):
     name = "test-payments-in-part"
 
-    def fold(self, state: Total | None, event: Paid | Event) -> Total:
+    def fold(self, state: Total | None, event: Paid | Event) -> Total:  # type: ignore[override]
         if isinstance(event, Paid):
             return super().fold(state, event)
         return added(state, event["customerId"], -event["amount"], event.record)
@@ -402,7 +402,7 @@ class BoughtInCity:
 def test_the_declaration_of_a_model_does_not_depend_on_how_its_records_are_named() -> None:
     def declared(event: str | type, row: str | type, joined: str | type) -> Any:
         joins = Stream("bought", event).join(Global("buyers", row), on="customerId", take={"city": "city"})
-        given = {"source": joins.by("city", joined), "state": City, "key": "city", "fold": no_annotation}
+        given: dict[str, Any] = {"source": joins.by("city", joined), "state": City, "key": "city", "fold": no_annotation}
         return declaration_of(model_of(**given, emits=Emit("told", joined), emit=no_annotation)())
 
     by_text = declared(
