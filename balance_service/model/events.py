@@ -71,15 +71,15 @@ class DeclaredRecord(str):
         return name
 
 
-def with_instances(code: Callable[..., Any], number: int, records: Iterable[str]) -> Callable[..., Any]:
-    """Returns a function of a model's author that gets instances of dataclasses, where its annotation names them.
+def instances_for(code: Callable[..., Any], number: int, records: Iterable[str]) -> Callable[[Any], Any] | None:
+    """Returns what makes instances of dataclasses of a function's events, where its annotation names them.
 
-    An event whose dataclass the annotation does not include remains an `Event`. The function itself is returned if it
-    gets no instances.
+    It takes an event, or None. An event whose dataclass the annotation does not include remains an `Event`. None is
+    returned if the function gets no instances.
 
     Args:
-        code: takes an event, or None, as its last argument.
-        number: of that argument, from 0.
+        code: a function of a model's author.
+        number: of the argument that takes the event, from 0.
         records: the simple names of the events.
 
     Raises:
@@ -107,15 +107,13 @@ def with_instances(code: Callable[..., Any], number: int, records: Iterable[str]
         )
     readers = {record: record_converter(owner).from_record for record, owner in kept.items()}
     if not readers:
-        return code
+        return None
 
-    def called(*given: Any) -> Any:
-        event = given[-1]
-        if event is None or (read := readers.get(event.record)) is None:
-            return code(*given)
-        return code(*given[:-1], read(event))
+    def instance_of(event: Event | None) -> Any:
+        read = None if event is None else readers.get(event.record)
+        return event if read is None else read(event)
 
-    return called
+    return instance_of
 
 
 def _members(code: Callable[..., Any], number: int, *, is_resolved: bool) -> tuple[Any, ...]:
