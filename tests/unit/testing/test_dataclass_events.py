@@ -402,7 +402,12 @@ class BoughtInCity:
 def test_the_declaration_of_a_model_does_not_depend_on_how_its_records_are_named() -> None:
     def declared(event: str | type, row: str | type, joined: str | type) -> Any:
         joins = Stream("bought", event).join(Global("buyers", row), on="customerId", take={"city": "city"})
-        given: dict[str, Any] = {"source": joins.by("city", joined), "state": City, "key": "city", "fold": no_annotation}
+        given: dict[str, Any] = {
+            "source": joins.by("city", joined),
+            "state": City,
+            "key": "city",
+            "fold": no_annotation,
+        }
         return declaration_of(model_of(**given, emits=Emit("told", joined), emit=no_annotation)())
 
     by_text = declared(
