@@ -87,7 +87,7 @@ def instances_for(code: Callable[..., Any], number: int, records: Iterable[str])
             and the annotation cannot be resolved, or names what no event arrives as. The message is the rest of a
             sentence about the function.
     """
-    owners = {record: record.owner for record in records if isinstance(record, DeclaredRecord)}
+    owners: dict[str, type] = {one: one.owner for one in records if isinstance(one, DeclaredRecord)}
     members = _members(code, number, is_resolved=bool(owners))
     kept = {record: owner for record, owner in owners.items() if any(member in owner.__mro__ for member in members)}
     if (
