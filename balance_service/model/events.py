@@ -110,8 +110,9 @@ def instances_for(code: Callable[..., Any], number: int, records: Iterable[str])
         return None
 
     def instance_of(event: Event | None) -> Any:
-        read = None if event is None else readers.get(event.record)
-        return event if read is None else read(event)
+        if event is None or (read := readers.get(event.record)) is None:
+            return event
+        return read(event)
 
     return instance_of
 
