@@ -39,7 +39,7 @@ from balance_service.settings.settings import without_user
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from balance_service.avro.schemas import Schema
@@ -376,13 +376,16 @@ class SchemaRegistry:
                         found[name.rpartition(".")[2]] = name, records
         return found
 
-    def all_records(self, except_of: str) -> list[Schema]:
-        """The newest record schemas of all subjects of values, by subject, except those that begin with a text.
+    def all_records(self, chosen: Callable[[Sequence[str]], Iterable[str]]) -> list[Schema]:
+        """The newest record schemas of subjects of values, by subject.
+
+        Args:
+            chosen: of all subjects, those that are asked for.
 
         Raises:
             RetriableError: the registry does not answer, or does not let this user read.
         """
-        subjects = [one for one in self._subjects() if not one.startswith(except_of) and not one.endswith(_KEY)]
+        subjects = [one for one in chosen(self._subjects()) if not one.endswith(_KEY)]
         read = [records.completed(name) for records in map(self._newest, subjects) for name in records.by_name]
         return [schema for schema in read if schema is not None]
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from balance_service.avro.schemas import fields_of, full_name, is_fixed_uuid, type_name
+from balance_service.avro.logical_types import with_times
+from balance_service.avro.named_types import contracted, expanded
+from balance_service.avro.schemas import Schema, fields_of, full_name, is_fixed_uuid, rewritten, type_name
 
 _WIDER = {
     ("int", "long"),
@@ -39,6 +41,34 @@ def difference(written: Any, wanted: Any, field: str = "") -> str:
             # Of a union, none of the differences is the one.
             return found[0] if len(found) == 1 else _other(written, wanted, field)
     return ""
+
+
+def with_fields_of(written: Schema, wanted: Schema) -> Schema:
+    """A record's schema with the fields of another one that it lacks: records under it can be read as either.
+
+    It is the same object if it lacks none.
+
+    Args:
+        wanted: with each named type in full at each use.
+
+    Raises:
+        ValueError: their full names differ, or a field of both cannot be read as the other one's, as `difference` says.
+    """
+    if full_name(written) != full_name(wanted):
+        raise ValueError(f"one is {full_name(written)}, and the other {full_name(wanted)}")
+    known = fields_of(written)
+    lacking = [field for field in wanted["fields"] if field["name"] not in known]
+    # A type that both define remains as it is written.
+    whole = contracted({**written, "fields": [*written["fields"], *lacking]}) if lacking else written
+    if why := difference(rewritten(expanded(with_times(whole)), _of_bytes), wanted):
+        raise ValueError(why)
+    return whole
+
+
+def _of_bytes(kind: Any) -> Any:
+    """A decimal is read alike whether it is written as `fixed` or as `bytes`."""
+    is_decimal = isinstance(kind, dict) and kind.get("logicalType") == "decimal"
+    return {**kind, "type": "bytes"} if is_decimal else kind
 
 
 def _members(kind: Any) -> list[Any]:

@@ -22,7 +22,7 @@ _TAKEN = frozenset({"balance_service", "samples", "tests", *sys.stdlib_module_na
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 def init(folder: Path) -> None:
-    """Write a project with a read model, its schema, sample events and a test into DIR.
+    """Write a project with a read model, its events, sample events and a test into DIR.
 
     The project's package has the name of the folder. Existing files are never overwritten.
     """

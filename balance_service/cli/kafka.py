@@ -7,9 +7,10 @@ import signal
 import sys
 import threading
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stream import Partitioner
     from balance_service.settings import Settings
+
+_HAS_ALL = "the newest schema of its topic has all fields of the dataclass"
 
 
 @click.command("add-funds")
@@ -233,10 +236,13 @@ def schemas_register() -> None:
     """Register the schemas of all topics that the service writes, and of events that dataclasses declare.
 
     Instances do the former at start, if they are authorized to; use this command if they are not. An event's schema is
-    not registered if the newest one of its producers has all of its fields. Other schemas of topics that other
-    applications write are not registered, except those that are shipped.
+    registered if the newest one of its topic lacks fields of it, and with all fields of that one. Other schemas of
+    topics that other applications write are not registered, except those that are shipped.
     """
+    from balance_service.avro.named_types import contracted
     from balance_service.avro.registry import SchemaRegistry
+    from balance_service.avro.schemas import subject_of
+    from balance_service.model.binding import with_producers_fields
 
     settings = load_settings()
     quiet_logging()
@@ -245,13 +251,15 @@ def schemas_register() -> None:
         for subject, schema in _written_schemas(settings, models).items():
             click.echo(f"{subject}: schema id {registry.register(subject, schema)}")
         for topic, schema in _declared_events(settings, models):
-            _register_event(registry, topic, schema)
+            subject, (whole, is_new) = subject_of(topic, schema), with_producers_fields(registry, topic, schema)
+            newest = f"schema id {registry.register(subject, contracted(whole))}" if is_new else _HAS_ALL
+            click.echo(f"{subject}: {newest}")
 
 
 def _declared_events(settings: Settings, hosted: list[ReadModel]) -> list[tuple[str, Schema]]:
     """Topic and schema of each event and row that a dataclass declares."""
     from balance_service.model.events import DeclaredRecord
-    from balance_service.model.placing import hosted_stages
+    from balance_service.model.placing import hosted_stages, read_by_all
 
     found: dict[tuple[str, str], Schema] = {}
     for stage in hosted_stages(hosted, settings):
@@ -260,43 +268,10 @@ def _declared_events(settings: Settings, hosted: list[ReadModel]) -> list[tuple[
         )
         tables = [join.table for join in stage.joins]
         read += [(settings.topic_of(table.topic), table.record, stage.rows[table.record]) for table in tables]
-        found |= {(topic, record): schema for topic, record, schema in read if isinstance(record, DeclaredRecord)}
+        for topic, record, schema in read:
+            if isinstance(record, DeclaredRecord):
+                found[topic, record] = read_by_all(topic, found.get((topic, record)), schema)
     return [(topic, schema) for (topic, _), schema in found.items()]
-
-
-def _register_event(registry: SchemaRegistry, topic: str, schema: Schema) -> None:
-    """Raises ConfigurationError if the producers' record has another namespace, or the registry refuses the schema."""
-    from balance_service.avro.logical_types import with_times
-    from balance_service.avro.named_types import contracted, expanded
-    from balance_service.avro.resolution import difference
-    from balance_service.avro.schemas import full_name, rewritten, subject_of
-
-    subject, theirs = subject_of(topic, schema), registry.newest(topic, schema["name"])
-    if theirs is not None:
-        if full_name(theirs) != full_name(schema):
-            space = full_name(theirs).rpartition(".")[0]
-            raise ConfigurationError(
-                f"topic '{topic}' has the record {full_name(theirs)} in the schema registry at {registry.url}, and the "
-                f"dataclass {schema['name']} declares {full_name(schema)}, so no event would be read: write "
-                f'`__namespace__ = "{space}"` in the class'
-            )
-        if not difference(rewritten(expanded(with_times(theirs)), _of_bytes), rewritten(schema, _without_defaults)):
-            click.echo(f"{subject}: its producers' schema has all fields of the dataclass")
-            return
-    click.echo(f"{subject}: schema id {registry.register(subject, contracted(schema))}")
-
-
-def _of_bytes(kind: Any) -> Any:
-    """A decimal is read alike whether it is written as `fixed` or as `bytes`."""
-    is_decimal = isinstance(kind, dict) and kind.get("logicalType") == "decimal"
-    return {**kind, "type": "bytes"} if is_decimal else kind
-
-
-def _without_defaults(kind: Any) -> Any:
-    if not isinstance(kind, dict) or "fields" not in kind:
-        return kind
-    fields = [{name: part for name, part in field.items() if name != "default"} for field in kind["fields"]]
-    return {**kind, "fields": fields}
 
 
 def _written_schemas(settings: Settings, hosted: list[ReadModel]) -> dict[str, Schema]:
@@ -376,11 +351,12 @@ def _records_of(registry: SchemaRegistry, topic: str) -> dict[str, Schema]:
 def schemas_types(given: tuple[str, ...]) -> None:
     """Print a Python module with a dataclass for each record of TOPIC in the registry, or of FILE, an `.avsc` file.
 
-    Without either, for each record in the registry, except those of this application. Fields and records that no
-    dataclass can have are left out, with a comment and a line on standard error.
+    Without either, for each record in the registry, except those of this application's own topics. Fields and records
+    that no dataclass can have are left out, with a comment and a line on standard error.
     """
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.devtools.dataclasses_of import dataclasses_of
+    from balance_service.model.binding import subjects_of_others
     from balance_service.model.schemas import read_schema
 
     files = [Path(one) for one in given if one.endswith(".avsc")]
@@ -392,7 +368,7 @@ def schemas_types(given: tuple[str, ...]) -> None:
             for topic in (one for one in given if not one.endswith(".avsc")):
                 found += _records_of(registry, topic).values()
             if not given:
-                found = registry.all_records(except_of=f"{settings.application_id}-")
+                found = registry.all_records(partial(subjects_of_others, settings=settings))
     if not found:
         raise ConfigurationError(f"the schema registry at {registry.url} has no record of another application")
     written = dataclasses_of(found)

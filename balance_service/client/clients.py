@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from contextlib import aclosing, closing, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
@@ -22,8 +22,10 @@ from balance_service.errors import ConfigurationError
 from balance_service.process.package import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
 
+    from balance_service.client.calls import Streamed
+    from balance_service.client.changes import Watch
     from balance_service.client.exchange import Attempt, Call, Request
     from balance_service.client.results import Change, Entry, Position, SnapshotBegin, SnapshotEnd, State, Top
 
@@ -320,7 +322,12 @@ class Client(_Connected[httpx.Client, threading.Event]):
         Without `key`: of all keys, of those from `start` to `end`, or of those with a prefix. Then a snapshot comes
         first, and again when the instance cannot go on from where the stream was. `into` is as for `get`.
         """
-        watch = self._calls.changes(model, **of)
+        # A conversion that fails is no lost connection.
+        with closing(self._streamed(self._calls.changes(model, **of))) as events:
+            for event in events:
+                yield event if into is None else self._run(self._calls.typed_event(model, into, event))
+
+    def _streamed(self, watch: Watch) -> Generator[Streamed, None, None]:
         while True:
             response = self._sent(watch.attempt(), self._stream_timeout, stream=True)
             if isinstance(response, NoReply):
@@ -333,8 +340,7 @@ class Client(_Connected[httpx.Client, threading.Event]):
                 reply = self._ended(process) or _reply(response, b"" if _is_stream(response) else response.read())
                 if watch.is_open(reply):
                     for content in response.iter_bytes():
-                        for event in watch.read(content):
-                            yield event if into is None else self._run(self._calls.typed_event(model, into, event))
+                        yield from watch.read(content)
                         if self._ended(process):
                             break
                     watch.lost(self._ended(process) or _ENDED)
@@ -510,7 +516,11 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
 
     async def changes(self, model: str, *, into: Any = None, **of: Any) -> AsyncIterator[Any]:
         """As `Client.changes`."""
-        watch = self._calls.changes(model, **of)
+        async with aclosing(self._streamed(self._calls.changes(model, **of))) as events:
+            async for event in events:
+                yield event if into is None else await self._run(self._calls.typed_event(model, into, event))
+
+    async def _streamed(self, watch: Watch) -> AsyncGenerator[Streamed, None]:
         while True:
             response = await self._sent(watch.attempt(), self._stream_timeout, stream=True)
             if isinstance(response, NoReply):
@@ -521,9 +531,7 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
                 if watch.is_open(_reply(response, b"" if _is_stream(response) else await response.aread())):
                     async for content in response.aiter_bytes():
                         for event in watch.read(content):
-                            yield (
-                                event if into is None else await self._run(self._calls.typed_event(model, into, event))
-                            )
+                            yield event
                         if self._ended(process):
                             break
                     watch.lost(self._ended(process) or _ENDED)

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.from_json import record_line
+from balance_service.avro.logical_types import with_times
+from balance_service.avro.named_types import expanded
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import subject_of
 from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.producers import BulkProducer
 from balance_service.kafka.topics import Topics
+from balance_service.model.binding import with_producers_fields
+from balance_service.model.events import DeclaredRecord
 from balance_service.model.placing import records_of_topic
 from balance_service.read_models.add_funds import FundsAddedSerializer
 
@@ -51,17 +55,21 @@ def produce(
         The number of acknowledged records.
 
     Raises:
-        ConfigurationError: no read model reads the topic, it does not exist, or it has several records.
+        ConfigurationError: no read model reads the topic, it does not exist, it has several records, or the dataclass
+            of the record does not fit the schema of its producers.
         BalanceServiceError: a line is not a record, or a record was not acknowledged. The records before an invalid
             line are sent.
     """
     taken = records_of_topic(topic, models, settings)
-    schema = _schema_of(topic, record, taken.records)
+    record, schema = _chosen(topic, record, taken.records)
     if Topics(settings).find(topic) is None:
         raise ConfigurationError(
             f"topic '{topic}' does not exist; `balance-service topics create` creates the topics of BALANCE_MODELS"
         )
     with closing(SchemaRegistry.from_settings(settings)) as registry:
+        if isinstance(record, DeclaredRecord):
+            # A class may lack fields of the producers, and must not become the newest schema.
+            schema = expanded(with_times(with_producers_fields(registry, topic, schema)[0]))
         codec = AvroCodec(registry, subject_of(topic, schema), schema)
     producer = BulkProducer(producer_config(settings, taken.partitioner), topic)
     for number, line in enumerate(lines, start=1):
@@ -80,13 +88,13 @@ def produce(
     return producer.finish()
 
 
-def _schema_of(topic: str, record: str | None, taken: Mapping[str, Schema]) -> Schema:
+def _chosen(topic: str, record: str | None, taken: Mapping[str, Schema]) -> tuple[str, Schema]:
     if record is None and len(taken) > 1:
         raise ConfigurationError(f"topic '{topic}' has several records; choose one by --record: {', '.join(taken)}")
-    name = next(iter(taken)) if record is None else record
-    if name not in taken:
-        raise ConfigurationError(f"topic '{topic}' has no record {name}; it has {', '.join(taken)}")
-    return taken[name]
+    for name, schema in taken.items():
+        if record in (None, name):
+            return name, schema
+    raise ConfigurationError(f"topic '{topic}' has no record {record}; it has {', '.join(taken)}")
 
 
 def produce_load(

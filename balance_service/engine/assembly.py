@@ -21,6 +21,7 @@ from balance_service.engine.table_partition import TableContext
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES, is_compacted
+from balance_service.model.events import DeclaredRecord
 from balance_service.model.keys import KeyType
 from balance_service.process.runtime import now_ms
 
@@ -183,7 +184,8 @@ def table_contexts(
     """Returns the context of each table by its topic. A table keeps the longest history that a stage declares.
 
     Raises:
-        ConfigurationError: two declarations give a topic different record types, or the registry rejects a schema.
+        ConfigurationError: two declarations give a topic different record types or classes, or the registry rejects a
+            schema.
         RetriableError: the registry does not respond.
     """
     contexts: dict[str, TableContext] = {}
@@ -193,6 +195,11 @@ def table_contexts(
         if len(records) > 1:
             raise ConfigurationError(f"BALANCE_MODELS: the table '{topic}' is declared to hold {' and '.join(records)}")
         schema, history = joined[0][1], max(table.history for table in tables)
+        if any(isinstance(table.record, DeclaredRecord) and one != schema for table, one in joined):
+            raise ConfigurationError(
+                f"BALANCE_MODELS: the table '{topic}' is declared to hold {records[0]} by classes that differ; import "
+                "one class in all read models"
+            )
         contexts[topic] = TableContext(
             settings=settings,
             topics=topics,

@@ -101,11 +101,15 @@ class OutputBuilder:
 def encoded(codec: AvroCodec, sent: Any) -> bytes:
     """Returns the frame of an output, a mapping or an instance of a dataclass.
 
-    Raises PoisonRecordError if it does not fit its schema.
+    Raises:
+        OwnCodeFailedError: the dataclass cannot be a record, whatever the event is.
+        PoisonRecordError: it does not fit its schema.
     """
     try:
         record = record_of(sent)
-    except (ConfigurationError, ValueError) as error:
+    except ConfigurationError as error:
+        raise OwnCodeFailedError(error) from error
+    except ValueError as error:
         raise PoisonRecordError(UNFIT, f"{_UNFIT}: {error}") from error
     try:
         return codec.encode(record)

@@ -8,10 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from balance_service.avro.registry import SchemaRegistry
+from balance_service.avro.resolution import with_fields_of
+from balance_service.avro.schemas import full_name, load_schema, subject_of
+from balance_service.errors import ConfigurationError
 from balance_service.model.schemas import Schemas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.read_model import ReadModel
@@ -53,9 +56,54 @@ def _in_registry(
     )
 
 
+def with_producers_fields(registry: SchemaRegistry, topic: str, schema: Schema) -> tuple[Schema, bool]:
+    """Returns the schema of an event that a dataclass declares, as it may become the newest one of its topic.
+
+    It has all fields of the newest one of its producers, so that they keep them.
+
+    Args:
+        schema: of the dataclass.
+
+    Returns:
+        The schema, and whether the registry lacks it.
+
+    Raises:
+        ConfigurationError: the producers' record has another namespace, or a field of another type.
+        RetriableError: the registry does not respond.
+    """
+    theirs = registry.newest(topic, schema["name"])
+    if theirs is None:
+        return schema, True
+    known = f"topic '{topic}' has the record {full_name(theirs)} in the schema registry at {registry.url}, and the "
+    if full_name(theirs) != full_name(schema):
+        space = full_name(theirs).rpartition(".")[0]
+        raise ConfigurationError(
+            f"{known}dataclass {schema['name']} declares {full_name(schema)}, so no event would be read: write "
+            f'`__namespace__ = "{space}"` in the class'
+        )
+    try:
+        whole = with_fields_of(theirs, schema)
+    except ValueError as error:
+        raise ConfigurationError(f"{known}dataclass does not fit it: {error}; correct the class") from None
+    return whole, whole is not theirs
+
+
 def recorded_subjects(application_id: str, model: str) -> re.Pattern[str]:
     """Returns which subjects a read model's schemas are recorded under, in all its versions."""
     return re.compile(rf"{re.escape(_recorded(application_id, model))}[0-9]+-\w+")
+
+
+def subjects_of_others(subjects: Sequence[str], settings: Settings) -> list[str]:
+    """Returns the subjects that are neither of a topic of this application, nor its record of what a model reads."""
+    mark = subject_of("-changelog", load_schema("Position"))
+    stages = [one.removesuffix(mark) for one in subjects if one.endswith(mark)]
+    stages = [stage for stage in stages if stage.startswith(f"{settings.application_id}-")]
+    topics = [settings.application_servers_topic, settings.dead_letter_decisions_topic, settings.generations_topic]
+    topics += [f"{stage}-changelog" for stage in stages]
+    topics += [stage for stage in stages if "-by-" in stage]
+    names = "|".join(re.escape(stage) for stage in stages)
+    own = re.compile(rf"(?:{'|'.join(map(re.escape, topics))})-.+|(?:{names})-v[0-9]+-\w+")
+    return [subject for subject in subjects if not own.fullmatch(subject)]
 
 
 def _recorded(application_id: str, model: str) -> str:

@@ -101,7 +101,19 @@ def check_class(model: Any) -> None:
     if isinstance(model.version, bool) or not isinstance(model.version, int) or not 1 <= model.version <= _MOST_VERSION:
         refuse(model, f"has the version {model.version!r}: it must be a whole number from 1 to {_MOST_VERSION}")
     _check_steps(model, source)
+    _check_owners(model, source.records)
+    _check_owners(model, [step.table.record for step in source.steps if isinstance(step, Join)])
     _check_partitioners(model, source)
+
+
+def _check_owners(model: Any, records: Iterable[str]) -> None:
+    """Refuses two classes of one name, because records are told apart by their names."""
+    owners: dict[str, type | None] = {}
+    for record in records:
+        owner = record.owner if isinstance(record, DeclaredRecord) else None
+        if (other := owners.setdefault(record, owner)) is not owner:
+            named = " and ".join("its schema" if one is None else located(one) for one in (other, owner))
+            refuse(model, f"names two records {record}, by {named}: rename a class, or use one model for each")
 
 
 def _check_steps(model: Any, source: Stream) -> None:
@@ -266,6 +278,7 @@ def _state(model: Any) -> StateConverter:
 
 
 def _made(model: Any, outputs: Sequence[Emit]) -> dict[str, Schema]:
+    _check_owners(model, [output.record for output in outputs if output.record is not None])
     return {output.record: found_schema(model, output.record) for output in outputs if output.record is not None}
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import checked
 from balance_service.model.states import annotated_type, located, record_converter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from balance_service.model.conditions import Condition
 
@@ -71,22 +71,23 @@ class DeclaredRecord(str):
         return name
 
 
-def with_instances(code: Callable[..., Any], number: int, records: Iterable[str]) -> Callable[..., Any]:
-    """Returns a function of a model's author that gets instances of dataclasses, where its annotation names them.
+def instances_for(code: Callable[..., Any], number: int, records: Iterable[str]) -> Callable[[Any], Any] | None:
+    """Returns what makes instances of dataclasses of a function's events, where its annotation names them.
 
-    An event whose dataclass the annotation does not include remains an `Event`. The function itself is returned if it
-    gets no instances.
+    It takes an event, or None. An event whose dataclass the annotation does not include remains an `Event`. None is
+    returned if the function gets no instances.
 
     Args:
-        code: takes an event, or None, as its last argument.
-        number: of that argument, from 0.
+        code: a function of a model's author.
+        number: of the argument that takes the event, from 0.
         records: the simple names of the events.
 
     Raises:
-        ConfigurationError: the annotation names dataclasses, but not of every event; or it cannot be resolved, and a
-            dataclass declares an event. The message is the rest of a sentence about the function.
+        ConfigurationError: the annotation names dataclasses, but not of every event; or a dataclass declares an event,
+            and the annotation cannot be resolved, or names what no event arrives as. The message is the rest of a
+            sentence about the function.
     """
-    owners = {record: record.owner for record in records if isinstance(record, DeclaredRecord)}
+    owners: dict[str, type] = {one: one.owner for one in records if isinstance(one, DeclaredRecord)}
     members = _members(code, number, is_resolved=bool(owners))
     kept = {record: owner for record, owner in owners.items() if any(member in owner.__mro__ for member in members)}
     if (
@@ -98,36 +99,59 @@ def with_instances(code: Callable[..., Any], number: int, records: Iterable[str]
             f"takes events as {' or '.join(map(located, members))}, which '{left[0]}' of the source is not: name the "
             "dataclass of each record in the source and in the annotation, or annotate the event as `Event`"
         )
+    given = [Any, *(base for owner in owners.values() for base in owner.__mro__)]
+    if owners and (odd := [member for member in members if member not in given and not _is_mapping(member)]):
+        raise ConfigurationError(
+            f"takes events as {located(odd[0])}, which is neither a mapping nor the dataclass of a record of the "
+            "source: name that dataclass, or annotate the event as `Event`"
+        )
     readers = {record: record_converter(owner).from_record for record, owner in kept.items()}
     if not readers:
-        return code
+        return None
 
-    def called(*given: Any) -> Any:
-        event = given[-1]
+    def instance_of(event: Event | None) -> Any:
         if event is None or (read := readers.get(event.record)) is None:
-            return code(*given)
-        return code(*given[:-1], read(event))
+            return event
+        return read(event)
 
-    return called
+    return instance_of
 
 
 def _members(code: Callable[..., Any], number: int, *, is_resolved: bool) -> tuple[Any, ...]:
     """Returns the types that a parameter may have, without None; none if they are not known."""
     try:
-        parameter = [*inspect.signature(code).parameters.values()][number]
-        found = annotated_type(parameter.annotation, code)
-    except NameError as error:
+        annotation = [*inspect.signature(code).parameters.values()][number].annotation
+    except (ValueError, TypeError, IndexError):
+        # A function without signature, or with `*args`.
+        return ()
+    try:
+        members = [*_meant(annotated_type(annotation, code))]
+    except Exception as error:  # An annotation may be any expression.
         if not is_resolved:
             return ()
         raise ConfigurationError(
             f"takes events of a type that cannot be resolved ({error}): define or import it at the top of the module, "
             "and not only under TYPE_CHECKING"
         ) from error
-    except (ValueError, TypeError, IndexError):
-        # A function without signature or annotation, or with `*args`.
-        return ()
-    members = get_args(found) if get_origin(found) in (Union, UnionType) else (found,)
     return tuple(member for member in members if member not in (NoneType, inspect.Parameter.empty))
+
+
+def _meant(found: Any) -> Iterator[Any]:
+    """Yields the types that a union, an alias or an annotated type stands for."""
+    if get_origin(found) in (Union, UnionType):
+        for member in get_args(found):
+            yield from _meant(member)
+    elif get_origin(found) is Annotated:
+        yield from _meant(get_args(found)[0])
+    elif hasattr(found, "__value__"):
+        yield from _meant(found.__value__)
+    else:
+        yield found
+
+
+def _is_mapping(kind: Any) -> bool:
+    kind = get_origin(kind) or kind
+    return isinstance(kind, type) and issubclass(kind, Mapping)
 
 
 class Order(Enum):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from balance_service.avro.named_types import expanded
+from balance_service.avro.resolution import with_fields_of
 from balance_service.errors import ConfigurationError
 from balance_service.model.declaration import check_names
+from balance_service.model.events import DeclaredRecord
 from balance_service.model.stage import Stage
 
 if TYPE_CHECKING:
@@ -152,6 +155,25 @@ def stages_of_retries(known: Iterable[ReadModel], settings: Settings) -> list[St
     return stages
 
 
+def read_by_all(topic: str, known: Schema | None, schema: Schema) -> Schema:
+    """Returns the schema of events that several read models read, each by a dataclass of its own.
+
+    Args:
+        known: that of the classes before; None for the first one.
+        schema: that of the next class.
+
+    Raises:
+        ConfigurationError: the classes differ in the type of a field.
+    """
+    try:
+        return schema if known is None else expanded(with_fields_of(known, schema))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"BALANCE_MODELS: read models declare {schema['name']} of topic '{topic}' by classes that no event fits: "
+            f"{error}; import one class in all of them"
+        ) from None
+
+
 @dataclass(frozen=True, slots=True)
 class TopicRecords:
     """Records by simple name, whether records without a value are valid, and the function that places keys."""
@@ -164,22 +186,31 @@ class TopicRecords:
 def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings) -> TopicRecords:
     """Returns the records that read models declare to read from a topic. The first of them names its partitioner.
 
+    A record that several dataclasses declare has the fields of all of them.
+
     Raises:
-        ConfigurationError: no read model reads the topic.
+        ConfigurationError: no read model reads the topic, or classes differ in the type of a field.
     """
     records: dict[str, dict[str, Schema]] = {}
     partitioners: dict[str, Partitioner] = {}
     with_tombstones = set()
+
+    def add(to: str, found: Mapping[str, Schema]) -> None:
+        known = records.setdefault(to, {})
+        for record, schema in found.items():
+            before = known.get(record) if to == topic and isinstance(record, DeclaredRecord) else None
+            known[record] = read_by_all(to, before, schema)
+
     for model in models:
         for stage in stages_of(model, settings):
             if not stage.reads_rekeyed:
-                records.setdefault(stage.source, {}).update(stage.schemas)
+                add(stage.source, stage.schemas)
                 partitioners.setdefault(stage.source, stage.partitioner)
                 if model.source.tombstones:
                     with_tombstones.add(stage.source)
             for join in stage.joins:
                 table = settings.topic_of(join.table.topic)
-                records.setdefault(table, {})[join.table.record] = stage.rows[join.table.record]
+                add(table, {join.table.record: stage.rows[join.table.record]})
                 partitioners.setdefault(table, join.table.partitioner)
                 with_tombstones.add(table)
     if topic not in records:

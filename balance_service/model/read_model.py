@@ -10,7 +10,7 @@ from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import fields_of, type_name, without_null
 from balance_service.errors import ConfigurationError, InvalidInputError, PoisonRecordError
 from balance_service.model.declaration import check_class, check_declaration, refuse
-from balance_service.model.events import EVENT, HALT, with_instances
+from balance_service.model.events import EVENT, HALT, instances_for
 from balance_service.model.keys import words_of
 from balance_service.model.schemas import Schemas
 from balance_service.model.standard_fold import OutOfRangeError, StandardFold
@@ -167,10 +167,7 @@ class ReadModel:
             self, own_fold=own.fold is not ReadModel.fold, own_emit=own.emit is not ReadModel.emit
         )
         self.stages = declared.stages
-        self.outputs = tuple(
-            output if output.make is None else replace(output, make=self._with_instances("make", output.make, 0))
-            for output in declared.outputs
-        )
+        self.outputs = tuple(map(self._with_instances, declared.outputs))
         self.made_schemas = declared.made
         self.standard_folds, self.update_forms = declared.folds, declared.forms
         self.needs_events = not declared.folds or any(emit.each is EVENT and emit.record for emit in self.outputs)
@@ -195,8 +192,8 @@ class ReadModel:
                 refuse(own, f"has a view of its own, but {_NO_FIELDS}")
             if self._view is not None and not has_fields:
                 self.field_types = {name: type_name(kind) for name, kind in fields_of(self._view.schema).items()}
-        self._own_fold = self._with_instances("fold", self.fold, 1)
-        self._own_emit = self._with_instances("emit", self.emit, 1)
+        self._for_fold = self._instances_for("fold", self.fold, 1)
+        self._for_emit = self._instances_for("emit", self.emit, 1)
         for field, fold in declared.folds.items():
             self._steps.append((field, fold.step(without_null(self.state_fields[field])[0])))
             if (answer := fold.answer(without_null(declared.kinds[field])[0])) is not None:
@@ -264,7 +261,8 @@ class ReadModel:
 
     def sent(self, state: State | None, event: Event | None) -> Sent:
         """Returns the records to emit for a stored state. Called by the engine. Raises as `emit`."""
-        return self._own_emit(None if state is None else self._states.from_record(self._answered(state)), event)
+        told = event if self._for_emit is None else self._for_emit(event)
+        return self.emit(None if state is None else self._states.from_record(self._answered(state)), told)
 
     def _answered(self, state: State) -> State:
         """Returns a stored state as the model declares it."""
@@ -295,22 +293,29 @@ class ReadModel:
         return after
 
     def _folded(self, state: State | None, event: Event) -> State | None:
-        after = self._own_fold(None if state is None else self._states.from_record(state), event)
+        told = event if self._for_fold is None else self._for_fold(event)
+        after = self.fold(None if state is None else self._states.from_record(state), told)
         return None if after is None else self._states.to_record(after)
 
-    def _with_instances(self, name: str, code: Callable[..., Any], number: int) -> Callable[..., Any]:
-        """Returns the model's own code, which takes the event as the argument with that number."""
+    def _with_instances(self, output: Emit) -> Emit:
+        make = output.make
+        if make is None or (instance_of := self._instances_for("make", make, 0)) is None:
+            return output
+        return replace(output, make=lambda event: make(instance_of(event)))
+
+    def _instances_for(self, name: str, code: Callable[..., Any], number: int) -> Callable[[Any], Any] | None:
+        """Returns what the model's own code takes events as, as the argument with that number; None for mappings."""
         own, last = type(self), self.stages[-1]
         try:
-            called = with_instances(code, number, last.records)
+            instance_of = instances_for(code, number, last.records)
         except ConfigurationError as error:
             refuse(own, f"has a `{name}` that {error}")
-        if called is not code and last.wanted_schemas != last.event_schemas:
+        if instance_of is not None and last.wanted_schemas != last.event_schemas:
             refuse(
                 own,
                 f"selects columns, but its `{name}` takes whole events: annotate them as `Event`, or remove `select`",
             )
-        return called
+        return instance_of
 
     def repeated(self, update: Update) -> Mapping[str, Any]:
         """Returns the fields of an update that every attempt of a command repeats: all except `id` and `occurredOn`."""

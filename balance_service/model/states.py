@@ -9,11 +9,11 @@ import dataclasses
 import inspect
 import math
 import re
-from dataclasses import MISSING, Field, InitVar, dataclass
+from dataclasses import MISSING, Field, InitVar, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal, InvalidOperation, Rounded
 from enum import Enum, Flag
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -34,7 +34,7 @@ _TYPES = (
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAMESPACE = re.compile(rf"(?:{_NAME.pattern}(?:\.{_NAME.pattern})*)?")
-_NOT_KEPT = "the state cannot be kept: "
+_STATE, _VIEW = "a state", "a view"
 _PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 _LONG_LIMIT = 2**63
 _MOST_DIGITS = 38
@@ -88,14 +88,11 @@ def converter_of(state: type, name: str) -> StateConverter:
     Raises:
         ConfigurationError: the class cannot be a state; the message says where it is, why, and what to do.
     """
-    return _converter(state, name.replace("-", "_"), "State", "a state")
+    return _converter(state, name.replace("-", "_"), "State", _STATE)
 
 
 def _converter(owner: type, namespace: str, name: str, use: str) -> StateConverter:
-    try:
-        kind = _Compiler(namespace).record(owner, name)
-    except ConfigurationError as error:
-        raise ConfigurationError(str(error).replace("cannot be a state:", f"cannot be {use}:")) from None
+    kind = _Compiler(namespace, use).record(owner, name)
     return StateConverter(kind.schema, kind.write, kind.read)
 
 
@@ -108,10 +105,12 @@ def record_converter(owner: type) -> StateConverter:
     Raises:
         ConfigurationError: as `converter_of`.
     """
-    namespace = getattr(owner, "__namespace__", "")
+    place, name, namespace = _Place(owner, "a record"), owner.__name__, getattr(owner, "__namespace__", "")
     if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
-        _Place(owner).refuse(f"has the `__namespace__` {namespace!r}: use names with dots between them")
-    return _converter(owner, namespace, owner.__name__, "a record")
+        place.refuse(f"has the `__namespace__` {namespace!r}: use names with dots between them")
+    if not _is_name(name):
+        place.refuse("has a name that Avro does not allow: use ASCII letters, digits and _, and no type's name")
+    return _converter(owner, namespace, name, place.use)
 
 
 def record_of(value: Any) -> Any:
@@ -126,19 +125,28 @@ def record_of(value: Any) -> Any:
     try:
         return record_converter(type(value)).to_record(value)
     except PoisonRecordError as error:
-        raise ValueError(str(error).removeprefix(_NOT_KEPT)) from None
+        raise ValueError(str(error)) from None
 
 
 def annotated_type(annotation: Any, function: Any) -> Any:
     """Returns an annotation of a function as a type.
 
     Raises:
-        NameError: it names what the function's module does not have.
+        Exception: of any type; the annotation cannot be resolved.
     """
     # Of the annotations, only this one: others may be of types that are not imported.
     alone = type("Alone", (), {"__annotations__": {"annotation": annotation}})
-    known = getattr(inspect.unwrap(function), "__globals__", {})
-    return get_type_hints(alone, known, include_extras=True)["annotation"]
+    return get_type_hints(alone, getattr(_code_of(function), "__globals__", {}), include_extras=True)["annotation"]
+
+
+def _code_of(function: Any) -> Any:
+    """Returns what has the code of a callable, which may be a wrapper, a partial function, a class or an object."""
+    function = inspect.unwrap(function)
+    while isinstance(function, partial):
+        function = inspect.unwrap(function.func)
+    if isinstance(function, type):
+        return function.__init__  # type: ignore[misc]
+    return function if hasattr(function, "__globals__") else type(function).__call__
 
 
 def returned_by(view: Any, name: str, *, has_fields: bool) -> StateConverter | None:
@@ -150,11 +158,11 @@ def returned_by(view: Any, name: str, *, has_fields: bool) -> StateConverter | N
         has_fields: whether the model names the fields, so that an annotation may name what only a type checker imports.
 
     Raises:
-        ConfigurationError: as `converter_of`, or the annotation names what its module does not have.
+        ConfigurationError: as `converter_of`, or the annotation cannot be resolved.
     """
     try:
         returned = annotated_type(view.__annotations__.get("return"), view)
-    except NameError as error:
+    except Exception as error:  # An annotation may be any expression.
         if has_fields:
             return None
         raise ConfigurationError(
@@ -165,9 +173,9 @@ def returned_by(view: Any, name: str, *, has_fields: bool) -> StateConverter | N
         return None
     owner = returned
     if is_typeddict(returned):
-        owner = dataclasses.make_dataclass(returned.__name__, [*_hints(returned).items()])
+        owner = dataclasses.make_dataclass(returned.__name__, [*_hints(_Place(returned, _VIEW)).items()])
         owner.__module__, owner.__qualname__ = returned.__module__, returned.__qualname__
-    of_view = _converter(owner, name.replace("-", "_"), "View", "a view")
+    of_view = _converter(owner, name.replace("-", "_"), "View", _VIEW)
     return StateConverter(of_view.schema, of_view.to_record if owner is returned else _same, _same)
 
 
@@ -210,15 +218,18 @@ class _Place:
     """A dataclass or its field. `refuse` raises ConfigurationError, `unfit` and `mistyped` raise PoisonRecordError."""
 
     owner: Any
+    use: str
+    """What the instances of the dataclass are for."""
     field: str = ""
 
     def refuse(self, why: str) -> NoReturn:
         subject = f"its field '{self.field}'" if self.field else "it"
-        raise ConfigurationError(f"the dataclass {located(self.owner)} cannot be a state: {subject} {why}")
+        raise ConfigurationError(f"the dataclass {located(self.owner)} cannot be {self.use}: {subject} {why}")
 
     def unfit(self, why: str) -> NoReturn:
         subject = f"{self.owner.__qualname__}.{self.field}".removesuffix(".")
-        raise PoisonRecordError(_UNFIT, f"{_NOT_KEPT}{subject} {why}")
+        consequence = "the state cannot be kept: " if self.use == _STATE else ""
+        raise PoisonRecordError(_UNFIT, f"{consequence}{subject} {why}")
 
     def mistyped(self, wanted: str, value: Any) -> NoReturn:
         self.unfit(f"has a value of type {type(value).__name__}, and {wanted} is expected")
@@ -234,6 +245,11 @@ def located(owner: Any) -> str:
         return f"{name} (module {module})" if module else name
 
 
+def _is_name(text: str) -> bool:
+    """Whether Avro allows a name for a record or an enum."""
+    return _NAME.fullmatch(text) is not None and text not in _PRIMITIVES
+
+
 def _type_text(hint: Any) -> str:
     return hint.__qualname__ if isinstance(hint, type) else repr(hint).replace("typing.", "")
 
@@ -241,6 +257,7 @@ def _type_text(hint: Any) -> str:
 @dataclass(frozen=True, slots=True)
 class _Compiler:
     namespace: str
+    use: str
     _classes: dict[str, type] = dataclasses.field(default_factory=dict)
     """By their Avro names."""
     _records: dict[type, _Kind] = dataclasses.field(default_factory=dict)
@@ -248,12 +265,13 @@ class _Compiler:
     def record(self, owner: type, name: str) -> _Kind:
         """Builds the type of a dataclass that has not been seen before."""
         self._classes[name] = owner
-        names, hints = [field.name for field in _checked_fields(owner)], _hints(owner)
+        place = _Place(owner, self.use)
+        names, hints = [field.name for field in _checked_fields(place)], _hints(place)
         kinds: dict[str, _Kind] = {}
         schemas: list[Any] = []
         for field in dataclasses.fields(owner):
-            kind = self._of(hints[field.name], _Place(owner, field.name))
-            kinds[field.name], default = _with_default(kind, field, _Place(owner, field.name))
+            of_field = replace(place, field=field.name)
+            kinds[field.name], default = _with_default(self._of(hints[field.name], of_field), field, of_field)
             schemas.append({"name": field.name, "type": kinds[field.name].schema, **default})
 
         def as_default(value: Any) -> Any:
@@ -263,7 +281,7 @@ class _Compiler:
         reads = [(name, kind.read) for name, kind in kinds.items() if kind.read is not _same]
         self._records[owner] = kind = _Kind(
             schema={"type": "record", **self._named(name), "fields": schemas},
-            write=_writing(owner, names, writes),
+            write=_writing(place, names, writes),
             read=_reading(owner, reads),
             default=as_default,
             has_defaults=all("default" in schema for schema in schemas),
@@ -315,7 +333,7 @@ class _Compiler:
     def _nested(self, owner: type, place: _Place) -> _Kind:
         name = self._name(owner, place)
         if (known := self._records.get(owner)) is not None:
-            return dataclasses.replace(known, schema=full_name(self._named(name)))
+            return replace(known, schema=full_name(self._named(name)))
         if owner in self._classes.values():
             place.refuse(f"contains {owner.__qualname__} recursively: keep the key of the other one instead")
         return self.record(owner, name)
@@ -349,7 +367,7 @@ class _Compiler:
 
     def _name(self, owner: type, place: _Place) -> str:
         name = owner.__name__
-        if not _NAME.fullmatch(name) or name in _PRIMITIVES:
+        if not _is_name(name):
             place.refuse(f"is of type {name}, a name that Avro does not allow: rename the class")
         # A second use of the state's class is recursion, which `_nested` refuses.
         if self._classes.get(name, owner) is not owner and owner is not self._classes.get("State"):
@@ -359,36 +377,40 @@ class _Compiler:
         return name
 
 
-def _checked_fields(owner: Any) -> Sequence[Field[Any]]:
-    place = _Place(owner)
+def _checked_fields(place: _Place) -> Sequence[Field[Any]]:
+    owner = place.owner
     if not isinstance(owner, type) or "__dataclass_fields__" not in vars(owner):
-        raise ConfigurationError(f"the class {located(owner)} cannot be a state: write `@dataclass` above it")
+        raise ConfigurationError(f"the class {located(owner)} cannot be {place.use}: write `@dataclass` above it")
     if not vars(owner)["__dataclass_params__"].init:
         place.refuse("has no `__init__` of a dataclass: remove `init=False`")
     fields = dataclasses.fields(owner)
     for field in fields:
         if not field.init:
-            _Place(owner, field.name).refuse("is not an argument of the class: remove `init=False`, or use a property")
+            replace(place, field=field.name).refuse(
+                "is not an argument of the class: remove `init=False`, or use a property"
+            )
         if not _NAME.fullmatch(field.name):
-            _Place(owner, field.name).refuse("has a name that Avro does not allow: use ASCII letters, digits and _")
+            replace(place, field=field.name).refuse(
+                "has a name that Avro does not allow: use ASCII letters, digits and _"
+            )
     if not fields:
         place.refuse("has no fields: give it one")
     return fields
 
 
-def _hints(owner: type) -> Mapping[str, Any]:
+def _hints(place: _Place) -> Mapping[str, Any]:
     try:
-        hints = get_type_hints(owner, include_extras=True)
+        hints = get_type_hints(place.owner, include_extras=True)
     except Exception as error:  # An annotation may be any expression.
         missing = getattr(error, "name", None) or ""
         named = re.compile(rf"\b{re.escape(missing)}\b")
-        fields = [field for field in dataclasses.fields(owner) if missing and named.search(str(field.type))]
-        place = _Place(owner, fields[0].name if fields else "")
+        fields = [field for field in dataclasses.fields(place.owner) if missing and named.search(str(field.type))]
         remedy = "define or import it at the top of the module, and not only under TYPE_CHECKING"
+        place = replace(place, field=fields[0].name if fields else "")
         place.refuse(f"has a type that cannot be resolved ({error}): {remedy}")
     for name, hint in hints.items():
         if hint is InitVar or isinstance(hint, InitVar):
-            _Place(owner, name).refuse("is an InitVar, which instances do not keep: make it a field")
+            replace(place, field=name).refuse("is an InitVar, which instances do not keep: make it a field")
     return hints
 
 
@@ -403,7 +425,7 @@ def _with_default(kind: _Kind, field: Field[Any], place: _Place) -> tuple[_Kind,
     if value is MISSING:
         return kind, {}
     if kind.beside_null is not None and value is not None:
-        kind = dataclasses.replace(kind, schema=kind.schema[::-1], default=held.default)
+        kind = replace(kind, schema=kind.schema[::-1], default=held.default)
     try:
         kind.write(value)
         return kind, {"default": kind.default(value)}
@@ -413,10 +435,9 @@ def _with_default(kind: _Kind, field: Field[Any], place: _Place) -> tuple[_Kind,
         place.refuse(f"has a default that does not fit: {error}; use one of its type")
 
 
-def _writing(owner: type, names: Sequence[str], writes: Sequence[tuple[str, Callable[[Any], Any]]]) -> Any:
-    of_several = attrgetter(*names)
+def _writing(place: _Place, names: Sequence[str], writes: Sequence[tuple[str, Callable[[Any], Any]]]) -> Any:
+    owner, of_several = place.owner, attrgetter(*names)
     values = of_several if len(names) > 1 else lambda instance: (of_several(instance),)
-    place = _Place(owner)
 
     def to_record(instance: Any) -> dict[str, Any]:
         if instance.__class__ is not owner:
@@ -622,7 +643,7 @@ def _day(place: _Place) -> _Kind:
 
 def _text(place: _Place) -> _Kind:
     kind = _plain("string", str, needs_write=False)(place)
-    return dataclasses.replace(kind, default=lambda value: str.__str__(kind.write(value)))
+    return replace(kind, default=lambda value: str.__str__(kind.write(value)))
 
 
 def _bytes(place: _Place) -> _Kind:
@@ -630,7 +651,7 @@ def _bytes(place: _Place) -> _Kind:
         return value.encode("latin-1") if value.__class__ is str else value
 
     kind = _plain("bytes", bytes, needs_write=False, read=read)(place)
-    return dataclasses.replace(kind, default=lambda value: kind.write(value).decode("latin-1"))
+    return replace(kind, default=lambda value: kind.write(value).decode("latin-1"))
 
 
 _PLAIN: Mapping[type, Callable[[_Place], _Kind]] = {

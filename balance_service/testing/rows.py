@@ -142,7 +142,12 @@ def event(
         record_key: the record's key, if it is not the event's key column.
         timestamp_ms: the timestamp of the record in the topic.
         unreadable: the cause for which the service cannot read the event yet, such as `schema-id-unknown`.
+
+    Raises:
+        TypeError: an instance is given, and fields too.
     """
+    if not isinstance(record, str) and fields is not None:
+        raise TypeError(f"{record!r} has all fields of its event: give other ones by `dataclasses.replace`")
     key, once = (None if text is None else text.encode() for text in (record_key, idempotency_key))
     name, given = (record, fields or {}) if isinstance(record, str) else (type(record).__name__, record_of(record))
     return InputEvent(name, given, key, once, timestamp_ms, unreadable)

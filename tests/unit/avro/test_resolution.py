@@ -8,7 +8,7 @@ import pytest
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.named_types import expanded
-from balance_service.avro.resolution import difference
+from balance_service.avro.resolution import difference, with_fields_of
 from tests.support.fakes import FakeRegistry
 
 DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 18, "scale": 2}
@@ -89,3 +89,27 @@ def test_a_type_within_itself_is_compared_once() -> None:
 
     assert difference(expanded(tree), expanded(tree)) == ""
     assert difference(expanded(tree), expanded(other)) == "'n' is a long there and a string here"
+
+
+def test_the_fields_that_a_schema_lacks_come_after_its_own() -> None:
+    theirs = {**holding(INNER), "doc": "An order."}
+    more = [{"name": "g", "type": {**INNER, "namespace": "shop"}}, {"name": "h", "type": "long", "default": 0}]
+    ours = {**holding("shop.Inner"), "fields": [*more, *holding("shop.Inner")["fields"]]}
+
+    found = with_fields_of(theirs, expanded(ours))
+
+    # Its own definition of a type that both have remains.
+    assert found == {**theirs, "fields": [*theirs["fields"], {"name": "g", "type": "Inner"}, more[1]]}
+    assert with_fields_of(found, expanded(ours)) is found
+
+
+@pytest.mark.parametrize(
+    ("ours", "why"),
+    [
+        (holding("string"), "'f' is a long there and a string here"),
+        ({**holding("long"), "namespace": "mail"}, "one is shop.P, and the other mail.P"),
+    ],
+)
+def test_a_schema_that_cannot_have_the_fields_of_another_is_refused(ours: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        with_fields_of(holding("long"), ours)

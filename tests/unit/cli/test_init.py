@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -15,9 +15,13 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.from_json import record_line
 from balance_service.cli.init import TEMPLATES, write_project
 from balance_service.cli.main import cli
 from balance_service.errors import ConfigurationError
+from balance_service.model.states import record_converter
+from balance_service.testing.fakes import FakeRegistry
 
 WAIT_SECONDS = 240
 ROOT = Path(__file__).parents[3]
@@ -102,12 +106,15 @@ def test_python_files_parse_and_the_entry_point_names_the_model(project: Path) -
 
 
 def test_samples_are_ten_events_with_their_keys(project: Path) -> None:
-    lines = (project / "samples" / "orders.jsonl").read_text().splitlines()
+    lines = (project / "samples" / "orders.jsonl").read_bytes().splitlines()
+    schema = record_converter(runpy.run_path(str(project / "shop" / "events.py"))["OrderPlaced"]).schema
 
     assert len(lines) == 10
     for line in lines:
-        key, _, text = line.partition("|")
-        assert json.loads(text)["customerId"] == key
+        key, record = record_line(line, schema, "|", takes_tombstones=False)
+        assert record is not None
+        assert record["customerId"].encode() == key
+        AvroCodec(FakeRegistry(), "orders", schema).encode(record)
 
 
 def test_the_readme_has_at_most_thirty_lines_and_the_commands(project: Path) -> None:
@@ -142,6 +149,8 @@ def test_the_projects_own_test_passes_and_its_samples_are_folded(project: Path) 
 def test_a_strict_type_checker_accepts_the_project_and_the_types_of_schemas(project: Path) -> None:
     files = [str(file) for file in (ROOT / "schemas").glob("*.avsc")]
     written = in_project(project, "balance_service", "schemas", "types", *files)
+    assert (written.returncode, written.stderr) == (0, "")
+    assert written.stdout.count("@dataclass") >= len(files) > 0
     (project / "shop" / "written.py").write_text(written.stdout)
 
     # Only errors of the project count; those of the package are found by its own check.

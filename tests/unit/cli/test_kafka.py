@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,7 @@ from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.testing.fakes import FakeRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from balance_service.avro.schemas import Schema
@@ -42,8 +43,8 @@ class Registry(FakeRegistry):
     def records_of(self, topic: str) -> dict[str, Schema]:
         return {one["name"]: one for subject, one in self.subjects.items() if subject == subject_of(topic, one)}
 
-    def all_records(self, except_of: str) -> list[Schema]:
-        return [one for subject, one in self.subjects.items() if not subject.startswith(except_of)]
+    def all_records(self, chosen: Callable[[Sequence[str]], Iterable[str]]) -> list[Schema]:
+        return [self.subjects[subject] for subject in chosen([*self.subjects])]
 
     def close(self) -> None: ...
 
@@ -53,6 +54,9 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     registry = Registry()
     monkeypatch.setattr(SchemaRegistry, "from_settings", lambda *_: registry)
     return registry
+
+
+HAS_ALL = "the newest schema of its topic has all fields of the dataclass"
 
 
 def register(*models: str) -> Any:
@@ -118,6 +122,9 @@ PLACED: dict[str, Any] = {
 }
 
 
+FIELDS: list[Any] = PLACED["fields"]
+
+
 def test_the_schemas_of_other_producers_are_not_registered(registry: Registry, project: Path) -> None:
     (project / "schemas").mkdir()
     (project / "schemas" / "OrderPlaced.avsc").write_text(json.dumps(PLACED))
@@ -151,17 +158,119 @@ def test_a_producers_schema_with_all_fields_of_the_dataclass_stays_the_newest(
     done = register("web_shop.orders:Orders")
 
     assert registry.subjects["orders-OrderPlaced"] == PLACED
-    assert "orders-OrderPlaced: its producers' schema has all fields of the dataclass" in done.output.splitlines()
+    assert f"orders-OrderPlaced: {HAS_ALL}" in done.output.splitlines()
 
 
-def test_a_new_field_of_the_dataclass_is_registered(registry: Registry, project: Path) -> None:
+def test_a_second_run_says_that_nothing_is_to_be_registered(registry: Registry, project: Path) -> None:
+    register("web_shop.orders:Orders")
+    registered = dict(registry.subjects)
+
+    assert f"orders-OrderPlaced: {HAS_ALL}" in register("web_shop.orders:Orders").output.splitlines()
+    assert registry.subjects == registered
+
+
+def test_a_new_field_of_the_dataclass_is_registered_with_all_fields_of_the_producers(
+    registry: Registry, project: Path
+) -> None:
     registry.register("orders-OrderPlaced", PLACED)
     with (project / "events.py").open("a") as events:
         events.write("    gift: str | None = None\n")
 
     register("web_shop.orders:Orders")
 
-    assert registry.subjects["orders-OrderPlaced"]["fields"][-1]["name"] == "gift"
+    gift = {"name": "gift", "type": ["null", "string"], "default": None}
+    assert registry.subjects["orders-OrderPlaced"] == {**PLACED, "fields": [*PLACED["fields"], gift]}
+
+
+def test_a_dataclass_whose_field_has_another_type_than_the_producers_is_refused(
+    registry: Registry, project: Path
+) -> None:
+    theirs = {**PLACED, "fields": [{**one, "type": "double"} if one["name"] == "amount" else one for one in FIELDS]}
+    registry.register("orders-OrderPlaced", theirs)
+    with (project / "events.py").open("a") as events:
+        events.write("    gift: str | None = None\n")
+
+    refused = register("web_shop.orders:Orders").exception
+
+    assert isinstance(refused, ConfigurationError)
+    assert "does not fit it: 'amount' is a double there and a decimal(38,2) here; correct the class" in str(refused)
+    assert registry.subjects["orders-OrderPlaced"] == theirs
+
+
+OTHER_CLASS = """
+from dataclasses import dataclass
+
+from balance_service import ReadModel, Stream
+
+
+@dataclass
+class OrderPlaced:
+    customerId: str
+    fee: int
+
+
+class Fees(ReadModel):
+    name = "fees"
+    source = Stream("orders", OrderPlaced)
+    key = "customerId"
+    state = OrderPlaced
+
+    def fold(self, state, event: OrderPlaced):
+        return event
+"""
+
+
+def test_an_event_of_two_models_is_registered_with_the_fields_of_both_classes(
+    registry: Registry, project: Path
+) -> None:
+    (project / "fees.py").write_text(OTHER_CLASS)
+
+    done = register("web_shop.orders:Orders", "web_shop.fees:Fees")
+
+    assert done.exit_code == 0, done.output
+    found = [field["name"] for field in registry.subjects["orders-OrderPlaced"]["fields"]]
+    assert found == ["orderId", "placedAt", "customerId", "amount", "fee"]
+
+
+def test_classes_of_two_models_that_no_event_fits_are_refused(registry: Registry, project: Path) -> None:
+    (project / "fees.py").write_text(OTHER_CLASS.replace("fee: int", "amount: int"))
+
+    refused = register("web_shop.orders:Orders", "web_shop.fees:Fees").exception
+
+    assert isinstance(refused, ConfigurationError)
+    assert "declare OrderPlaced of topic 'orders' by classes that no event fits: 'amount' is a decimal" in str(refused)
+    assert not any("OrderPlaced" in subject for subject in registry.subjects)
+
+
+class Sent:
+    """What is produced."""
+
+    def __init__(self) -> None:
+        self.values: list[bytes | None] = []
+
+    def send(self, _key: bytes | None, value: bytes | None) -> None:
+        self.values.append(value)
+
+    def finish(self) -> int:
+        return len(self.values)
+
+
+def test_produce_writes_all_fields_of_the_producers(
+    registry: Registry, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = Sent()
+    monkeypatch.setattr("balance_service.devtools.produce.BulkProducer", lambda *_: sent)
+    monkeypatch.setattr("balance_service.devtools.produce.Topics", lambda *_: SimpleNamespace(find=lambda _: True))
+    registry.register("orders-OrderPlaced", PLACED)
+    line = {"orderId": "o", "placedAt": "2026-03-02T09:15:00Z", "customerId": "ada", "amount": 1, "coupon": "spring"}
+
+    done = CliRunner(env={"BALANCE_MODELS": "web_shop.orders:Orders"}).invoke(
+        cli, ["produce", "orders", "--key-separator", "|"], input=f"ada|{json.dumps(line)}\n"
+    )
+
+    assert done.exit_code == 0, done.output
+    assert registry.subjects["orders-OrderPlaced"] == PLACED
+    assert (sent.values[0] or b"").endswith(b"spring")
 
 
 def test_a_dataclass_that_would_read_no_event_is_refused_with_the_line_that_corrects_it(
@@ -176,6 +285,9 @@ def test_a_dataclass_that_would_read_no_event_is_refused_with_the_line_that_corr
     assert 'so no event would be read: write `__namespace__ = "com.acme"` in the class' in str(refused)
     assert registry.subjects["orders-com.acme.OrderPlaced"] == theirs
     assert "orders-OrderPlaced" not in registry.subjects
+
+
+POSITION = load_schema("Position")
 
 
 def types(*given: str) -> Any:
@@ -195,16 +307,27 @@ def test_the_classes_of_a_topic_are_written(registry: Registry) -> None:
 
 
 def test_without_a_topic_the_classes_of_all_other_applications_are_written(registry: Registry) -> None:
-    registry.register("orders-OrderPlaced", PLACED)
-    registry.register("shipments-Shipped", {**PLACED, "name": "Shipped"})
-    registry.register("balance-service-orders-changelog-orders.State", {**PLACED, "name": "State"})
+    for topic, record in (
+        ("orders", "OrderPlaced"),
+        # Of topics whose names begin like those of the application.
+        ("balance-service-shipments", "Shipped"),
+        ("balance-service-orders", "Paid"),
+        ("balance-service-bills-v2", "Bill"),
+        # What a model reads is recorded under its version.
+        ("balance-service-orders-v1", "Former"),
+        ("balance-service-orders-changelog", "State"),
+        ("balance-service-orders-by-city-changelog", "Other"),
+        ("balance-service-orders-by-city", "OrderInCity"),
+        ("balance-service-generations", "Whole"),
+    ):
+        registry.register(f"{topic}-{record}", {**PLACED, "name": record})
+    for stage in ("orders", "orders-by-city"):
+        registry.register(subject_of(f"balance-service-{stage}-changelog", POSITION), POSITION)
 
     written = types()
 
-    assert [line for line in written.stdout.splitlines() if line.startswith("class")] == [
-        "class OrderPlaced:",
-        "class Shipped:",
-    ]
+    found = [line for line in written.stdout.splitlines() if line.startswith("class")]
+    assert found == ["class OrderPlaced:", "class Shipped:", "class Paid:", "class Bill:"]
 
 
 def test_the_classes_of_a_file_need_no_registry(registry: Registry, tmp_path: Path) -> None:

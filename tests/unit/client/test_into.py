@@ -10,6 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
+import httpx
 import pytest
 
 from balance_service import scale
@@ -172,6 +173,22 @@ def test_changes_become_dataclasses_with_their_keys_and_a_deletion_stays_none(ru
     assert begin == SnapshotBegin(1)
     assert [change.value for change in found] == [Numbered(7, 5), None, Numbered(7, 6)]
     assert [request.target for request in received] == ["/api/models/games/changes", "/api/models"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, httpx.ReadError])
+def test_an_error_of_the_class_ends_the_stream_and_is_no_lost_connection(run: Run, error: type[Exception]) -> None:
+    @dataclass
+    class Positive(Numbered):
+        def __post_init__(self) -> None:
+            raise error(f"{self.games} games are too few")
+
+    with (
+        scripted(changes_of({"games": -1}), MODELS) as (url, received),
+        pytest.raises(error, match="-1 games are too few"),
+    ):
+        run(url, "changes", "games", into=Positive, take=2)
+
+    assert len(received) == 2
 
 
 def test_a_change_that_does_not_fit_ends_the_stream_with_the_name_of_its_field(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import make_dataclass
 from typing import Any
 
 import pytest
@@ -29,6 +30,28 @@ def test_the_records_of_a_topic_are_found_by_its_configured_name() -> None:
     assert records_of_topic("funds", MODELS, settings).records["FundsAdded"] == load_schema("FundsAdded")
     with pytest.raises(ConfigurationError, match=r"no read model reads topic 'balance'; name one of .*funds"):
         records_of_topic("balance", MODELS, settings)
+
+
+def test_a_record_that_two_models_declare_has_the_fields_of_both_classes() -> None:
+    first, second, third = (
+        make_dataclass("Sold", [("customerId", str), *more])
+        for more in ([("amount", int)], [("fee", int)], [("fee", str)])
+    )
+
+    def model(name: str, owner: type) -> ReadModel:
+        given = {"name": name, "source": Stream("sold", owner), "key": "customerId", "state": owner}
+        declared = type("Declared", (ReadModel,), {**given, "fold": lambda _self, _state, event: event})
+        found: ReadModel = declared()
+        return found
+
+    settings, known = load_settings(), [model("test-first", first), model("test-second", second)]
+    (schema,) = records_of_topic("sold", known, settings).records.values()
+
+    assert [field["name"] for field in schema["fields"]] == ["customerId", "amount", "fee"]
+    with pytest.raises(
+        ConfigurationError, match="by classes that no event fits: 'fee' is a long there and a string here"
+    ):
+        records_of_topic("sold", [*known, model("test-third", third)], settings)
 
 
 def test_the_setting_names_the_partitioner_of_the_shipped_topic() -> None:

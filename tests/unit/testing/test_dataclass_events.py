@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import pytest
+from typing_extensions import TypeAliasType
 
 from balance_service import (
     EVENT,
@@ -22,12 +24,15 @@ from balance_service import (
     ReadModel,
     RunningSum,
     Stream,
+    Table,
     add,
     col,
     scale,
 )
+from balance_service.errors import TaskHaltedError
 from balance_service.model.versions import declaration_of
 from balance_service.testing import Driver, check_contract, event, row
+from tests.support.models import ship
 
 if TYPE_CHECKING:
     from nowhere import Unresolved  # type: ignore[import-not-found]
@@ -140,7 +145,7 @@ class PaymentsByBase(Payments):
 class PaymentsInPart(Payments):
     name = "test-payments-in-part"
 
-    def fold(self, state: Total | None, event: Paid | Event) -> Total:
+    def fold(self, state: Total | None, event: Paid | Event) -> Total:  # type: ignore[override]
         if isinstance(event, Paid):
             return super().fold(state, event)
         return added(state, event["customerId"], -event["amount"], event.record)
@@ -164,12 +169,22 @@ def test_the_fold_gets_an_instance_with_the_values_of_its_fields() -> None:
     assert type(SEEN[1].way) is Way
 
 
+Payment = TypeAliasType("Payment", Paid | Refunded)
+
+
+class PaymentsByAlias(Payments):
+    name = "test-payments-by-alias"
+
+    def fold(self, state: Total | None, event: Annotated[Payment, "of a customer"]) -> Total:
+        return super().fold(state, event)
+
+
 def test_an_event_whose_annotation_is_no_dataclass_is_a_mapping() -> None:
     with Driver(ByText) as driver:
         driver.when(order("5.50")).then({"total": Decimal("5.50"), "seen": ["OrderPlaced SHOP"]})
 
 
-@pytest.mark.parametrize("model", [Payments, PaymentsByBase, PaymentsInPart])
+@pytest.mark.parametrize("model", [Payments, PaymentsByBase, PaymentsInPart, PaymentsByAlias])
 def test_each_of_several_records_arrives_as_its_class_where_the_annotation_includes_it(model: type[ReadModel]) -> None:
     with Driver(model) as driver:
         driver.given(Paid("ada", Decimal("5.00"))).when(Refunded("ada", Decimal("2.00"))).then(
@@ -183,6 +198,11 @@ def test_fields_and_instances_are_given_to_the_driver_alike() -> None:
         driver.given(event("Paid", fields), event(Paid("ada", Decimal("3.00")), record_key="bob"))
         assert driver.view("ada") == {"total": Decimal("2.00"), "seen": ["Paid"]}
         assert [one.cause for one in driver.dead_letters()] == ["key-is-not-customer-id"]
+
+
+def test_an_instance_is_given_without_fields() -> None:
+    with pytest.raises(TypeError, match=r"Base\(customerId='ada'\) has all fields of its event: give other ones by"):
+        event(Base("ada"), {"customerId": "bob"})
 
 
 def test_a_refused_event_is_a_dead_letter_with_the_models_sentence() -> None:
@@ -243,6 +263,41 @@ def test_records_to_send_are_instances_too() -> None:
     with Driver(Express) as driver:
         driver.when(Shipped("o-1", True), Shipped("o-2", False))
         assert driver.emitted("hurried") == [{"orderId": "o-1", "total": Decimal("1.00")}]
+
+
+class Hurried:
+    def __call__(self, event: Shipped) -> Notice:
+        return hurried(event)
+
+
+def noted(number: int, event: Shipped) -> Notice:
+    return Notice(event.orderId, Decimal(number))
+
+
+@pytest.mark.parametrize("make", [Hurried(), partial(noted, 1)], ids=["object", "partial"])
+def test_any_callable_gets_instances_as_it_is_annotated(make: Any) -> None:
+    declared = type("Declared", (Express,), {"emits": Emit("hurried", Notice, make=make), "__module__": __name__})
+    with Driver(declared) as driver:
+        driver.when(Shipped("o-1", True))
+        assert driver.emitted("hurried") == [{"orderId": "o-1", "total": Decimal("1.00")}]
+
+
+@dataclass
+class Scaleless:
+    total: Decimal
+
+
+class NoticesByName(Orders):
+    name = "test-notices-by-name"
+    emits = Emit("notices", ship("NoticeByName", {"total": "string"}), each=EVENT)
+
+    def emit(self, state: Total, event: OrderPlaced) -> Scaleless:
+        return Scaleless(event.amount)
+
+
+def test_a_class_that_can_be_no_record_halts_the_task_that_sends_its_instance() -> None:
+    with Driver(NoticesByName) as driver, pytest.raises(TaskHaltedError, match=r"fails at offset 0 of .* with Config"):
+        driver.given(order("1.00"))
 
 
 def test_an_instance_that_does_not_fit_its_record_makes_the_event_a_dead_letter() -> None:
@@ -323,14 +378,81 @@ def test_the_schema_has_the_name_and_the_namespace_of_the_class() -> None:
     assert __name__ not in json.dumps(plain)
 
 
-def test_the_declaration_of_a_model_does_not_depend_on_how_its_records_are_named() -> None:
-    by_class, by_instance = declaration_of(ByText()), declaration_of(Orders())
+@dataclass
+class Bought:
+    __namespace__ = "tests"
 
-    assert by_class.reads == by_instance.reads
+    customerId: str  # noqa: N815
+
+
+@dataclass
+class Buyer:
+    __namespace__ = "tests"
+
+    city: str
+
+
+@dataclass
+class BoughtInCity:
+    __namespace__ = "tests"
+
+    city: str
+
+
+def test_the_declaration_of_a_model_does_not_depend_on_how_its_records_are_named() -> None:
+    def declared(event: str | type, row: str | type, joined: str | type) -> Any:
+        joins = Stream("bought", event).join(Global("buyers", row), on="customerId", take={"city": "city"})
+        given: dict[str, Any] = {
+            "source": joins.by("city", joined),
+            "state": City,
+            "key": "city",
+            "fold": no_annotation,
+        }
+        return declaration_of(model_of(**given, emits=Emit("told", joined), emit=no_annotation)())
+
+    by_text = declared(
+        ship("Bought", {"customerId": "string"}),
+        ship("Buyer", {"city": "string"}),
+        ship("BoughtInCity", {"city": "string"}),
+    )
+
+    assert declared(Bought, Buyer, BoughtInCity) == by_text
     assert str(Stream("orders", OrderPlaced)) == str(Stream("orders", "OrderPlaced"))
 
 
 def of_text(self: Any, state: Any, event: Unresolved) -> Any: ...
+
+
+def of_attribute(self: Any, state: Any, event: json.Unresolved) -> Any: ...  # type: ignore[name-defined]
+
+
+def of_sentence(self: Any, state: Any, event: Any) -> Any: ...
+
+
+of_sentence.__annotations__["event"] = "an event"
+
+
+class Payable(Protocol):
+    amount: Decimal
+
+
+def of_protocol(self: Any, state: Any, event: Payable) -> Any: ...
+
+
+Payments_ = TypeVar("Payments_", Paid, Refunded)
+
+
+def of_variable(self: Any, state: Any, event: Payments_) -> Any: ...
+
+
+OTHER_PLACED = make_dataclass("OrderPlaced", [("customerId", str)])
+OTHER_CUSTOMER = make_dataclass("Customer", [("street", str)])
+OTHER_NOTICE = make_dataclass("Notice", [("orderId", str)])
+
+
+@dataclass
+class Größe:
+    customerId: str  # noqa: N815
 
 
 class NoDataclass:
@@ -370,11 +492,46 @@ class OddNamespace:
             "define or import it at the top of the module, and not only under TYPE_CHECKING",
         ),
         (
+            Stream("orders", OrderPlaced),
+            {"fold": of_attribute},
+            "has a `fold` that takes events of a type that cannot be resolved (module 'json' has no attribute",
+        ),
+        (
+            Stream("orders", OrderPlaced),
+            {"fold": of_sentence},
+            "has a `fold` that takes events of a type that cannot be resolved (",
+        ),
+        (
+            Stream("orders", OrderPlaced),
+            {"fold": of_protocol},
+            "which is neither a mapping nor the dataclass of a record of the source: name that dataclass, or annotate",
+        ),
+        (Stream("orders", Paid, Refunded), {"fold": of_variable}, "takes events as ~Payments_"),
+        (
+            Stream("orders", OrderPlaced, OTHER_PLACED),
+            {},
+            "names two records OrderPlaced, by OrderPlaced (",
+        ),
+        (
+            Stream("orders", "OrderPlaced", OrderPlaced),
+            {},
+            "names two records OrderPlaced, by its schema and OrderPlaced (",
+        ),
+        (
+            Stream("orders", OrderPlaced)
+            .join(Global("customers", Customer), on="customerId", take={"city": "city"})
+            .by("customerId", OrderInCity)
+            .join(Table("streets", OTHER_CUSTOMER), on="customerId", take={"street": "street"}),
+            {},
+            "names two records Customer, by Customer (",
+        ),
+        (
             Stream("orders", OrderPlaced).select("amount"),
             {},
             "selects columns, but its `fold` takes whole events: annotate them as `Event`, or remove `select`",
         ),
         (Stream("orders", NoDataclass), {}, "cannot be a record: write `@dataclass` above it"),
+        (Stream("orders", Größe), {}, "cannot be a record: it has a name that Avro does not allow: use ASCII letters"),
         (Stream("orders", OfSet), {}, "cannot be a record: its field 'tags' is of type set"),
         (
             Stream("orders", OddNamespace),
@@ -390,8 +547,17 @@ def test_an_invalid_declaration_is_refused(source: Stream, attributes: dict[str,
     assert why in str(refused.value)
 
 
-def test_an_annotation_that_only_a_type_checker_knows_leaves_the_events_of_a_schema_mappings() -> None:
-    model_of(Stream("orders", "FundsAdded"), fold=of_text)()
+def test_two_classes_of_one_name_to_emit_are_refused() -> None:
+    emits = tuple(Emit(topic, record, make=hurried) for topic, record in (("a", Notice), ("b", OTHER_NOTICE)))
+    declared = type("Declared", (Express,), {"emits": emits, "__module__": __name__})
+
+    with pytest.raises(ConfigurationError, match=r"names two records Notice, by Notice \("):
+        declared()
+
+
+@pytest.mark.parametrize("fold", [of_text, of_attribute, of_sentence, of_protocol])
+def test_an_annotation_that_only_a_type_checker_knows_leaves_the_events_of_a_schema_mappings(fold: Any) -> None:
+    model_of(Stream("orders", "FundsAdded"), fold=fold)()
 
 
 def test_an_object_that_names_no_record_is_refused() -> None:
