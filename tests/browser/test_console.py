@@ -639,7 +639,7 @@ def test_the_page_of_a_killed_instance_marks_what_it_shows_as_old_and_returns_by
         view.wait_for_text("needs", r"This instance does not answer\. As last heard: All 2 read models serve")
         expect(view.page.locator("#needs").get_by_role("link", name=address(second))).to_be_visible()
         assert "old" in view.page.locator("#page").get_attribute("class")  # type: ignore[operator]
-        assert view.page.title().startswith("■")
+        expect(view.page).to_have_title(re.compile("^■"))
         expect(view.page.locator("#icon")).to_have_attribute("href", "console/icon-now.svg")
         expect(view.page.locator("#models-table")).to_contain_text("balance")
         view.keep("killed-instance")

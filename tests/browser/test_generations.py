@@ -180,7 +180,9 @@ def test_a_switch_back_and_a_drop_are_done_by_keyboard(view: View, pair: Pair) -
     expect(row(view, 1)).to_contain_text("serving")
     expect(row(view, 1)).to_contain_text("Last step: settle, by the service")
     # The box shows the generation that answers now.
+    view.open("Keys")
     expect(page.locator("#key-result dd").nth(4)).to_have_text("1")
+    view.open("Generations")
 
     view.tab_to('tr[data-key="balance 2"] [data-key="Drop …"]')
     keys.press("Enter")

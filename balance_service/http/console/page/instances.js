@@ -23,7 +23,7 @@ const LOG = [
   ["Event", "key"],
 ];
 const SETTINGS = [
-  ["Setting", ""],
+  ["Setting", "key"],
   ["Value", "key"],
 ];
 
