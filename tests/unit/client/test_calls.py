@@ -96,7 +96,7 @@ def test_a_balance_keeps_the_digits_that_the_service_sends(run: Run) -> None:
 
 
 def test_an_answer_to_a_query_with_an_age_says_how_old_it_is(run: Run) -> None:
-    with scripted(answer('{"amount":1.00}', **{"Balance-Age": "12.3"})) as (url, received):
+    with scripted(answer('{"amount":1.00}', Balance_Age="12.3")) as (url, received):
         balance = run(url, "get_balance", "c1", max_age=60.0)
 
     assert balance.age == 12.3
