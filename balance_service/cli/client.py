@@ -78,7 +78,7 @@ def status(url: str | None, *, as_json: bool) -> None:
         return
     click.echo(f"{known['applicationServer']} is {'ready' if known['ready'] else 'not ready'}")
     for cause in known["causes"]:
-        click.echo(f"  {_URGENCIES[cause['urgency']]}{cause['what']}{_since(cause['since'])}.")
+        click.echo(f"  {_URGENCIES[cause['urgency']]}{cause['what']}.{_since(cause['since'])}")
         click.echo(f"    {cause['action']}.{' Waiting suffices.' if cause['heals'] else ''}")
         for told in cause["follows"]:
             click.echo(f"      {told}")
@@ -97,7 +97,7 @@ def status(url: str | None, *, as_json: bool) -> None:
 
 
 def _since(time: str | None) -> str:
-    return "" if time is None else f", since {time[:19]}Z"
+    return "" if time is None else f" Since {time[:19]}Z."
 
 
 def _why(task: Mapping[str, Any]) -> str:

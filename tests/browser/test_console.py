@@ -493,7 +493,7 @@ def judged(
         (
             [{"kind": "broker", "urgency": "now", "what": "it is away", "tasks": ["m_0", "m_1", "m_2"]}],
             ["bad", "no broker", [0, 1, 2]],
-            ["bad", "0 of 1 read model serves, but:"],
+            ["bad", "0 of 1 read model serves:"],
         ),
     ],
 )

@@ -140,7 +140,7 @@ def test_a_rebuild_is_watched_to_its_switch(view: View, pair: Pair) -> None:
     expect(page.locator("#partitions-table")).to_contain_text("balance.g2_1 building")
     view.open("Generations")
     assert page.evaluate("[...window.headlines].filter((text) => !/All 2 read models serve; no/.test(text))") == []
-    view.wait_for_text("needs", r"Generation 2 of balance is being built; generation 1 answers since \d")
+    view.wait_for_text("needs", r"Generation 2 of balance is being built; generation 1 answers\. Since \d")
     view.keep("generations-building")
 
     expect(row(view, 2)).to_contain_text("serving")

@@ -130,7 +130,7 @@ def test_the_status_prints_each_cause_once_with_what_to_do_and_what_follows(monk
 
     assert printed.splitlines() == [
         "a:1 is not ready",
-        "  NOW: Kafka at k:9092 does not answer this instance, since 2026-01-02T03:04:05Z.",
+        "  NOW: Kafka at k:9092 does not answer this instance. Since 2026-01-02T03:04:05Z.",
         "    Restore it.",
         "      lags are not known",
         "  balance.g2 began under older rules of the decoder.",

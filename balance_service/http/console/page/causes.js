@@ -60,7 +60,7 @@ export function needsOf(status) {
   const worst = urgent.some((cause) => cause.urgency === "now") ? "bad" : urgent.length ? "warn" : "";
   const kind = worst || (isStarting || serve < models.length ? "info" : "ok");
   if (isStarting) return { kind, text: "This instance is starting.", causes };
-  return { kind, text: `${servingOf(serve, models.length)}${urgent.length ? ", but:" : "; nothing needs you."}`, causes };
+  return { kind, text: `${servingOf(serve, models.length)}${urgent.length ? (serve ? ", but:" : ":") : "; nothing needs you."}`, causes };
 }
 
 function servingOf(serve, all) {
@@ -98,7 +98,8 @@ function itemOf(cause) {
     "li",
     { "data-key": `${kind} ${tasks[0] ?? what}`, class: kindOf(cause) },
     mark(kindOf(cause), ""),
-    h("strong", {}, what, since === null ? "" : sinceOf(new Date(since)), "."),
+    h("strong", {}, what, "."),
+    since === null ? "" : sinceOf(new Date(since)),
     ` ${action}.${heals ? " Waiting suffices." : ""} `,
     panel ? [h("a", { href: linkTo(choices) }, "Show"), " "] : "",
     section ? runbookLink(section) : "",
@@ -108,7 +109,7 @@ function itemOf(cause) {
 
 function sinceOf(date) {
   const seconds = Math.max(0, (Date.now() - date.getTime()) / 1000);
-  return h("time", { datetime: date.toISOString(), title: absolute(date) }, ` since ${duration(seconds < 1 ? 1 : Math.floor(seconds))}`);
+  return h("time", { datetime: date.toISOString(), title: absolute(date) }, ` Since ${duration(seconds < 1 ? 1 : Math.floor(seconds))}.`);
 }
 
 function showState() {
