@@ -61,7 +61,7 @@ class UnreadableRecordError(StoreCorruptedError):
 
 
 class TaskHaltedError(BalanceServiceError):
-    """A task cannot continue without skipping or misplacing events.
+    """A task cannot continue without skipping or misplacing events: its topic has changed, or its model's code failed.
 
     `key` is that of the event at which a read model's own code failed, if that is the reason. The message, which probes
     get without a token, has neither the key nor the text of `__cause__`.

@@ -141,9 +141,46 @@ def schema_id_of(frame: bytes | None) -> int | None:
 def parsed(schema: Any) -> Any:
     """A schema as fastavro parses it, with UUIDs as strings: fastavro would refuse some that producers write.
 
-    A named type may be in full at each use. Raises an error of fastavro if it is no Avro schema.
+    A named type may be in full at each use. Defaults are values as a record has them, because fastavro hands them on as
+    they are. Raises an error of fastavro if it is no Avro schema.
     """
-    return fastavro.parse_schema(rewritten(contracted(schema), _with_uuid_as_text))
+    named: dict[str, Any] = {}
+    made = fastavro.parse_schema(rewritten(contracted(schema), _with_uuid_as_text), named)
+    for field in (field for kind in named.values() for field in kind.get("fields", ()) if "default" in field):
+        field["default"] = _value_of(field["type"], field["default"], named)
+    return made
+
+
+def _value_of(kind: Any, default: Any, named: Mapping[str, Any]) -> Any:
+    """Returns the value that a default in a schema stands for: text for bytes, a number for a time, parts of a record.
+
+    One that is none of its type is returned as it is: a record that needs it does not fit then.
+    """
+    if isinstance(kind, list):
+        kind = next((member for member in kind if (member == "null") == (default is None)), kind[0])
+    if isinstance(kind, str):
+        kind = named.get(kind, {"type": kind})
+    match kind["type"], default:
+        case "record", dict():
+            return {
+                field["name"]: _value_of(field["type"], default.get(field["name"], field.get("default")), named)
+                for field in kind["fields"]
+            }
+        case "array", list():
+            return [_value_of(kind["items"], item, named) for item in default]
+        case "map", dict():
+            return {key: _value_of(kind["values"], value, named) for key, value in default.items()}
+        case "bytes" | "fixed", str():
+            stored: Any = default.encode("latin-1", "replace")
+        case "int" | "long", int():
+            stored = default
+        case _:
+            return default
+    read = fastavro.read.LOGICAL_READERS.get(f"{kind['type']}-{kind.get('logicalType')}")
+    try:
+        return stored if read is None else read(stored, kind, None)
+    except (ArithmeticError, ValueError):
+        return default
 
 
 class UntrustedSchema:

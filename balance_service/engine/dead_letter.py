@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 BEHIND_CAUSE = "behind-another"
 """The record waits for an earlier record of its key that could not be applied."""
 OWN_CODE_FAILED = "own-code-failed"
-"""The read model's own code failed when the dead letter was retried."""
+"""The read model's own code failed: when the dead letter was retried, or at once if the model says `DEAD_LETTER`."""
 DECODER_FAILED = "decoder-failed"
 """Spark failed twice at this record alone, or its JVM ended."""
 SET_ASIDE = "set-aside"
@@ -27,7 +27,7 @@ RETRY = "retry"
 """Another producer wrote the record as its dead letter; it is sent on for one more attempt when it is due."""
 
 _TRANSIENT = frozenset({"schema-id-unknown", SCHEMA_GUID_UNKNOWN, "join-missing", RETRY})
-# The fold has not seen these records. A record that the fold refused has had its turn, and blocks no other.
+# No state has these records. A record that the fold refused has had its turn, and blocks no other.
 _BLOCKING = frozenset(
     {
         "decimal-loses-digits",

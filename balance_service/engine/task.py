@@ -68,7 +68,8 @@ class TaskState(Enum):
     ```
     RESTORING replays the changelog and does not answer. RUNNING folds and answers. TAILING, a standby's state, applies
     the owner's commits and answers queries that accept a standby. WAITING answers, but applies nothing until an outage
-    ends. HALTED does neither until an operator acts. CLOSED is final: a partition that returns gets a new task.
+    ends. HALTED applies nothing until an operator acts, and answers nothing, but for `frozen_view`. CLOSED is final: a
+    partition that returns gets a new task.
     """
 
     CREATED = "CREATED"
@@ -567,7 +568,7 @@ class Task:
                 self._waited, self._resumed_at = waited, elapsed()
 
     def halt(self, reason: str, at: FailedAt | None = None) -> None:
-        """Stops folding and answering until an operator acts. Idempotent; the first reason is kept.
+        """Stops folding and, but for `frozen_view`, answering until an operator acts. Idempotent; the first reason stays.
 
         Args:
             at: where the read model's own code failed, if that is the reason: the states below that event are right.

@@ -270,7 +270,7 @@ class Queries:
     def _halted(self, partition: int, local: LocalAnswer) -> Problem:
         return unavailable(
             f"the read model's code has halted partition {partition} on {self.address}, whose log says why; with "
-            f"maxLag, it answers as of offset {local.position.offset}"
+            f"maxLag, maxAge or minPosition, it answers as of offset {local.position.offset}"
         )
 
     def _answer(self, partition: int, local: LocalAnswer, noun: str, echoed_key: str | None) -> Answer:

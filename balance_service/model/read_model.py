@@ -106,7 +106,8 @@ class ReadModel:
     answers_when_halted: ClassVar[bool] = False
     """Whether queries are answered from the last state of a partition whose task the model's own code has halted.
 
-    By default, only those with `maxLag` are, because the answers become older until the code is corrected.
+    By default, only those with `maxLag`, `maxAge` or `minPosition` are, because the answers become older until the code
+    is corrected.
     """
     fields: ClassVar[Mapping[str, str]]
     """The types of the view's fields, for people. Only a model with its own view names them.

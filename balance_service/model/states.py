@@ -544,14 +544,8 @@ def _decimal(of: Scale, place: _Place) -> _Kind:
         number = int(write(value).scaleb(digits, exact))
         return number.to_bytes((number.bit_length() + 8) // 8, "big", signed=True).decode("latin-1")
 
-    def read(value: Any) -> Any:
-        if value.__class__ is str:
-            number = int.from_bytes(value.encode("latin-1"), "big", signed=True)
-            return Decimal(number).scaleb(-digits, exact)
-        return value
-
     schema = {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": digits}
-    return _Kind(schema=schema, write=write, read=read, default=default)
+    return _Kind(schema=schema, write=write, default=default)
 
 
 def _plain(schema: Any, kind: type, **more: Any) -> Callable[[_Place], _Kind]:
@@ -616,13 +610,9 @@ def _moment(place: _Place) -> _Kind:
         except OverflowError:
             place.unfit("has a datetime outside of the years 1 to 9999 in UTC")
 
-    def read(value: Any) -> Any:
-        return _EPOCH + value * _MICROSECOND if value.__class__ is int else value
-
     return _Kind(
         schema={"type": "long", "logicalType": "timestamp-micros"},
         write=write,
-        read=read,
         default=lambda value: (write(value) - _EPOCH) // _MICROSECOND,
     )
 
@@ -634,11 +624,8 @@ def _day(place: _Place) -> _Kind:
             place.mistyped("date", value)
         return value
 
-    def read(value: Any) -> Any:
-        return _DAY_0 + timedelta(value) if value.__class__ is int else value
-
     schema = {"type": "int", "logicalType": "date"}
-    return _Kind(schema=schema, write=write, read=read, default=lambda value: (value - _DAY_0).days)
+    return _Kind(schema=schema, write=write, default=lambda value: (value - _DAY_0).days)
 
 
 def _text(place: _Place) -> _Kind:
@@ -647,10 +634,7 @@ def _text(place: _Place) -> _Kind:
 
 
 def _bytes(place: _Place) -> _Kind:
-    def read(value: Any) -> Any:
-        return value.encode("latin-1") if value.__class__ is str else value
-
-    kind = _plain("bytes", bytes, needs_write=False, read=read)(place)
+    kind = _plain("bytes", bytes, needs_write=False)(place)
     return replace(kind, default=lambda value: kind.write(value).decode("latin-1"))
 
 

@@ -150,4 +150,4 @@ def test_a_halted_owner_answers_queries_that_say_how_recent_the_answer_must_be(
         assert answers("superstitious", maxLag="1") == [(503, None)] * 2
         for refused in ask_both("superstitious"):
             assert refused.status_code == 503
-            assert "with maxLag, it answers as of offset 1" in refused.json()["detail"]
+            assert "with maxLag, maxAge or minPosition, it answers as of offset 1" in refused.json()["detail"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,52 @@ def test_a_record_of_an_older_schema_gets_the_defaults_of_the_newer() -> None:
     newer["fields"].append({"name": "events", "type": "long", "default": 0})
 
     assert AvroCodec(registry, "newer", newer).decode(older) == {**STATE, "events": 0}
+
+
+_MONEY = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+_PART = {
+    "type": "record",
+    "name": "Part",
+    "fields": [{"name": "price", "type": _MONEY, "default": "d"}, {"name": "of", "type": ["null", "string"]}],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "value"),
+    [
+        (_MONEY, "\x01\x00", Decimal("2.56")),
+        ([_MONEY, "null"], "d", Decimal("1.00")),
+        (["null", _MONEY], None, None),
+        ({**_MONEY, "type": "fixed", "name": "Cents", "size": 2, "precision": 4}, "\x01\x00", Decimal("2.56")),
+        ("bytes", "\u00ff", b"\xff"),
+        ({"type": "long", "logicalType": "timestamp-micros"}, 1_000_000, datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)),
+        ({"type": "int", "logicalType": "date"}, 1, date(1970, 1, 2)),
+        ({"type": "array", "items": _MONEY}, ["d"], [Decimal("1.00")]),
+        ({"type": "map", "values": "bytes"}, {"a": "\u00ff"}, {"a": b"\xff"}),
+        (_PART, {"of": None}, {"price": Decimal("1.00"), "of": None}),
+        ("string", "\u00ff", "\u00ff"),
+        ("long", 7, 7),
+    ],
+)
+def test_a_default_is_the_value_that_it_stands_for(kind: Any, default: Any, value: Any) -> None:
+    registry = FakeRegistry()
+    added = [{"name": "f", "type": kind, "default": default}]
+    older, newer = (
+        AvroCodec(registry, "r", {"type": "record", "name": "R", "fields": fields}) for fields in ([], added)
+    )
+
+    # As a producer leaves it out, and as an older record does not have it.
+    assert newer.decode(newer.encode({})) == {"f": value}
+    assert newer.decode(older.encode({})) == {"f": value}
+
+
+def test_a_schema_with_a_default_that_is_none_of_its_type_can_be_used() -> None:
+    field = {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}, "default": 1 << 62}
+    codec = AvroCodec(FakeRegistry(), "r", {"type": "record", "name": "R", "fields": [field]})
+
+    assert codec.decode(codec.encode({"at": datetime(1970, 1, 1, tzinfo=UTC)})) == {
+        "at": datetime(1970, 1, 1, tzinfo=UTC)
+    }
 
 
 def test_a_record_of_a_newer_schema_is_decoded_without_its_unknown_fields() -> None:

@@ -217,7 +217,7 @@ def test_a_halted_owner_answers_within_max_lag_and_names_its_role(halted: Instan
 def test_a_halted_owner_does_not_answer_plain_queries(halted: Instance) -> None:
     for answer in (ask(halted), ask(halted, headers=FORWARDED)):
         assert answer.status == 503
-        assert f"with maxLag, it answers as of offset {END - 7}" in answer.detail
+        assert f"with maxLag, maxAge or minPosition, it answers as of offset {END - 7}" in answer.detail
 
 
 def test_a_halted_owner_answers_plain_queries_if_the_model_says_so(halted: Instance) -> None:

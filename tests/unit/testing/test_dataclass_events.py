@@ -563,3 +563,32 @@ def test_an_annotation_that_only_a_type_checker_knows_leaves_the_events_of_a_sch
 def test_an_object_that_names_no_record_is_refused() -> None:
     with pytest.raises(TypeError, match="is neither the simple name of a record nor a dataclass"):
         Stream("orders", order("1.00"))  # type: ignore[arg-type]
+
+
+@dataclass
+class Charged:
+    customerId: str  # noqa: N815
+    fee: Money = Decimal("0.25")
+    mark: bytes = b"\xff"
+    line: Line = field(default_factory=lambda: Line("none", Decimal("1.00")))
+
+
+@dataclass
+class Owed:
+    customerId: str  # noqa: N815
+    total: Money
+
+
+class Fees(ReadModel):
+    name = "test-fees"
+    source = Stream("test-fees", Charged)
+    key = "customerId"
+    state = Owed
+    total = RunningSum("Charged.fee")
+
+
+def test_a_field_that_a_test_leaves_out_has_its_default() -> None:
+    with Driver(Fees()) as driver:
+        driver.when(event("Charged", {"customerId": "ada"}), event(Charged("ada", Decimal("1.00"))))
+
+        assert driver.view("ada") == {"total": Decimal("1.25")}

@@ -22,8 +22,10 @@ const PANELS = {
   restoring: "partitions",
   silent: "instances",
   standby: "partitions",
+  "stands-still": "partitions",
   "unknown-setting": "instances",
   unowned: "partitions",
+  waiting: "partitions",
 };
 
 export function start() {
