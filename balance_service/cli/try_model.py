@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from balance_service.errors import InvalidInputError
+from balance_service.errors import ConfigurationError, InvalidInputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -85,6 +86,7 @@ def try_model(
     event. The key of a line without one is taken from the event. Exit codes: 1 if the model's own code fails, 2 if a
     line is not a record.
     """
+    _check_settings()
     if key_separator == "":
         raise click.UsageError("--key-separator must not be empty; omit it if lines have no key")
     files = dict(map(_table_and_file, tables))
@@ -92,6 +94,16 @@ def try_model(
         _watch(model, [file, *files.values()])
         return
     _run(_Input(_model(model), record, key_separator), file, files, limit)
+
+
+def _check_settings() -> None:
+    """Refuses misspelt settings. None is needed here, but what works is then run with the same environment."""
+    if any(name.upper().startswith("BALANCE_") for name in os.environ):
+        # Takes as long as the rest of the command.
+        from balance_service.settings.settings import misspelt_variables
+
+        if misspelt := misspelt_variables(os.environ):
+            raise ConfigurationError("; ".join(misspelt))
 
 
 def _table_and_file(given: str) -> tuple[str, Path]:

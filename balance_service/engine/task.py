@@ -568,7 +568,7 @@ class Task:
                 self._waited, self._resumed_at = waited, elapsed()
 
     def halt(self, reason: str, at: FailedAt | None = None) -> None:
-        """Stops folding and, but for `frozen_view`, answering until an operator acts. Idempotent; the first reason stays.
+        """Stops folding and, but for `frozen_view`, answering until an operator acts. The first reason is kept.
 
         Args:
             at: where the read model's own code failed, if that is the reason: the states below that event are right.

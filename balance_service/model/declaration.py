@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _MOST_VERSION = 2**31 - 1
+_MOST_NAMES = 20
 _COPY = "balance-service topics copy"
 # The columns that every row has.
 _ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "headers", "idempotency_key", "traceparent")
@@ -252,8 +253,10 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     named = state_schema["name"]
     if key not in state or simple_name(state[key]) != kind:
         refuse(model, f"has states without its key: {named} has no {kind} '{key}'")
-    if different := folds.keys() ^ (state.keys() - {key}):
-        refuse(model, f"folds {sorted(folds)}, but {named} has other fields: {sorted(different)}")
+    if unknown := folds.keys() - state.keys() | folds.keys() & {key}:
+        refuse(model, f"has folds for {sorted(unknown)}, but the fields of {named} are {[*state]}")
+    if missing := state.keys() - folds.keys() - {key}:
+        refuse(model, f"has no fold for {sorted(missing)} of {named}: name a fold for each field, or remove the field")
     folds = {name: folds[name] for name in state if name != key}
     columns = {name: _checked_column(model, name, fold, events, state[name]) for name, fold in folds.items()}
     kinds = {name: without_null(state[name])[0] for name in folds}
@@ -326,7 +329,7 @@ def _key(model: Any, stage: Stage, events: Mapping[str, Schema]) -> tuple[str, K
         return key, types.pop() or KeyType(key, is_number=False)
     for record, kind in kinds.items():
         if kind is None or simple_name(kind) != "string":
-            found = "no such column" if kind is None else f"one of type {type_name(kind)}"
+            found = _no_column(events[record]) if kind is None else f"one of type {type_name(kind)}"
             refuse(model, f"has the key '{key}', which must be a string; {record} has {found}")
     return key, KeyType(key, is_number=False)
 
@@ -363,8 +366,13 @@ def _column(model: Any, name: str, fold: StandardFold, schema: Schema) -> Any:
         refuse(model, f"folds {fold.column} into '{name}': a count needs a record, any other fold a column")
     written = schema if not fold.field else fields_of(schema).get(fold.field)
     if written is None:
-        refuse(model, f"folds {fold.column} into '{name}', but {fold.record} has no column '{fold.field}'")
+        refuse(model, f"folds {fold.column} into '{name}', but {fold.record} has {_no_column(schema)}")
     return written
+
+
+def _no_column(schema: Schema) -> str:
+    names = [*fields_of(schema)]
+    return f"no such column; it has {', '.join(names[:_MOST_NAMES])}{', …' if len(names) > _MOST_NAMES else ''}"
 
 
 def _as_stored(schema: Schema, stored: Mapping[str, Any]) -> Schema:
@@ -403,7 +411,7 @@ def checked_stages(model: Any, outputs: Sequence[Emit], needed: Iterable[str]) -
         for record, schema in made.items():
             kind = fields_of(schema).get(stage.by)
             if kind is None or KeyType.of(stage.by, kind) is None:
-                found = "no such column" if kind is None else f"one of type {type_name(kind)}"
+                found = _no_column(schema) if kind is None else f"one of type {type_name(kind)}"
                 refuse(model, f"continues by '{stage.by}', which must be a string, int or long; {record} has {found}")
     if len({stage.name for stage in stages}) < len(stages):
         refuse(model, "continues by the same column twice")
@@ -447,7 +455,7 @@ def check_condition(model: Any, condition: Condition, events: Mapping[str, Schem
         for predicate in condition.predicates:
             kind = predicate.field.type_in(schema)
             if kind is None:
-                refuse(model, f"has a condition on '{predicate.field.path}', but {record} has no such column")
+                refuse(model, f"has a condition on '{predicate.field.path}', but {record} has {_no_column(schema)}")
             if why := predicate.misfit(kind):
                 refuse(model, f"has a condition that cannot be evaluated: {why}")
 

@@ -369,11 +369,7 @@ def load_settings(**overrides: Any) -> Settings:
     fields = Settings.model_fields
     if unknown := sorted(overrides.keys() - fields.keys()):
         raise TypeError(f"no such setting: {', '.join(unknown)}")
-    wrong = [
-        f"{name} is no setting: correct it to {nearest}, or remove it"
-        for name in unknown_variables(os.environ)
-        if (nearest := _nearest(name)) is not None
-    ]
+    wrong = misspelt_variables(os.environ)
     try:
         settings = Settings(**{str(fields[name].validation_alias or name): v for name, v in overrides.items()})
     except ValidationError as error:
@@ -382,6 +378,15 @@ def load_settings(**overrides: Any) -> Settings:
     if wrong:
         raise ConfigurationError("; ".join(wrong))
     return settings
+
+
+def misspelt_variables(environment: Mapping[str, str]) -> list[str]:
+    """Returns a sentence for each variable that is no setting, but whose name is almost that of one."""
+    return [
+        f"{name} is no setting: correct it to {nearest}, or remove it"
+        for name in unknown_variables(environment)
+        if (nearest := _nearest(name)) is not None
+    ]
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:

@@ -292,7 +292,8 @@ class Driver:
         found = self._view(key)
         if found != view:
             shown = self._read_model.key_type.decode(key)
-            raise AssertionError(f"a query for '{shown}' answers {exact_json(found)}, not {exact_json(view)}")
+            letters = "".join(f"; a dead letter: {one.cause}, {one.detail}" for one in self.dead_letters())
+            raise AssertionError(f"a query for '{shown}' answers {exact_json(found)}, not {exact_json(view)}{letters}")
         return self
 
     @overload

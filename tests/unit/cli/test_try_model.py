@@ -78,6 +78,19 @@ def in_child(*given: object, cwd: Path, code: str = "") -> subprocess.CompletedP
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
 
 
+def test_a_misspelt_setting_is_refused(
+    events: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BALANCE_APLICATION_ID", "shop")
+    monkeypatch.setattr(sys, "argv", ["balance-service", "try", "balance", "--events", str(events)])
+
+    with pytest.raises(SystemExit) as exited:
+        main()
+
+    assert exited.value.code == 2
+    assert "BALANCE_APLICATION_ID is no setting: correct it to BALANCE_APPLICATION_ID" in capsys.readouterr().err
+
+
 def test_states_are_printed_as_in_answers_to_queries(events: Path) -> None:
     done = tried("activity", "--events", events)
 
