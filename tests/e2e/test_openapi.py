@@ -72,7 +72,7 @@ def filter_body(_context: Any, body: Any) -> bool:
 @schema.exclude(operation_id=["followModel", "followPeer"]).parametrize()
 @settings(max_examples=_EXAMPLES, derandomize=True, database=None, deadline=None)
 def test_every_response_conforms_to_the_document(case: Any, service: str) -> None:
-    # A valid position may be of another partition (400) or never be reached (503), and a lag or an age may be too small.
+    # A valid position may be of another partition (400) or never be reached (503); a lag or an age may be too small.
     waits = case.operation.method == "get" and not {"minPosition", "maxLag", "maxAge"}.isdisjoint(case.query or {})
     # The schema does not list the fields of each read model.
     may_be_no_field = case.path.endswith("/top")
