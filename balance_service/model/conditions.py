@@ -129,7 +129,8 @@ class Predicate(Condition):
             return f"{of_type} `{self.sign}` compares numbers, text and times only"
         for value in self.values:
             if name not in (kinds := _kinds_of(value)):
-                return f"{of_type} {value!r} is one of {', '.join(kinds) or 'none'}"
+                hint = f'; write Decimal("{value}")' if name == "decimal" and isinstance(value, float | str) else ""
+                return f"{of_type} {value!r} is one of {', '.join(kinds) or 'none'}{hint}"
         return ""
 
     def verdict(self, event: Mapping[str, Any]) -> bool | None:

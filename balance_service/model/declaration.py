@@ -357,7 +357,10 @@ def _checked_column(model: Any, name: str, fold: StandardFold, events: Mapping[s
         refuse(model, f"folds {fold.column} into '{name}': {why}")
     may_be_empty = is_nullable or fold.where is not None or fold.may_skip(kind) or len(events) > 1
     if fold.starts_empty and not keeps_null and may_be_empty:
-        refuse(model, f"may have no value of {fold.column} for '{name}': make the field nullable")
+        refuse(
+            model,
+            f"may have no value of {fold.column} for '{name}': make the field nullable, with `| None` or in the schema",
+        )
     return kind
 
 

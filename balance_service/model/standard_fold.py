@@ -273,8 +273,11 @@ def columns_of(form: Form) -> Iterator[str]:
 def difference(written: Any, kept: Any) -> str:
     """Returns why a type cannot keep every value of another unchanged; empty if it can."""
     if simple_name(written) == "decimal":
-        wanted = f"decimal({DIGITS},{written.get('scale', 0)})"
-        return "" if type_name(kept) == wanted else f"it is of type {type_name(kept)}, and {wanted} keeps every digit"
+        digits = written.get("scale", 0)
+        wanted = f"decimal({DIGITS},{digits})"
+        if type_name(kept) == wanted:
+            return ""
+        return f"it is of type {type_name(kept)}, and {wanted} keeps every digit: `Annotated[Decimal, scale({digits})]`"
     found, wanted = type_name(without_null(written)[0]), type_name(without_null(kept)[0])
     return (
         ""

@@ -175,7 +175,10 @@ _NIGHT = datetime(2026, 10, 25, tzinfo=UTC)
         (col("id.length") == 1, "has a condition on 'id.length', but Scored has no such column"),
         (col("tags.x") == 1, "has a condition on 'tags.x', but Scored has no such column"),
         ((col("id") == "g") & ~(col("paid") == "abc"), "'paid' is of type decimal(18,2), and 'abc' is one of string"),
-        (col("paid") == 1.5, "'paid' is of type decimal(18,2), and 1.5 is one of float, double"),
+        (
+            col("paid") == 1.5,
+            """'paid' is of type decimal(18,2), and 1.5 is one of float, double; write Decimal("1.5")""",
+        ),
         (col("paid") == Decimal("NaN"), "and Decimal('NaN') is one of none"),
         (col("id") == 1, "'id' is of type string, and 1 is one of int, long, decimal"),
         (col("id") == "\ud800", r"and '\ud800' is one of none"),
