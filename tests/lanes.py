@@ -61,18 +61,23 @@ _MEMORY, _ROOM_BYTES = Path("/dev/shm"), 8 << 30
 _FAILURE = re.compile(r"FAILED |ERROR |[ |]*E  ")
 
 
-def _dealt(name: str, paths: Iterable[Path], lanes: int) -> dict[str, Sequence[str]]:
-    """Distributes test files over lanes, the slowest first, each to the lane that would end first."""
+def _shares(paths: Iterable[Path], count: int) -> list[list[Path]]:
+    """Distributes test files over shares, the slowest first, each to the share that would end first."""
 
     def minutes(path: Path) -> int:
         return _MINUTES.get(str(path.relative_to(_TESTS)), 1)
 
-    dealt: list[list[Path]] = [[] for _ in range(lanes)]
+    shares: list[list[Path]] = [[] for _ in range(count)]
     for path in sorted(paths, key=lambda path: (-minutes(path), path)):
-        min(dealt, key=lambda lane: sum(map(minutes, lane))).append(path)
+        min(shares, key=lambda share: sum(map(minutes, share))).append(path)
+    return shares
+
+
+def _lanes(name: str, paths: Iterable[Path], count: int) -> dict[str, Sequence[str]]:
+    """Returns lanes by name, each with a share of the files."""
     return {
-        f"{name} {number}/{lanes}": [str(path.relative_to(_PROJECT)) for path in lane]
-        for number, lane in enumerate(dealt, 1)
+        f"{name} {number}/{count}": [str(path.relative_to(_PROJECT)) for path in share]
+        for number, share in enumerate(_shares(paths, count), 1)
     }
 
 
@@ -82,12 +87,12 @@ def _turns(which: str) -> Sequence[Mapping[str, Sequence[str]]]:
         others = [path for path in (_TESTS / "e2e").glob("test_*.py") if f"tests/e2e/{path.name}" not in _STORIES]
         others += [_TESTS / "integration" / name for name in _LATER]
         if os.environ.get("CI"):
-            day, shares = int(time.time() // 86_400) % _DAYS, _dealt("day", others, _DAYS)
-            others = [_PROJECT / path for path in list(shares.values())[day]]
+            day = int(time.time() // 86_400) % _DAYS
+            others = _shares(others, _DAYS)[day]
             print(f"of {_DAYS} shares of the other end-to-end tests, CI plays number {day + 1} today", flush=True)
-        return _dealt("e2e", others, 3), {"chaos": ["tests/chaos"]}
+        return _lanes("e2e", others, 3), {"chaos": ["tests/chaos"]}
     soon = [path for path in (_TESTS / "integration").glob("test_*.py") if path.name not in _LATER]
-    integration = _dealt("integration", soon, 2)
+    integration = _lanes("integration", soon, 2)
     return [{"stories": _STORIES, **integration, "unit": ["tests/unit"]}]
 
 

@@ -192,7 +192,7 @@ class Task:
 
     @property
     def sends(self) -> bool:
-        """Whether the task sends the outputs of its events, or did until it halted; if not, another one does or nobody.
+        """Whether the task sends the outputs of its events, or did until it halted. At most one generation does.
 
         A task that sends does so until it is fenced.
         """

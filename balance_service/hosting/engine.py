@@ -381,7 +381,7 @@ class Engine:
             raise
 
     def _prepare_also(self, stage: Stage) -> None:
-        """Prepares the topics of one more stage. The others stay as they were prepared, to notice that one is replaced.
+        """Prepares the topics of one more stage. The others keep their ids, which show whether a topic was replaced.
 
         Raises as `prepare_topics`.
         """

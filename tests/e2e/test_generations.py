@@ -135,7 +135,7 @@ def test_queries_are_answered_through_a_rebuild_a_switch_and_the_way_back(stack:
 
 
 class Followers:
-    """Clients that follow all balances and one customer at each instance, and keep what they are told."""
+    """Clients that follow all balances and one customer at each instance, and keep what they receive."""
 
     def __init__(self, instances: Sequence[LocalInstance], customer: str) -> None:
         self._instances = instances
@@ -145,7 +145,7 @@ class Followers:
         self.of_ranges: list[dict[str, Decimal]] = [{} for _ in instances]
         self.of_keys: list[list[Change[Any]]] = [[] for _ in instances]
         self.generations: list[list[int]] = [[] for _ in instances]
-        """The generations that each follower of a range has been told of, one after the other."""
+        """The generations that each follower of a range has received, in order."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -279,7 +279,7 @@ def test_a_generation_survives_kills_and_answers_those_who_name_it(stack: LocalS
                 assert found == expected
                 unknown = http.get("/count", params={"generation": 3})
                 assert (unknown.status_code, "no generation 3" in unknown.text) == (404, True)
-        # The switch is remembered by whoever starts next.
+        # The next instance to start knows of the switch.
         switched = run(environment, "switch", "balance", "--to", "2", "--reason", "it is equal")
         assert switched.code == 0, switched
         for instance in instances:
