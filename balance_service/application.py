@@ -30,7 +30,7 @@ from balance_service.hosting.collectors import EngineCollector, InstanceCollecto
 from balance_service.hosting.details import details_of
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.hosting.history import history_of
-from balance_service.hosting.instance import Instance, Since, noted_now, published
+from balance_service.hosting.instance import Instance, Since, forget_left, noted_now, published
 from balance_service.hosting.rebuilds import Rebuilds
 from balance_service.http.answer import unavailable
 from balance_service.http.app import HttpServer
@@ -300,6 +300,7 @@ class Application:
 
         def look() -> None:
             noted.note(noted_now(engine.stages, table, settings.application_server))
+            forget_left(engine.stages, table)
             for name, tasks in engine.models.items():
                 if tasks.hosted.folds is not None:
                     chooser = choosers.setdefault(name, _standby_chooser(table, tasks, settings))

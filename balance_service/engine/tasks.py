@@ -134,8 +134,6 @@ class Tasks:
                     self._supervisors[partition].promote()
                 else:
                     self._supervise(partition, Role.ACTIVE)
-            # Another instance has got these.
-            self._forget_left()
 
     def stand_by(self, partitions: Iterable[int]) -> None:
         """Keeps standbys of exactly these partitions, except those that are owned here. Returns at once."""
@@ -152,8 +150,8 @@ class Tasks:
         """Opens no more tasks of these partitions. Returns their present tasks at once, for the caller to close.
 
         Args:
-            leaves_views: keeps what `left` returns until the next assignment. Another instance may own the partitions,
-                so only queries that take an old state may read it.
+            leaves_views: keeps what `left` returns, until `forget_left` or the next task runs. Another instance may own
+                the partitions, so only queries that take an old state may read it.
         """
         with self._lock:
             leaving = [supervisor.task for supervisor in self._dismiss(partitions, leaves_views=leaves_views)]
@@ -166,7 +164,7 @@ class Tasks:
         deadline = time.monotonic() + timeout_seconds
         with self._lock:
             self._stopped = True
-            self._forget_left()
+        self.forget_left(lambda _partition: True)
         for task in self.dismiss(list(self._supervisors)):
             task.close(max(0.0, deadline - time.monotonic()))
         ended = [supervisor.ended(max(0.0, deadline - time.monotonic())) for supervisor in self._leaving]
@@ -182,6 +180,16 @@ class Tasks:
         task = self.task(partition) or self._left.get(partition)
         view = None if task is None else task.left_view
         return None if task is None or view is None else LeftCopy(task, view)
+
+    def forget_left(self, is_answered: Callable[[int], bool]) -> None:
+        """Gives up what the tasks of partitions have left that are not here any more.
+
+        Args:
+            is_answered: whether another instance answers for a partition.
+        """
+        with self._lock:
+            for partition in [*filter(is_answered, self._left)]:
+                self._left.pop(partition).take_left()
 
     def all(self) -> list[Task]:
         """Returns all tasks in either role, ordered by partition."""
@@ -281,11 +289,6 @@ class Tasks:
         supervisor = self._supervisors.get(task.task_id.partition)
         if supervisor is not None and supervisor.task is task:
             supervisor.failed(task, error)
-
-    def _forget_left(self) -> None:
-        for task in self._left.values():
-            task.take_left()
-        self._left.clear()
 
     def _supervise(self, partition: int, role: Role) -> None:
         before = self._left.pop(partition, None)

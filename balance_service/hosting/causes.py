@@ -15,6 +15,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from balance_service.engine.dead_letter import is_final
 from balance_service.engine.processor import OWN_CODE
 from balance_service.model.stage import model_and_generation
 from balance_service.model.versions import LACKS_VERSION
@@ -28,6 +29,8 @@ _MOST_FOLLOWING = 20
 _LAG_SECONDS = 60
 HEALS_MS = 10_000
 """What lasts shorter heals by itself as a rule, such as a query that is started again, and is not urgent."""
+# A silent instance misses at least one more of the records that are written each second than this one does of its own.
+_SILENT_MS = 2_000
 # After the session timeout, the new owner of a partition restores what it lacks.
 _REOPENS_MS = 20_000
 _NUMBERS = re.compile(r"[0-9]+")
@@ -110,18 +113,20 @@ class Known:
     """What an instance knows beyond its status. Times are in ms since 1970.
 
     `brokers` is the address of Kafka; `silent_ms` since when it has answered nothing here, None while it answers;
-    `answers_ms` since when it answers, `refusal` why it accepts no connection, if that is known. `heard_ms` is since
-    when this instance hears itself in the directory, None while it does not; `unowned` since when it has seen no owner,
-    by task; `own` are the causes that only this instance can know.
+    `refusal` why it accepts no connection, if that is known. `settled_ms` is since when this instance runs without a
+    pause and Kafka answers it; None if only that is known which is so now. `heard_ms` is since when this instance hears
+    itself in the directory, None while it does not; `heard` when it has last heard each instance, by address, itself
+    included; `unowned` since when it has seen no owner, by task; `own` are the causes that only it can know.
     """
 
     brokers: str
     now_ms: int
     session_timeout_ms: int
     silent_ms: int | None = None
-    answers_ms: int | None = None
     refusal: str = ""
+    settled_ms: int | None = None
     heard_ms: int | None
+    heard: Mapping[str, int]
     unowned: Mapping[str, int]
     own: Sequence[Cause] = ()
 
@@ -131,8 +136,8 @@ class Known:
         return self.session_timeout_ms + _REOPENS_MS
 
     def lasts(self, since_ms: int | None, at_least_ms: int = HEALS_MS) -> bool:
-        """Whether something is so for longer than what heals by itself. The time of an outage does not count."""
-        times = [time for time in (since_ms, self.answers_ms) if time is not None]
+        """Whether something is so for longer than what heals by itself, without the time of a pause or an outage."""
+        times = [time for time in (since_ms, self.settled_ms) if time is not None]
         return not times or self.now_ms - max(times) >= at_least_ms
 
 
@@ -287,6 +292,8 @@ class _Seen:
         if known.refusal:
             what = f"and this instance do not accept each other: {known.refusal}"
             action = "Correct certificates and passwords, here (BALANCE_KAFKA_CONFIG) or at the brokers"
+        if lasts:
+            what += ". Queries get 503, but for those with `maxAge`"
         apart = {cause.what for cause in refused}
         return Cause(
             "broker",
@@ -312,33 +319,56 @@ class _Seen:
         """Yields the cause that this instance is not ready, if it is not."""
         if reasons := self._status["reasons"]:
             what = f"This instance is not ready: {'; '.join(reasons)}"
-            yield Cause("not-ready", Urgency.NONE, what, "Wait. If it stays, remove the reason", servers=(self._here,))
+            action = "Wait: as a rule, it passes within seconds. If it stays, the log of this instance says more"
+            yield Cause("not-ready", Urgency.NONE, what, action, heals=True, servers=(self._here,))
 
     def silent(self) -> Iterator[Cause]:
         """Yields a cause for each other instance that is silent, with what follows for its partitions."""
         known = self._known
         for server in self._status["applicationServers"]:
-            address, seconds = server["applicationServer"], server["silentSeconds"]
+            address = server["applicationServer"]
             # None: it may have ended long before this instance was started.
-            since_ms = None if seconds is None else known.now_ms - 1000 * seconds
-            is_before = since_ms is not None and known.heard_ms is not None and since_ms < known.heard_ms
-            # This instance heard nobody then, not even itself, and may hear it soon.
-            is_excused = known.heard_ms is None or (is_before and not known.lasts(known.heard_ms, known.moves_ms))
-            if not server["suspect"] or address == self._here or is_excused:
+            since_ms = known.heard.get(address)
+            if not server["suspect"] or address == self._here or self._may_hear_soon(since_ms):
                 continue
             following = [*self._left_by(server)]
             what = f"{address} is not heard of" + (" since this instance was started" if since_ms is None else "")
+            action = "Look whether its process runs, and start it again, unless it was removed"
+            if following:
+                what += f"; {len(following)} of its partitions have no owner yet that answers"
+                action += (
+                    f". The others take its partitions over within {known.moves_ms // 1000} s, and need longer only if "
+                    "they must restore them"
+                )
+            elif self._is_replaced(server):
+                action += ". The others have taken its partitions over"
             yield Cause(
                 "silent",
                 Urgency.NONE if since_ms is None and not following else Urgency.SOON,
-                what + (f"; {len(following)} of its partitions have no owner yet that answers" if following else ""),
-                "Start it again, unless it was removed. The others take its partitions over within "
-                f"{known.moves_ms // 1000} s, and need longer only if they must restore them",
+                what,
+                action,
                 since_ms=since_ms,
                 tasks=tuple(name for name, _ in following),
                 servers=(address,),
                 follows=tuple(told for _, told in following),
             )
+
+    def _may_hear_soon(self, since_ms: int | None) -> bool:
+        """Whether this instance has heard too little, also of itself, to call one silent that it heard last then."""
+        known = self._known
+        here_ms = known.heard.get(self._here)
+        if known.heard_ms is None or here_ms is None:
+            return True
+        if since_ms is None:
+            return not known.lasts(known.heard_ms)
+        # It heard nobody before that, not even itself.
+        is_before = since_ms < known.heard_ms
+        return here_ms - since_ms < _SILENT_MS or (is_before and not known.lasts(known.heard_ms, known.moves_ms))
+
+    def _is_replaced(self, server: Mapping[str, Any]) -> bool:
+        """Whether a silent instance owned partitions, and all of them have other owners."""
+        owned = {task["task"] for task in server["tasks"] if task["role"] == "active"}.intersection(self._names)
+        return bool(owned) and all(self._owner(name) is not None for name in owned)
 
     def _left_by(self, server: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yields the partitions that a silent instance owned and that nobody answers for yet, in words."""
@@ -401,6 +431,9 @@ class _Seen:
         if total := sum(counts.values()):
             what = f"{total:,} dead letter{' needs' if total == 1 else 's need'} you"
             action = "Redrive those that can be applied now, discard those that must not count"
+            if all(is_final(cause) for _, cause in counts):
+                action = "Discard them, or correct what their producer sends: no redrive can apply them"
+            action += ". `balance-service dead-letters list` has their ids"
             told = [f"{model}: {count:,} with the cause {cause}" for (model, cause), count in sorted(counts.items())]
             yield Cause("letters", Urgency.SOON, what, action, follows=tuple(told))
 
@@ -419,14 +452,13 @@ class _Seen:
 
     def _following_the_broker(self) -> Iterator[str]:
         """Yields in words what follows if Kafka answers nothing."""
-        yield from self._status["reasons"]
         peers = [one for one in self._status["applicationServers"] if one["applicationServer"] != self._here]
         if peers:
             yield f"nothing is known about {listed([one['applicationServer'] for one in peers])} any more"
         for name in self._names:
             owner = self._owner(name)
             if owner is not None and owner.server == self._here and owner.told["state"] not in ("RUNNING", "HALTED"):
-                yield f"{name} is {owner.told['state']}" + (f": {owner.told['reason']}" if owner.told["reason"] else "")
+                yield f"{name} is {owner.told['state']}, and is opened by itself"
         yield "lags are not known"
 
     def _judge(self, name: str, *, is_told: bool) -> Iterator[_Judged]:

@@ -11,7 +11,7 @@ from balance_service.engine.processor import OWN_CODE
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.hosting.causes import HEALS_MS, Cause, Known, Urgency, causes_of, listed
-from balance_service.process.runtime import elapsed, iso_time, now_ms
+from balance_service.process.runtime import TimesOfDay, elapsed, iso_time, now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,25 +34,35 @@ _MOST_REFUSED = 3
 _KAFKA = "Kafka"
 _ANSWERING = frozenset(state.value for state in ANSWERING)
 _STATUSES = frozenset(status.value for status in Status)
+# Between two notes.
+_LONGEST_PAUSE_MS = 3_000
 _QUERY_ENDED = "its query has ended and is started again; /api/status and the log say why"
 _SEE_STATUS = "/api/status and the log say why, if an error is the reason"
 
 
 class Since:
-    """Since when some things are so. One thread notes them, any thread reads."""
+    """Since when some things are so. One thread notes them every second, any thread reads."""
 
     def __init__(self, clock: Callable[[], int] = now_ms) -> None:
         """Args:
         clock: ms since 1970.
         """
         self._clock = clock
+        self._noted_ms = self._unbroken_ms = clock()
         self.of: Mapping[str, int] = {}
         """By name, in ms since 1970."""
 
     def note(self, names: Iterable[str]) -> None:
         """Notes the names of all things that are so now."""
         now = self._clock()
+        self._unbroken_ms, self._noted_ms = self.unbroken_ms, now
         self.of = {name: self.of.get(name, now) for name in names}
+
+    @property
+    def unbroken_ms(self) -> int:
+        """Since when this process has run without a pause that is too long, such as a suspension."""
+        now = self._clock()
+        return now if now - self._noted_ms > _LONGEST_PAUSE_MS else self._unbroken_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +78,7 @@ class Instance:
     commands: Mapping[str, CommandHandler]
     noted: Since
     began_ms: int = field(default_factory=now_ms)
+    _times: TimesOfDay = field(default_factory=TimesOfDay, init=False)
 
     def start(self) -> None:
         """Publishes the instance, joins the group and starts to process. Returns at once."""
@@ -149,27 +160,32 @@ class Instance:
         Args:
             status: as returned by `status`, with `applicationServer` and `reasons`.
         """
-        settings, noted = self.engine.settings, self.noted.of
+        settings, noted, now, silent_ms = self.engine.settings, self.noted.of, now_ms(), self._silent_since()
+        # A first answer is noted within a second.
+        answers_ms = noted.get(_KAFKA, 0 if silent_ms is not None else now)
+        heard_at = {server.address: server.heard_at for server in self.directory.table.servers() if server.was_heard}
         known = Known(
             brokers=settings.bootstrap_servers,
-            now_ms=now_ms(),
+            now_ms=now,
             session_timeout_ms=settings.session_timeout_ms,
-            silent_ms=self._silent_since(),
-            answers_ms=noted.get(_KAFKA),
+            silent_ms=silent_ms,
             refusal=self.engine.topics.refusal,
+            settled_ms=max(answers_ms, self.noted.unbroken_ms),
             heard_ms=noted.get(self.directory.address),
+            heard={address: self._times.of(at) for address, at in heard_at.items()},
             unowned=noted,
         )
         return causes_of(status, replace(known, own=[*self._own_causes(known), *self._causes_of_stages(known)]))
 
     def _silent_since(self) -> int | None:
         """Returns since when Kafka has answered nothing here, in ms since 1970; None while it answers."""
-        now, here = elapsed(), self.directory.address
-        ages = [watermarks.age_seconds for watermarks in self.engine.watermarks.values()]
-        ages += [server.silent_seconds(now) for server in self.directory.table.servers() if server.address == here]
-        age = min(ages)
-        # Nothing was asked yet.
-        return None if age <= _RECENT_SECONDS or age == float("inf") else now_ms() - int(1000 * age)
+        here = self.directory.address
+        at = [watermarks.read_at for watermarks in self.engine.watermarks.values()]
+        at += [server.heard_at for server in self.directory.table.servers() if server.address == here]
+        last = max(at)
+        # Minus infinity: nothing was asked yet.
+        is_silent = last > float("-inf") and elapsed() - last > _RECENT_SECONDS
+        return self._times.of(last) if is_silent else None
 
     def _own_causes(self, known: Known) -> Iterator[Cause]:
         """Yields what is wrong with this instance alone."""
@@ -201,15 +217,13 @@ class Instance:
 
     def _unheard(self, known: Known) -> Cause:
         """Returns the cause that this instance hears nobody in the directory, although Kafka answers."""
-        now, here = elapsed(), self.directory.address
-        silent = [one.silent_seconds(now) for one in self.directory.table.servers() if one.address == here]
-        since_ms = max([self.began_ms, *(known.now_ms - int(1000 * age) for age in silent if age < float("inf"))])
+        since_ms = max(self.began_ms, known.heard.get(self.directory.address, 0))
         topic, is_young = self.engine.settings.application_servers_topic, not known.lasts(since_ms)
         return Cause(
             "unheard",
             Urgency.NONE if is_young else Urgency.SOON,
-            f"This instance reads nothing from {topic}, not even about itself: what others do is not known",
-            "Wait" if is_young else "Restore the leader of the topic's partition. After an outage, wait",
+            f"This instance does not know what the others do: it receives no records of the topic {topic}",
+            "Wait: it takes seconds" if is_young else "Restore the leader of that topic's partition",
             heals=is_young,
             since_ms=since_ms,
         )
@@ -225,7 +239,7 @@ class Instance:
             yield Cause("misplaced", Urgency.SOON, f"{listed(names)}: {misplaced}", action)
         unread = self._unread(known)
         if unread:
-            yield self._ends_unknown(known, unread)
+            yield self._ends_unknown(unread)
         failing = [(task, task.stand) for tasks in stages for task in _running(tasks) if task.stand is not None]
         failing = [(task, stand) for task, stand in failing if stand.error and not stand.is_still]
         for error, names in _by_sentence((stand.error, str(task.task_id)) for task, stand in failing).items():
@@ -241,32 +255,31 @@ class Instance:
             )
         apart = [tasks for tasks in stages if tasks.hosted.source.name not in unread]
         for problem, names in _by_sentence((tasks.source_problem, tasks.name) for tasks in apart).items():
-            yield Cause("not-folded", Urgency.SOON, _not_folded(names, problem), "Restore what it names")
+            # What an outage has left is looked at again within seconds.
+            if known.lasts(since_ms := self.noted.of.get(problem, known.now_ms)):
+                action = "Restore what it names"
+                yield Cause("not-folded", Urgency.SOON, _not_folded(names, problem), action, since_ms=since_ms)
 
     def _unread(self, known: Known) -> dict[str, int]:
-        """Returns since when the ends of topics are not read, in ms since 1970, by topic."""
-        ages = {topic: watermarks.age_seconds for topic, watermarks in self.engine.watermarks.items()}
-        # They are first read within seconds.
-        is_young = not known.lasts(self.began_ms)
-        return {
-            topic: self.began_ms if age == float("inf") else known.now_ms - int(1000 * age)
-            for topic, age in ages.items()
-            if age > _RECENT_SECONDS and not (is_young and age == float("inf"))
-        }
+        """Returns since when the ends of topics are not read, in ms since 1970, by topic; not within seconds."""
+        read = {topic: watermarks.read_at for topic, watermarks in self.engine.watermarks.items()}
+        since = {topic: self._times.of(at) if at > float("-inf") else self.began_ms for topic, at in read.items()}
+        return {topic: since_ms for topic, since_ms in since.items() if known.lasts(since_ms)}
 
-    def _ends_unknown(self, known: Known, unread: Mapping[str, int]) -> Cause:
+    def _ends_unknown(self, unread: Mapping[str, int]) -> Cause:
         """Returns the cause of topics whose ends are not read, with what follows for their stages."""
-        since_ms = min(unread.values())
         stages = [tasks for tasks in self.engine.stages.values() if tasks.hosted.source.name in unread]
-        errors, what = [self.engine.watermarks[topic].problem for topic in unread], f"The ends of {listed([*unread])}"
+        errors = [self.engine.watermarks[topic].problem for topic in unread]
+        follows = tuple(_by_sentence((error, "") for error in (*errors, *(one.source_problem for one in stages))))
+        topics = listed([*unread])
         return Cause(
             "ends-unknown",
-            Urgency.SOON if known.lasts(since_ms) else Urgency.NONE,
-            f"{what} cannot be read: lags are not known, and no query with `maxLag` is answered",
-            "Restore the leaders of the partitions, or what an error below names",
-            since_ms=since_ms,
+            Urgency.SOON,
+            f"The ends of {topics} cannot be read: lags are not known, and no query with `maxLag` is answered",
+            "Restore the leaders of the partitions" + (", or what an error below names" if follows else ""),
+            since_ms=min(unread.values()),
             tasks=tuple(f"{tasks.name}_{p}" for tasks in stages for p in range(tasks.hosted.source.partitions)),
-            follows=tuple(_by_sentence((error, "") for error in (*errors, *(one.source_problem for one in stages)))),
+            follows=follows,
         )
 
     def _ends_age(self) -> int | None:
@@ -288,18 +301,25 @@ def unhosted(stages: Mapping[str, Tasks], table: ServerTable) -> list[str]:
 
 
 def noted_now(stages: Mapping[str, Tasks], table: ServerTable, address: str) -> list[str]:
-    """Returns what an instance notes: whether Kafka answers, its address while it hears itself, and the tasks that no
-    instance runs.
+    """Returns what an instance notes: whether Kafka answers, the problems of sources, its address while it hears
+    itself, and the tasks that no instance runs.
 
     The latter also of stages that only silent instances have. While an instance does not hear itself, it hears no
     owner either.
     """
     # A slow answer is no outage.
     answers = any(1000 * tasks.hosted.watermarks.age_seconds < HEALS_MS for tasks in stages.values())
+    problems = [tasks.source_problem for tasks in stages.values() if tasks.source_problem]
     if all(server.address != address for server in table.running()):
-        return [_KAFKA] * answers
+        return [*[_KAFKA] * answers, *problems]
     published = {(task.stage, task.partition) for server in table.servers() for task in server.tasks}
-    return [*[_KAFKA] * answers, address, *_names((_wanted(stages) | published) - table.taken())]
+    return [_KAFKA, *problems, address, *_names((_wanted(stages) | published) - table.taken())]
+
+
+def forget_left(stages: Mapping[str, Tasks], table: ServerTable) -> None:
+    """Has tasks give up what they have left of partitions for which another instance answers."""
+    for tasks in stages.values():
+        tasks.forget_left(lambda partition, name=tasks.name: bool(table.owners(name, partition, _ANSWERING)))
 
 
 def _wanted(stages: Mapping[str, Tasks]) -> set[tuple[str, int]]:

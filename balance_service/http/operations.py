@@ -369,7 +369,7 @@ _STATUS: Status = {
             "urgency": "soon",
             "what": "localhost:5052 is not heard of; 1 of its partitions have no owner yet that answers",
             "since": "2026-01-02T03:04:05.678Z",
-            "action": "Start it again, unless it was removed",
+            "action": "Look whether its process runs, and start it again, unless it was removed",
             "heals": False,
             "section": "BalanceInstanceDown",
             "tasks": ["balance_1"],

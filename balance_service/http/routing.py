@@ -182,7 +182,7 @@ class Routing:
         Args:
             takes_halted: whether to ask owners that have halted; they know whether they may answer.
             takes_suspects: whether to ask, after all others, peers that have been silent, as all are while the broker
-                is away.
+                is away, and all that host the read model: each may still have what its tasks left.
         """
         peers: list[Peer] = []
         doubted = self._doubted.get(partition, set())
@@ -193,6 +193,8 @@ class Routing:
                 standbys = self.servers.standbys(self.read_model, partition, _ANSWERING, suspects=suspects)
                 peers += [Peer(server.address, server.incarnation) for server in standbys]
         if takes_suspects:
+            hosts = [server for server in self.servers.servers() if server.hosts(self.read_model)]
+            peers = [*dict.fromkeys((*peers, *(Peer(server.address, server.incarnation) for server in hosts)))]
             # An owner that has died claims its partitions as long as the broker is away.
             peers.sort(key=doubted.__contains__)
         return [peer for peer in peers if peer.address != self.address]

@@ -343,8 +343,13 @@ class Watermarks:
             self._ends.setdefault(partition, _Ends()).add(end, read_at)
 
     @property
+    def read_at(self) -> float:
+        """When the ends were read last, as a reading of the clock; minus infinity before that."""
+        return self._known[1]
+
+    @property
     def age_seconds(self) -> float:
-        return self._clock() - self._known[1]
+        return self._clock() - self.read_at
 
     def end(self, partition: int) -> int | None:
         """The end offset of a partition; None before the first refresh."""

@@ -22,6 +22,8 @@ log = structlog.get_logger(__name__)
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _COLLECT_AFTER_ALLOCATIONS = 100_000
 _SWITCH_INTERVAL_SECONDS = 0.0005
+# A smaller difference between two clocks is that between their readings.
+_CLOCK_SET_MS = 500
 
 
 def elapsed() -> float:
@@ -32,6 +34,24 @@ def elapsed() -> float:
 def now_ms() -> int:
     """The time of day as in Kafka's record timestamps: milliseconds since 1970, UTC."""
     return int(time.time() * 1000)
+
+
+class TimesOfDay:
+    """Tells readings of `elapsed` as times of day: one reading is always the same time, unless the clock is set."""
+
+    def __init__(self) -> None:
+        self._start_ms = self._start_now()
+
+    def of(self, reading: float) -> int:
+        """Returns ms since 1970."""
+        start_ms = self._start_now()
+        if abs(start_ms - self._start_ms) > _CLOCK_SET_MS:
+            self._start_ms = start_ms
+        return int(self._start_ms + 1000 * reading)
+
+    @staticmethod
+    def _start_now() -> float:
+        return 1000 * (time.time() - elapsed())
 
 
 def iso_time(ms: int) -> str | None:

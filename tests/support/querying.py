@@ -151,10 +151,14 @@ class Instance:
     def hear_of_standby(self, address: str, state: str = "TAILING") -> None:
         self._hear(address, "STANDBY", state, 0)
 
-    def _hear(self, address: str, role: str, state: str, epoch: int, incarnation: str = "i") -> None:
-        task = PublishedTask("balance", PARTITION, role, state, epoch, 1).record()
+    def hear_of_host(self, address: str) -> None:
+        """An instance without a task of the partition."""
+        self._hear(address)
+
+    def _hear(self, address: str, role: str = "", state: str = "", epoch: int = 0, incarnation: str = "i") -> None:
+        tasks = [PublishedTask("balance", PARTITION, role, state, epoch, 1).record()] if role else []
         models = [PublishedModel("balance", Partitioning(PARTITIONS, "murmur2"), versions=(1,)).record()]
-        record = {"address": address, "incarnation": incarnation, "models": models, "tasks": [task]}
+        record = {"address": address, "incarnation": incarnation, "models": models, "tasks": tasks}
         self.servers.hear(address, record, live=True)
 
     def hear_of_damage(self, partition: int, task: ReadableTask, _error: StoreCorruptedError) -> None:

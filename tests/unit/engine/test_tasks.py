@@ -443,7 +443,7 @@ def test_a_task_that_is_closed_by_an_outage_leaves_its_view_until_the_next_one_o
 
 
 @pytest.mark.shows("max-age")
-def test_partitions_whose_group_does_not_answer_leave_their_views_until_the_next_assignment(
+def test_partitions_whose_group_does_not_answer_leave_their_views_until_another_instance_answers(
     tasks: Tasks, opening: Opening
 ) -> None:
     tasks.assign([0])
@@ -459,7 +459,10 @@ def test_partitions_whose_group_does_not_answer_leave_their_views_until_the_next
     assert _left(tasks) is view
     tasks.dismiss([0], leaves_views=True)
     assert _left(tasks) is view
-    tasks.assign([])
+    tasks.assign([1])
+    tasks.forget_left(lambda partition: partition != 0)
+    assert _left(tasks) is view
+    tasks.forget_left(lambda partition: partition == 0)
     assert tasks.left(0) is None
 
 
@@ -488,14 +491,15 @@ def test_a_partition_that_moves_after_an_outage_has_closed_its_task_leaves_no_vi
     eventually(lambda: before.left_view is None and task.left_view is None, "nothing refers to it")
 
 
-def test_a_lost_partition_that_another_instance_gets_leaves_no_view(tasks: Tasks) -> None:
+def test_a_lost_partition_that_another_instance_answers_for_leaves_no_view(tasks: Tasks) -> None:
     tasks.assign([0])
     _running_with_view(tasks)
     (task,) = tasks.dismiss([0], leaves_views=True)
     assert task.left_view is not None
 
-    tasks.assign([])
+    tasks.forget_left(lambda _partition: True)
 
+    # As long as anything refers to it, a later task cannot open the store.
     assert task.left_view is None
 
 

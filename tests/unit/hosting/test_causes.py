@@ -72,8 +72,10 @@ def causes(
         return None if seconds is None else NOW_MS - int(1000 * seconds)
 
     since = {name: NOW_MS - int(1000 * seconds) for name, seconds in (unowned or {}).items()}
+    silent = {one["applicationServer"]: one["silentSeconds"] for one in known["applicationServers"]}
     here: dict[str, Any] = {"brokers": "k:9092", "now_ms": NOW_MS, "session_timeout_ms": 1000 * session}
-    here |= {"silent_ms": ms(without_broker), "answers_ms": ms(answers), "heard_ms": ms(heard)}
+    here |= {"silent_ms": ms(without_broker), "settled_ms": ms(answers), "heard_ms": ms(heard)}
+    here["heard"] = {address: NOW_MS - 1000 * seconds for address, seconds in silent.items() if seconds is not None}
     return causes_of(known, Known(**here, unowned=since, **more))
 
 
@@ -113,14 +115,13 @@ def test_a_broker_that_is_away_is_the_only_cause_and_what_follows_is_folded_away
     cause = only(causes(known, without_broker=70, own=[Cause(kind="x", urgency=Urgency.NOW, what="x", action="y")]))
 
     assert (cause.kind, cause.urgency, cause.heals) == ("broker", Urgency.NOW, False)
-    assert cause.what == "Kafka at k:9092 does not answer this instance"
+    assert cause.what == "Kafka at k:9092 does not answer this instance. Queries get 503, but for those with `maxAge`"
     assert cause.action.startswith("Restore it, or the network to it: nothing is lost")
     assert cause.since_ms == NOW_MS - 70_000
     assert cause.tasks == ("m_0", "m_1")
     assert cause.follows == (
-        "the group of t has not confirmed this instance lately",
         "nothing is known about b:1, c:1 any more",
-        "m_1 is RESTORING: Kafka at k:9092 does not answer",
+        "m_1 is RESTORING, and is opened by itself",
         "lags are not known",
     )
 
@@ -137,7 +138,8 @@ def test_brokers_that_refuse_the_connection_are_no_network_to_restore() -> None:
 
     assert cause.kind == "broker"
     assert cause.what == (
-        "Kafka at k:9092 and this instance do not accept each other: SSL handshake failed: certificate has expired"
+        "Kafka at k:9092 and this instance do not accept each other: SSL handshake failed: certificate has expired. "
+        "Queries get 503, but for those with `maxAge`"
     )
     assert cause.action.startswith("Correct certificates and passwords")
 
@@ -148,7 +150,13 @@ def test_a_missing_grant_stays_a_cause_of_its_own_without_a_broker() -> None:
     broker, grant = causes(known, without_broker=70, own=[refused()])
 
     assert grant == refused()
-    assert broker.follows == ("this instance joins the group of t", "lags are not known")
+    assert broker.follows == ("lags are not known",)
+
+
+def test_a_process_that_was_suspended_has_time_to_hear_from_the_broker_again() -> None:
+    resumed = only(causes(status(task(), silent_here=70), without_broker=70, answers=1))
+
+    assert (resumed.kind, resumed.urgency, resumed.heals) == ("broker", Urgency.NONE, True)
 
 
 def test_a_task_that_is_halted_here_is_a_cause_of_its_own_although_the_broker_is_away() -> None:
@@ -174,7 +182,7 @@ def test_a_killed_instance_is_one_cause_with_its_partitions_that_nobody_answers_
 
     assert (cause.kind, cause.urgency, section(cause)) == ("silent", Urgency.SOON, "BalanceInstanceDown")
     assert cause.what == "b:1 is not heard of; 3 of its partitions have no owner yet that answers"
-    assert cause.action.startswith("Start it again, unless it was removed.")
+    assert cause.action.startswith("Look whether its process runs, and start it again, unless it was removed. The")
     assert cause.since_ms == NOW_MS - 5000
     assert (cause.tasks, cause.servers) == (("m_1", "m_2", "m_4"), (PEER,))
     assert cause.follows == (
@@ -182,6 +190,31 @@ def test_a_killed_instance_is_one_cause_with_its_partitions_that_nobody_answers_
         "m_2 is opened at a:1, about 3 s left",
         "m_4 is opened at a:1",
     )
+
+
+def test_a_killed_instance_whose_partitions_have_other_owners_leaves_nothing_to_wait_for() -> None:
+    known = status(task(0), task(1), peers=[server(PEER, task(1), silent=40)])
+
+    cause = only(causes(known))
+
+    assert (cause.tasks, cause.action.rpartition(". ")[2]) == ((), "The others have taken its partitions over")
+    known = status(task(0), peers=[server(PEER, task(1), silent=90)], unhosted=["m_1"])
+    (_, never) = causes(known, unowned={"m_1": 85})
+    assert "The others" not in never.action
+
+
+@pytest.mark.parametrize(("peer", "is_told"), [(4, False), (5, True)])
+def test_an_instance_that_loses_the_broker_does_not_call_others_silent(peer: int, *, is_told: bool) -> None:
+    found = causes(status(task(), silent_here=3, peers=[server(PEER, task(1), silent=peer)], unhosted=["m_1"]))
+
+    assert ("silent" in [cause.kind for cause in found]) == is_told
+
+
+@pytest.mark.parametrize(("seconds", "is_told"), [(9, False), (10, True)])
+def test_an_instance_that_starts_has_time_to_hear_of_others(seconds: float, *, is_told: bool) -> None:
+    found = causes(status(task(), peers=[server(PEER, silent=None)]), heard=seconds)
+
+    assert bool(found) == is_told
 
 
 def test_an_instance_that_ended_before_this_one_started_is_mentioned_only() -> None:
@@ -459,6 +492,22 @@ def test_dead_letters_that_need_a_decision_are_one_cause_for_all_read_models() -
     assert cause.what == "7 dead letters need you"
     assert cause.follows == ("m: 6 with the cause key-null", "n: 1 with the cause key-null")
     assert only(causes(status(task(0, deadLetters=[{**WAITS, "count": 1}])))).what == "1 dead letter needs you"
+
+
+@pytest.mark.parametrize(
+    ("given", "action"),
+    [
+        (["key-null"], "Discard them, or correct what their producer sends"),
+        (["key-null", "schema-incompatible"], "Redrive those that can be applied now"),
+    ],
+)
+def test_what_to_do_about_dead_letters_depends_on_whether_a_redrive_can_apply_them(
+    given: Sequence[str], action: str
+) -> None:
+    cause = only(causes(status(task(0, deadLetters=[{**WAITS, "cause": one} for one in given]))))
+
+    assert cause.action.startswith(action)
+    assert "`balance-service dead-letters list`" in cause.action
 
 
 def test_a_generation_under_older_rules_names_the_schemas_and_the_command() -> None:

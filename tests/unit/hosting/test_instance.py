@@ -119,7 +119,7 @@ def running(
     rebuilds = SimpleNamespace(status_of=lambda _stage: "serving", since_of=lambda _stage: None)
     parts: Any = {"engine": engine, "directory": directory, "rebuilds": rebuilds, "commands": {}}
     noted = Since(lambda: SINCE_MS)
-    noted.note(["here:1"] if hears else [])
+    noted.note(["Kafka", *["here:1"] * hears, *(s.source_problem for s in stages)])
     if after_outage:
         noted.of = {**noted.of, "Kafka": now_ms()}
     return Instance(noted=noted, began_ms=now_ms() - int(1000 * age), **parts)
@@ -296,7 +296,9 @@ def test_a_healthy_instance_has_no_cause() -> None:
 def test_an_instance_that_nothing_answers_reports_the_broker_alone() -> None:
     instance = running(stage("balance", ends_age=60), unconfirmed=["balance"])
 
-    assert causes(instance) == [("broker", "NOW", "Kafka at k:9092 does not answer this instance")]
+    assert causes(instance) == [
+        ("broker", "NOW", "Kafka at k:9092 does not answer this instance. Queries get 503, but for those with `maxAge`")
+    ]
 
 
 def test_an_instance_that_one_topic_answers_has_a_broker() -> None:
@@ -324,6 +326,13 @@ def test_a_topic_without_a_leader_is_one_cause_with_what_follows_for_its_stages(
     assert cause.follows == ("reading the offsets of t",)
 
 
+def test_what_an_outage_has_left_is_no_cause_before_it_had_time_to_heal() -> None:
+    stages = [stage("balance", ends_age=12), stage("activity", unlooked="broker handle destroyed")]
+
+    assert [kind for kind, _, _ in causes(running(*stages))] == ["ends-unknown", "not-folded"]
+    assert causes(running(*stages, after_outage=True)) == []
+
+
 @pytest.mark.parametrize(("age", "kinds"), [(5, []), (15, [("ends-unknown", "SOON")])])
 def test_ends_that_were_never_read_are_a_cause_once_the_instance_has_run_for_a_while(
     age: float, kinds: list[tuple[str, str]]
@@ -335,9 +344,7 @@ def test_ends_that_were_never_read_are_a_cause_once_the_instance_has_run_for_a_w
 
 @pytest.mark.parametrize(("age", "urgency"), [(5, "NONE"), (15, "SOON")])
 def test_an_instance_that_does_not_hear_itself_knows_nothing_about_others(age: float, urgency: str) -> None:
-    told = (
-        "This instance reads nothing from app-application-servers, not even about itself: what others do is not known"
-    )
+    told = "This instance does not know what the others do: it receives no records of the topic app-application-servers"
 
     assert causes(running(stage("balance"), hears=False, age=age)) == [("unheard", urgency, told)]
 
@@ -356,12 +363,12 @@ def test_an_instance_notes_itself_and_what_no_instance_runs_while_it_hears_itsel
         PublishedTask("n", 3, "ACTIVE", "RUNNING", 1, 7),
     )
     hear("here:1")
-    assert noted_now(stages, table, "here:1") == ["here:1"]
+    assert noted_now(stages, table, "here:1") == ["Kafka", "here:1"]
     clock.now += 5
     # Its own record is outdated, too.
     assert noted_now(stages, table, "here:1") == []
     hear("here:1")
-    assert noted_now(stages, table, "here:1") == ["here:1", "balance_0", "n_3"]
+    assert noted_now(stages, table, "here:1") == ["Kafka", "here:1", "balance_0", "n_3"]
 
 
 @pytest.mark.parametrize(("age", "noted"), [(9, ["Kafka"]), (11, [])])
@@ -380,6 +387,22 @@ def test_since_keeps_the_first_time_of_what_lasts_and_forgets_what_has_ended() -
     since.note(["y", "z"])
 
     assert since.of == {"y": 100, "z": 200}
+
+
+def test_since_notices_that_the_process_was_suspended() -> None:
+    now = [0]
+    since = Since(lambda: now[0])
+    now[0] = 1000
+    since.note([])
+    now[0] = 70_000
+
+    # Nothing was noted since.
+    assert since.unbroken_ms == 70_000
+    now[0] = 70_500
+    since.note([])
+    now[0] = 71_500
+    since.note([])
+    assert since.unbroken_ms == 70_500
 
 
 @pytest.mark.parametrize(
@@ -408,7 +431,7 @@ def test_the_connection_that_brokers_refuse_is_told_with_their_reason() -> None:
 
     ((_, _, told),) = causes(instance)
 
-    assert told.endswith("do not accept each other: SSL handshake failed")
+    assert "do not accept each other: SSL handshake failed." in told
 
 
 def test_an_instance_that_starts_heals_by_itself() -> None:

@@ -120,6 +120,21 @@ def test_peers_that_have_been_silent_are_asked_for_an_old_state_only(
 
 
 @pytest.mark.shows("max-age")
+@pytest.mark.parametrize(("parameters", "is_asked"), [({"maxAge": "60"}, True), ({"maxLag": "60"}, False)])
+def test_peers_without_a_task_are_asked_for_an_old_state_only(
+    tmp_path: Path, parameters: dict[str, Any], *, is_asked: bool
+) -> None:
+    asker, other = Instance(tmp_path / "store"), Peer(answering(headers={"Balance-Role": "standby"}))
+
+    answer = ask_with_peers(
+        asker, other, before=lambda addresses: asker.hear_of_host(addresses[0]), owns=False, **parameters
+    )
+
+    assert bool(other.asked) == is_asked
+    assert answer.status == (200 if is_asked else 503)
+
+
+@pytest.mark.shows("max-age")
 def test_a_silent_peer_that_did_not_answer_is_asked_after_all_others(tmp_path: Path) -> None:
     asker = Instance(tmp_path / "store")
     asker.hear_of_owner("dead:1")
