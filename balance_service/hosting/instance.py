@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from balance_service.cluster.directory import ACTIVE, PublishedTask
@@ -318,8 +319,12 @@ def noted_now(stages: Mapping[str, Tasks], table: ServerTable, address: str) -> 
 
 def forget_left(stages: Mapping[str, Tasks], table: ServerTable) -> None:
     """Has tasks give up what they have left of partitions for which another instance answers."""
-    for tasks in stages.values():
-        tasks.forget_left(lambda partition, name=tasks.name: bool(table.owners(name, partition, _ANSWERING)))
+    for name, tasks in stages.items():
+        tasks.forget_left(partial(_is_answered, table, name))
+
+
+def _is_answered(table: ServerTable, stage: str, partition: int) -> bool:
+    return bool(table.owners(stage, partition, _ANSWERING))
 
 
 def _wanted(stages: Mapping[str, Tasks]) -> set[tuple[str, int]]:
