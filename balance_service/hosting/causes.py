@@ -356,14 +356,23 @@ class _Seen:
     def _may_hear_soon(self, since_ms: int | None) -> bool:
         """Whether this instance has heard too little, also of itself, to call one silent that it heard last then."""
         known = self._known
-        here_ms = known.heard.get(self._here)
-        if known.heard_ms is None or here_ms is None:
+        if known.heard_ms is None:
             return True
         if since_ms is None:
             return not known.lasts(known.heard_ms)
         # It heard nobody before that, not even itself.
         is_before = since_ms < known.heard_ms
-        return here_ms - since_ms < _SILENT_MS or (is_before and not known.lasts(known.heard_ms, known.moves_ms))
+        return self._is_as_silent(since_ms) or (is_before and not known.lasts(known.heard_ms, known.moves_ms))
+
+    def _is_as_silent(self, since_ms: int | None) -> bool:
+        """Whether this instance was last heard at about the same time."""
+        here_ms = self._known.heard.get(self._here)
+        return since_ms is not None and here_ms is not None and here_ms - since_ms < _SILENT_MS
+
+    def _may_have_owner(self, name: str) -> bool:
+        """Whether a task has an owner that is not heard now, and neither is this instance."""
+        owners = (task for task in self._by_name.get(name, ()) if task.told["role"] == "active" and not task.is_live)
+        return any(self._is_as_silent(self._known.heard.get(owner.server)) for owner in owners)
 
     def _is_replaced(self, server: Mapping[str, Any]) -> bool:
         """Whether a silent instance owned partitions, and all of them have other owners."""
@@ -466,7 +475,7 @@ class _Seen:
         owner, serves = self._owner(name), self._serves(name)
         if owner is None:
             # An instance that does not hear itself knows of no owner elsewhere.
-            if serves and self._known.heard_ms is not None:
+            if serves and self._known.heard_ms is not None and not self._may_have_owner(name):
                 yield self._unowned(name)
             return
         told = owner.told

@@ -205,7 +205,7 @@ class Instance:
             urgency = Urgency.NONE if is_young else Urgency.SOON
             yield Cause("joining", urgency, waits, action, heals=is_young, since_ms=since_ms)
         if known.heard_ms is None and not waits and not problems:
-            yield self._unheard(known)
+            yield from self._unheard(known)
         if unconfirmed := [topic for topic in memberships.unconfirmed if topic not in joining]:
             what = f"The group of {', '.join(unconfirmed)} has not confirmed this instance lately"
             action = "Check its network to Kafka. After a suspension, it goes on by itself"
@@ -216,18 +216,14 @@ class Instance:
                 action = "If the secret was changed, name the former one. Otherwise, find who may write to the topic"
                 yield Cause("control-record", Urgency.SOON, problem[:1].upper() + problem[1:], action)
 
-    def _unheard(self, known: Known) -> Cause:
-        """Returns the cause that this instance hears nobody in the directory, although Kafka answers."""
+    def _unheard(self, known: Known) -> Iterator[Cause]:
+        """Yields the cause that this instance hears nobody in the directory, although Kafka answers."""
         since_ms = max(self.began_ms, known.heard.get(self.directory.address, 0))
-        topic, is_young = self.engine.settings.application_servers_topic, not known.lasts(since_ms)
-        return Cause(
-            "unheard",
-            Urgency.NONE if is_young else Urgency.SOON,
-            f"This instance does not know what the others do: it receives no records of the topic {topic}",
-            "Wait: it takes seconds" if is_young else "Restore the leader of that topic's partition",
-            heals=is_young,
-            since_ms=since_ms,
-        )
+        if known.lasts(since_ms):
+            topic = self.engine.settings.application_servers_topic
+            what = f"This instance does not know what the others do: it receives no records of the topic {topic}"
+            action = "Restore the leader of that topic's partition"
+            yield Cause("unheard", Urgency.SOON, what, action, since_ms=since_ms)
 
     def _causes_of_stages(self, known: Known) -> Iterator[Cause]:
         """Yields what is wrong with the stages here that their published tasks do not say, each sentence once."""
