@@ -182,12 +182,15 @@ class Action(TypedDict):
 
     at: Time
     by: str
-    """Whose token it was; without tokens, the address that asked; empty for the service itself."""
+    """Whose token it was; without tokens, the address that asked; or the command that needs no instance; or `the
+    service`, for what it did by itself."""
     action: Annotated[str, Field(examples=["discard"])]
     about: Annotated[str, Field(examples=["balance/1:42"])]
     """The id of a dead letter, or a read model."""
-    detail: str
+    detail: Annotated[str, Field(examples=["generation 2 serves, 1 is dropped"])]
+    """The cause of the dead letter; or which generations there are after the step, and which it dropped."""
     reason: str
+    """Who decided gave it; or why the service did it by itself."""
 
 
 @closed
@@ -259,7 +262,8 @@ INSTANCE_ROUTES = (
         scopes=frozenset({Scope.OPERATE}),
         summary="What operators did",
         description="Decisions about dead letters, and steps of generations, including those of the service itself. "
-        "Both are kept permanently; these are the last ones.",
+        "Both are kept permanently; these are the last ones. Requests that were refused changed nothing, and are not "
+        "kept.",
         responses=(
             ok("The history.", History, {"actions": [_ACTION]}),
             retry_later("The broker does not respond, or the instance is starting."),
