@@ -143,9 +143,12 @@ class HaltedTask(TypedDict):
 @closed
 class LogLine(TypedDict):
     at: Time
+    """When it was logged last."""
     level: str
     line: str
     """JSON, cut after 2,000 characters. It may quote events."""
+    times: Annotated[int, Field(ge=1)]
+    """How often it was logged. Lines that differ in numbers only count as one."""
 
 
 @closed
@@ -173,7 +176,7 @@ class InstanceDetails(TypedDict):
     settings: list[Setting]
     halted: list[HaltedTask]
     log: list[LogLine]
-    """The last 50 warnings and errors, the newest first."""
+    """The last 50 different warnings and errors, the newest first."""
 
 
 @closed
@@ -213,7 +216,14 @@ _DETAILS: InstanceDetails = {
     "storeBytes": 73_400,
     "settings": [{"name": "BALANCE_HTTP_PORT", "value": "5051", "isSet": True}],
     "halted": [],
-    "log": [{"at": "2026-01-02T03:04:05.678Z", "level": "warning", "line": '{"reason": "…", "event": "task waiting"}'}],
+    "log": [
+        {
+            "at": "2026-01-02T03:04:05.678Z",
+            "level": "warning",
+            "line": '{"reason": "…", "event": "task waiting"}',
+            "times": 3,
+        }
+    ],
 }
 _ACTION: Action = {
     "at": "2026-01-02T03:04:05.678Z",
