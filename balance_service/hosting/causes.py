@@ -34,6 +34,7 @@ _NUMBERS = re.compile(r"[0-9]+")
 SECTIONS = {
     "behind": "BalanceLagGrowing",
     "broker": "BalanceEndsUnknown",
+    "building": "GenerationBuilding",
     "control-record": "BalanceControlRecordRefused",
     "ends-unknown": "BalanceEndsUnknown",
     "halted": "BalanceTaskHalted",
@@ -43,6 +44,7 @@ SECTIONS = {
     "misplaced": "BalanceDeadLetters",
     "not-folded": "BalanceStreamFailing",
     "not-ready": "BalanceNotReady",
+    "ready": "GenerationReady",
     "refused": "BalanceNotReady",
     "restoring": "BalanceRestoring",
     "shared-address": "BalanceAddressShared",
