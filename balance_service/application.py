@@ -29,7 +29,7 @@ from balance_service.hosting.causes import starting, unknown_settings
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
 from balance_service.hosting.details import details_of
 from balance_service.hosting.engine import Engine, Patience
-from balance_service.hosting.history import history_of
+from balance_service.hosting.history import History
 from balance_service.hosting.instance import Instance, Since, forget_left, noted_now, published
 from balance_service.hosting.rebuilds import Rebuilds
 from balance_service.http.answer import unavailable
@@ -422,7 +422,7 @@ class _Queries:
             peer=peer,
             proxy=self._proxy,
             address=self._settings.application_server,
-            history=partial(history_of, self._instance.engine),
+            history=History(self._instance.engine).last,
             timeout_seconds=self._settings.read_timeout_seconds,
         )
 

@@ -23,7 +23,7 @@ from balance_service.kafka.signing import HEADER
 from balance_service.model.generations import Comparison
 from balance_service.model.keys import KeyType
 from balance_service.model.stage import model_and_generation
-from balance_service.process.runtime import elapsed
+from balance_service.process.runtime import Attempts, elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -418,6 +418,10 @@ class Directory:
         self._on_refused = on_refused
         self._warned_at: dict[str, float] = {}
         self._was_shared = False
+        self._publishing = Attempts(
+            log, "publishing to the directory failed", "publishing to the directory works again"
+        )
+        self._following = Attempts(log, "following the directory failed", "the directory is followed again")
         self.address = address
         self._forbidden: dict[str, str] = {}
         self.table = table
@@ -484,15 +488,16 @@ class Directory:
         try:
             messages = self._reader.read()
         except OffsetOutOfRangeError as error:
-            log.warning("following the directory failed", error=str(error))
+            self._following.failed(error)
             # The topic was recreated, or lost its end.
             self._start_over()
             return
         except BalanceServiceError as error:
-            log.warning("following the directory failed", error=str(error))
+            self._following.failed(error)
             self._note("Read", str(error) if isinstance(error, NotAuthorizedError) else "")
             return
         if messages:
+            self._following.succeeded()
             self._note("Read", "")
         if self._live_from is None and messages:
             # If other instances publish all the time, the reader never meets the end.
@@ -548,11 +553,13 @@ class Directory:
             )
             self._producer.poll(0)
         except (KafkaException, BufferError) as error:
-            log.warning("publishing to the directory failed", topic=self._topic, error=str(error))
+            self._publishing.failed(error, topic=self._topic)
 
     def _published(self, error: KafkaError | None, _message: Message) -> None:
-        if error is not None:
-            log.warning("publishing to the directory failed", topic=self._topic, error=error.str())
+        if error is None:
+            self._publishing.succeeded(topic=self._topic)
+        else:
+            self._publishing.failed(error.str(), topic=self._topic)
         topic = f"topic '{self._topic}'"
         forbidden = error and not_authorized(error, f"writing to {topic}", f"Write on {topic}")
         self._note("Write", str(forbidden or ""))

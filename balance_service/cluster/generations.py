@@ -30,7 +30,7 @@ from balance_service.kafka.signing import ControlRecord, ControlRecords
 from balance_service.kafka.topic_specs import prepare_generations
 from balance_service.model.generations import Generations
 from balance_service.process.failpoints import reach
-from balance_service.process.runtime import PeriodicThread
+from balance_service.process.runtime import Attempts, PeriodicThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -90,6 +90,7 @@ class GenerationLog(PeriodicThread):
         self._changed = threading.Event()
         self._reader: LogReader | None = None
         self._followed: list[ControlRecord] = []
+        self._attempts = Attempts(log, "following the generations failed", "the generations are followed again")
         self._read_to_end()
         self.records.require_secret()
 
@@ -307,8 +308,9 @@ class GenerationLog(PeriodicThread):
             if messages := self._reader.read():
                 self._followed += map(ControlRecord.of, messages)
                 self._result(self._followed)
+                self._attempts.succeeded()
         except BalanceServiceError as error:
-            log.warning("following the generations failed", error=str(error))
+            self._attempts.failed(error)
             # From the beginning again: it is past the record whose schema it could not get.
             if self._reader is not None:
                 with suppress(KafkaException):

@@ -193,6 +193,17 @@ class DecisionLog:
                 )
         return found
 
+    def end(self, topics: Topics) -> tuple[str, tuple[int, ...]] | None:
+        """Returns the topic's id and the ends of its partitions, which change with its records; None without a topic.
+
+        Raises:
+            RetriableError: the broker does not respond.
+        """
+        if (topic := topics.find(self.records.topic)) is None:
+            return None
+        ends = topics.offsets(topic.name, range(topic.partitions))
+        return topic.topic_id, tuple(end for _, end in sorted(ends.items()))
+
     def read(self, settings: Settings, topics: Topics) -> Iterator[tuple[LetterId, Mapping[str, Any]]]:
         """Yields the records of the decisions that count, of all stages, in the order of the topic's partitions.
 

@@ -11,6 +11,7 @@ from balance_service.engine.opening import check_same_log
 from balance_service.engine.records import Role
 from balance_service.errors import BalanceServiceError, RetriableError, TaskHaltedError
 from balance_service.kafka.topic_specs import losses
+from balance_service.process.runtime import Attempts
 
 if TYPE_CHECKING:
     from balance_service.engine.tasks import Tasks
@@ -30,13 +31,16 @@ class SourceCheck:
         self._tasks = tasks
         self._topics = tasks.hosted.topics
         self._source = tasks.hosted.source
+        self._attempts = Attempts(log, "the source cannot be looked at", "the source can be looked at again")
 
     def run_once(self) -> None:
         try:
             self._check()
         except BalanceServiceError as error:
             self._tasks.source_problem = str(error)
-            log.warning("the source cannot be looked at", source=self._source.name, error=str(error))
+            self._attempts.failed(error, source=self._source.name)
+        else:
+            self._attempts.succeeded(source=self._source.name)
 
     def _check(self) -> None:
         topic = self._topics.find_patiently(self._source.name)
@@ -75,6 +79,8 @@ class LossCheck:
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self._next = 0.0
+        failed, works = "the configuration of topics cannot be looked at", "it can be looked at again"
+        self._attempts = Attempts(log, failed, works)
 
     def run_once(self) -> None:
         if time.monotonic() < self._next:
@@ -86,8 +92,9 @@ class LossCheck:
             builds = hosted.siblings.builds(hosted.stage)
             found = losses(hosted.topics, hosted.settings, hosted.stage, with_changelog=not builds)
         except BalanceServiceError as error:
-            log.warning("the configuration of topics cannot be looked at", stage=hosted.name, error=str(error))
+            self._attempts.failed(error, stage=hosted.name)
             return
+        self._attempts.succeeded(stage=hosted.name)
         for loss in found:
             if loss not in self._tasks.losses:
                 log.warning("a topic may lose records: the next start is refused", stage=hosted.name, reason=loss)
@@ -107,6 +114,7 @@ class Purge:
         self._tasks = tasks
         self._letters = tasks.hosted.processor.letters
         self._purged: dict[int, int] = {}
+        self._attempts = Attempts(log, "applied records are not deleted yet", "applied records are deleted again")
 
     def run_once(self) -> None:
         source = self._tasks.hosted.source.name
@@ -121,4 +129,6 @@ class Purge:
             self._tasks.hosted.topics.delete_before(source, fresh)
             self._purged |= fresh
         except BalanceServiceError as error:
-            log.warning("applied records are not deleted yet", topic=source, error=str(error))
+            self._attempts.failed(error, topic=source)
+        else:
+            self._attempts.succeeded(topic=source)

@@ -37,6 +37,7 @@ _NUMBERS = re.compile(r"[0-9]+")
 SECTIONS = {
     "behind": "BalanceLagGrowing",
     "broker": "BalanceEndsUnknown",
+    "building": "GenerationBuilding",
     "control-record": "BalanceControlRecordRefused",
     "ends-unknown": "BalanceEndsUnknown",
     "halted": "BalanceTaskHalted",
@@ -46,6 +47,7 @@ SECTIONS = {
     "misplaced": "BalanceDeadLetters",
     "not-folded": "BalanceStreamFailing",
     "not-ready": "BalanceNotReady",
+    "ready": "GenerationReady",
     "refused": "BalanceNotReady",
     "restoring": "BalanceRestoring",
     "shared-address": "BalanceAddressShared",

@@ -48,8 +48,13 @@ def details_of(settings: Settings, began_ms: int, engine: Engine | None) -> dict
         "settings": [*_settings(settings)],
         "halted": [_halted(task, task.failed_at) for task in tasks if task.failed_at is not None],
         "log": [
-            {"at": iso_time(int(1000 * at.timestamp())), "level": level, "line": line}
-            for at, level, line in last_warnings()
+            {
+                "at": iso_time(int(1000 * kept.at.timestamp())),
+                "level": kept.level,
+                "line": kept.line,
+                "times": kept.times,
+            }
+            for kept in last_warnings()
         ],
     }
 

@@ -41,7 +41,7 @@ from balance_service.model.versions import Versions
 from balance_service.observability.tracing import UNTRACED
 from balance_service.process import open_files
 from balance_service.process.failpoints import reach
-from balance_service.process.runtime import PeriodicThread
+from balance_service.process.runtime import Attempts, PeriodicThread
 from balance_service.spark.decode import Decoder
 from balance_service.spark.row_query import in_short
 from balance_service.spark.session import SparkSampler, start_spark
@@ -92,15 +92,17 @@ class Patience:
 
     def until_up(self, attempt: Callable[[], T]) -> T:
         """Repeats an attempt until it succeeds. Raises RetriableError once the instance stops."""
+        attempts = Attempts(log, "waiting", "the wait is over")
         while True:
             try:
                 done = attempt()
             except RetriableError as error:
-                log.warning("waiting", reason=str(error))
+                attempts.failed(error)
                 self._on_wait(str(error))
                 if self._stopping.wait(_RETRY_SECONDS):
                     raise
             else:
+                attempts.succeeded()
                 self._on_wait("")
                 return done
 

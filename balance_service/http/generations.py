@@ -239,8 +239,9 @@ class ModelGenerations(TypedDict):
     action: str
     """What led to this: `begin`, `rebuild`, `rebuild offline`, `compare`, `switch`, `settle` or `drop`."""
     by: str
-    """Who asked for it; empty for the service itself."""
+    """Who asked for it, or the command that needs no instance; empty for the service itself."""
     reason: str
+    """Who asked gave it; or why the service did it by itself."""
     problem: str
     """Why steps cannot be taken now, and at which instances; else empty."""
 

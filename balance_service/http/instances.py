@@ -143,9 +143,12 @@ class HaltedTask(TypedDict):
 @closed
 class LogLine(TypedDict):
     at: Time
+    """When it was logged last."""
     level: str
     line: str
     """JSON, cut after 2,000 characters. It may quote events."""
+    times: Annotated[int, Field(ge=1)]
+    """How often it was logged. Lines that differ in numbers only count as one."""
 
 
 @closed
@@ -173,7 +176,7 @@ class InstanceDetails(TypedDict):
     settings: list[Setting]
     halted: list[HaltedTask]
     log: list[LogLine]
-    """The last 50 warnings and errors, the newest first."""
+    """The last 50 different warnings and errors, the newest first."""
 
 
 @closed
@@ -182,12 +185,15 @@ class Action(TypedDict):
 
     at: Time
     by: str
-    """Whose token it was; without tokens, the address that asked; empty for the service itself."""
+    """Whose token it was; without tokens, the address that asked; or the command that needs no instance; or `the
+    service`, for what it did by itself."""
     action: Annotated[str, Field(examples=["discard"])]
     about: Annotated[str, Field(examples=["balance/1:42"])]
     """The id of a dead letter, or a read model."""
-    detail: str
+    detail: Annotated[str, Field(examples=["generation 2 serves, 1 is dropped"])]
+    """The cause of the dead letter; or which generations there are after the step, and which it dropped."""
     reason: str
+    """Who decided gave it; or why the service did it by itself."""
 
 
 @closed
@@ -210,7 +216,14 @@ _DETAILS: InstanceDetails = {
     "storeBytes": 73_400,
     "settings": [{"name": "BALANCE_HTTP_PORT", "value": "5051", "isSet": True}],
     "halted": [],
-    "log": [{"at": "2026-01-02T03:04:05.678Z", "level": "warning", "line": '{"reason": "…", "event": "task waiting"}'}],
+    "log": [
+        {
+            "at": "2026-01-02T03:04:05.678Z",
+            "level": "warning",
+            "line": '{"reason": "…", "event": "task waiting"}',
+            "times": 3,
+        }
+    ],
 }
 _ACTION: Action = {
     "at": "2026-01-02T03:04:05.678Z",
@@ -259,7 +272,8 @@ INSTANCE_ROUTES = (
         scopes=frozenset({Scope.OPERATE}),
         summary="What operators did",
         description="Decisions about dead letters, and steps of generations, including those of the service itself. "
-        "Both are kept permanently; these are the last ones.",
+        "Both are kept permanently; these are the last ones. Requests that were refused changed nothing, and are not "
+        "kept.",
         responses=(
             ok("The history.", History, {"actions": [_ACTION]}),
             retry_later("The broker does not respond, or the instance is starting."),

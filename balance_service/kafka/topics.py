@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 
 from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
 from balance_service.kafka.clients import ConnectionErrors, by_remedy, common_config, new_client
-from balance_service.process.runtime import elapsed
+from balance_service.process.runtime import Attempts, elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -329,6 +329,7 @@ class Watermarks:
         self.problem = ""
         """Why the ends could not be read last; empty if they were."""
         self._ends: dict[int, _Ends] = {}
+        self._attempts = Attempts(log, "the source's end is not known", "the source's end is known again")
 
     def refresh(self) -> None:
         read_at = self._clock()
@@ -336,9 +337,10 @@ class Watermarks:
             self._known = (self._read(), read_at)
         except BalanceServiceError as error:
             self.problem = str(error)
-            log.warning("the source's end is not known", error=self.problem)
+            self._attempts.failed(error)
             return
         self.problem = ""
+        self._attempts.succeeded()
         for partition, end in self._known[0].items():
             self._ends.setdefault(partition, _Ends()).add(end, read_at)
 

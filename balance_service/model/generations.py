@@ -198,7 +198,10 @@ class Generations:
         """The first generation is folded by a declaration; unchanged if the model has a record."""
         if self.number:
             return self
-        return self._next("begin", "", "", newest_version=declaration.version, declarations={self.serving: declaration})
+        reason = "it is hosted for the first time"
+        return self._next(
+            "begin", "", reason, newest_version=declaration.version, declarations={self.serving: declaration}
+        )
 
     def upgraded(self, declaration: Declaration, switch: Switch, keep_old_seconds: int) -> Generations:
         """A generation of a higher version than any so far is built; unchanged if there is one, or another is live."""
@@ -212,7 +215,7 @@ class Generations:
         number = self.newest + 1
         return self._next(
             "rebuild offline",
-            "",
+            "balance-service rebuild --offline",
             "",
             newest=number,
             newest_version=max(self.newest_version, declaration.version),
@@ -284,7 +287,9 @@ class Generations:
         after = replace(self, comparison=comparison, declarations={**self.declarations, generation: declared})
         serves = building.switch is Switch.ALWAYS or (building.switch is Switch.WHEN_EQUAL and comparison.is_equal)
         if serves and not why_not:
-            return after._serve_built(building, "", "")
+            always = building.switch is Switch.ALWAYS
+            why = "was to serve then in any case" if always else "all states are equal"
+            return after._serve_built(building, "", f"it has caught up, and {why}")
         return after._next("compare", "", why_not if serves else "")
 
     def switched(self, to: int | None, by: str, reason: str) -> Generations:
@@ -325,7 +330,8 @@ class Generations:
 
     def settled(self) -> Generations:
         """The serving generation sends the outputs of all partitions."""
-        return self._next("settle", "", "", is_settled=True, former=())
+        reason = f"generation {self.serving} has taken over all partitions"
+        return self._next("settle", "", reason, is_settled=True, former=())
 
     def _serve_built(self, building: Building, by: str, reason: str) -> Generations:
         return self._switched(building.generation, building.keep_old_seconds, by, reason)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
@@ -20,23 +21,46 @@ _REPEAT_SECONDS = 10.0
 _MOST_WARNINGS, _WARNINGS_SECONDS = 100, 60.0
 _MOST_KINDS = 1_000
 _MOST_KEPT, _MOST_KEPT_CHARACTERS = 50, 2_000
+_NUMBERS, _LEFT_OUT = re.compile("[0-9]+"), re.compile(', "left_out": [0-9]+')
 
 
 class KeptLine(NamedTuple):
-    """A line of the log. It may quote events, and be cut."""
+    """A line of the log. It may quote events, and be cut.
+
+    `times` is how often it was logged, counting lines that differ in numbers only; `at` and `line` are of the last.
+    """
 
     at: datetime
     level: str
     line: str
+    times: int
+    kind: tuple[str, str]
+    """Logger and event; a library's lines have no event."""
 
 
-# The oldest first. Threads append.
-_kept: deque[KeptLine] = deque(maxlen=_MOST_KEPT)
+# By what they say, the one that was logged last at the end. Handlers write one line at a time.
+_kept: dict[str, KeptLine] = {}
 
 
 def last_warnings() -> list[KeptLine]:
     """Returns the last warnings and errors that this process has logged, the newest first; at most 50."""
-    return [*reversed(_kept.copy())]
+    return [*reversed(_kept.copy().values())]
+
+
+def _keep(record: logging.LogRecord, line: str) -> None:
+    fields = record.msg if isinstance(record.msg, dict) else {}
+    says = _NUMBERS.sub("#", _LEFT_OUT.sub("", line))
+    before = _kept.pop(says, None)
+    _kept[says] = KeptLine(
+        datetime.fromtimestamp(record.created, UTC),
+        record.levelname.lower(),
+        line[:_MOST_KEPT_CHARACTERS],
+        1 + fields.get("left_out", 0) + (0 if before is None else before.times),
+        (record.name, str(fields.get("event", ""))),
+    )
+    if len(_kept) > _MOST_KEPT:
+        ((most, _),) = Counter(kept.kind for kept in _kept.values()).most_common(1)
+        del _kept[next(says for says, kept in _kept.items() if kept.kind == most)]
 
 
 def configure_logging(level: str) -> None:
@@ -94,8 +118,7 @@ class _KeepingHandler(logging.StreamHandler[TextIO]):
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
         if record.levelno >= logging.WARNING:
-            at = datetime.fromtimestamp(record.created, UTC)
-            _kept.append(KeptLine(at, record.levelname.lower(), line[:_MOST_KEPT_CHARACTERS]))
+            _keep(record, line)
         return line
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import threading
 import time
@@ -16,6 +17,8 @@ import structlog
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from structlog.stdlib import BoundLogger
+
 log = structlog.get_logger(__name__)
 
 # On Linux, `time.monotonic` stops while the machine is suspended; the other machines of the cluster go on.
@@ -24,6 +27,7 @@ _COLLECT_AFTER_ALLOCATIONS = 100_000
 _SWITCH_INTERVAL_SECONDS = 0.0005
 # A smaller difference between two clocks is that between their readings.
 _CLOCK_SET_MS = 500
+_NUMBERS = re.compile("[0-9]+")
 
 
 def elapsed() -> float:
@@ -111,6 +115,36 @@ def thread_failures(on_failure: Callable[[], object]) -> Iterator[list[BaseExcep
         yield failures
     finally:
         threading.excepthook = before
+
+
+class Attempts:
+    """Logs what is tried again and again: that it fails, once for each reason, and that it works again.
+
+    Reasons that differ in numbers only are one. For one thread.
+    """
+
+    def __init__(self, log: BoundLogger, failed: str, works: str) -> None:
+        """Args:
+        failed, works: the events.
+        """
+        self._log = log
+        self._failed = failed
+        self._works = works
+        self._told: set[str] = set()
+
+    def failed(self, error: object, **about: object) -> None:
+        """Args:
+        error: why, as a text or an exception.
+        """
+        reason = _NUMBERS.sub("#", str(error))
+        if reason not in self._told:
+            self._told.add(reason)
+            self._log.warning(self._failed, error=str(error), **about)
+
+    def succeeded(self, **about: object) -> None:
+        if self._told:
+            self._told.clear()
+            self._log.info(self._works, **about)
 
 
 class PeriodicThread:

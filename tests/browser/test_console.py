@@ -260,6 +260,32 @@ def test_dead_letters_are_discarded_after_a_preview_a_reason_and_a_confirmation(
     expect(page.locator("#letters-list tbody tr").first).to_contain_text("discarded")
 
 
+@pytest.mark.parametrize(
+    ("verb", "listed", "more", "is_offered"),
+    [
+        ("redrive", [("a", "waiting", "never")], [("a", "waiting")], False),
+        ("redrive", [("a", "waiting", "never")], [("a", "waiting"), ("b", "waiting")], True),
+        ("redrive", [("a", "waiting", "never")], [("b", "behind")], False),
+        ("redrive", [("a", "waiting", "never"), ("b", "parked", "")], [], True),
+        ("redrive", [("b", "applied", "it is applied already")], [("b", "parked")], True),
+        ("discard", [("a", "waiting", "never")], [], True),
+        ("discard", [("a", "discarded", "it is discarded already")], [("a", "behind")], True),
+        ("discard", [("a", "discarded", "it is discarded already")], [], False),
+    ],
+)
+def test_what_would_be_refused_is_not_offered_for_those_beyond_the_list_either(
+    view: View, verb: str, listed: list[tuple[str, str, str]], more: list[tuple[str, str]], *, is_offered: bool
+) -> None:
+    given = [
+        verb,
+        [dict(zip(("cause", "status", "redriveRefused"), one, strict=True)) for one in listed],
+        [dict(zip(("cause", "status"), one, strict=True)) for one in more],
+    ]
+    offered = "async (given) => (await import('/console/decide.js')).isOffered(...given)"
+
+    assert view.page.evaluate(offered, given) is is_offered
+
+
 def test_dead_letters_that_can_be_applied_are_redriven(view: View, pair: Pair, poison: PoisonWriter) -> None:
     customer, schema_id = customer_in(0), poison.unknown_id()
     unknown = poison.put_unknown(schema_id, customer, "5.00")
@@ -560,6 +586,28 @@ def test_a_connection_that_is_lost_is_red_once_that_lasts(view: View) -> None:
     icons = [view.page.evaluate(kind, seconds) for seconds in (2, 11)]
 
     assert icons == ["console/icon-soon.svg", "console/icon-now.svg"]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"), [("connecting", "Asking this instance for its status"), ("refused", "Give a token")]
+)
+def test_an_old_status_is_not_shown_as_that_of_now(view: View, state: str, said: str) -> None:
+    show = """async (state) => {
+        const {live} = await import('/console/live.js');
+        const {showCauses} = await import('/console/causes.js');
+        const what = {kind: "broker", urgency: "now", what: "Kafka does not answer", since: null, action: "Restore it",
+            heals: false, section: "", tasks: [], servers: [], follows: []};
+        Object.assign(live, {state, problem: "", status: {...live.status, causes: [what]}});
+        showCauses();
+        return [document.getElementById("icon").getAttribute("href"), document.getElementById("needs").innerText];
+    }"""
+    view.page.get_by_role("button", name="Pause").click()
+
+    icon, text = view.page.evaluate(show, state)
+
+    assert icon == "console/icon.svg"
+    assert text.startswith(said)
+    assert "As last heard: " in text
 
 
 def test_what_follows_from_a_cause_is_folded_away_and_stays_open_once_it_is_opened(view: View, pair: Pair) -> None:

@@ -42,20 +42,30 @@ def test_unknown_series_and_labels_are_found(expression: str, unknown: set[str])
     assert unknown_in(expression, documented_series()) == unknown
 
 
-def test_alerts_and_sections_of_the_runbook_match() -> None:
-    text = RUNBOOK.read_text(encoding="utf-8")
-    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
-
-    assert sorted(section.partition("\n")[0] for section in sections) == sorted(rule["alert"] for rule in alerts())
+SECTIONS = re.findall(r"^## (.*)$", RUNBOOK.read_text(encoding="utf-8"), re.MULTILINE)
 
 
-@pytest.mark.parametrize("alert", [rule["alert"] for rule in alerts()])
-def test_a_section_says_what_to_check_what_to_do_and_when_it_is_done(alert: str) -> None:
-    section = section_of(alert)
+def test_the_runbook_has_a_section_for_each_alert_and_behind_them_for_generations_without_one() -> None:
+    others = ["GenerationBuilding", "GenerationReady", "GenerationKept"]
+
+    assert sorted(SECTIONS[: -len(others)]) == sorted(rule["alert"] for rule in alerts())
+    assert SECTIONS[-len(others) :] == others
+
+
+def test_the_runbook_says_what_to_do_about_a_kept_generation_that_blocks_the_next_one() -> None:
+    section = section_of("GenerationKept")
+
+    assert "`balance-service drop MODEL --generation N --reason R`" in section
+    assert "(#generationkept)" in section_of("BalanceGenerationStalled")
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_section_says_what_to_check_what_to_do_and_when_it_is_done(name: str) -> None:
+    section = section_of(name)
     means, check, done = (section.find(f"**{part}.** ") for part in ("Means", "Check", "Done"))
     steps = [int(number) for number in re.findall(r"^(\d+)\. ", section[check:done], re.MULTILINE)]
 
-    assert [section.count(f"**{part}.**") for part in ("Means", "Check", "Done")] == [1, 1, 1]
+    assert [section.count(f"**{part}.**") for part in ("Means", "Urgency", "Check", "Done")] == [1, 1, 1, 1]
     assert 0 <= means < check < done
     assert re.match(r"\*\*Check\.\*\* `(curl|balance-service) ", section[check:]), (
         "the first thing to look at is a command"

@@ -187,3 +187,14 @@ def test_what_is_no_decision_and_what_no_instance_has_signed_decides_nothing(
     of_another = replace(decisions, stage="other")
     told = [str(letter_id) for letter_id, _ in of_another.read(load_settings(), topics)]
     assert told == [f"balance/0:{offset}" for offset in sorted(known[0])]
+
+
+def test_the_end_of_the_decisions_is_that_of_one_topic_and_moves_with_its_records() -> None:
+    codec = AvroCodec(FakeRegistry(), "decisions", load_schema("DeadLetterDecision"))
+    decisions = DecisionLog(records=ControlRecords("decisions"), codec=codec, stage="balance", source_topic_id="s")
+    ends = []
+    for topic in (None, Topic("decisions", "id", 2), Topic("decisions", "recreated", 2)):
+        topics: Any = SimpleNamespace(find=lambda _name, topic=topic: topic, offsets=lambda *_: {1: END, 0: OPEN_AT})
+        ends.append(decisions.end(topics))
+
+    assert ends == [None, ("id", (OPEN_AT, END)), ("recreated", (OPEN_AT, END))]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from balance_service.engine.records import Role
 from balance_service.engine.source_watch import LossCheck, Purge, SourceCheck
@@ -93,6 +94,16 @@ def test_a_broker_that_does_not_respond_is_a_problem_until_it_does(watched: Watc
     broker.is_up = True
 
     assert (while_down, watched.problem()) == ("the broker is down", "")
+
+
+def test_an_outage_is_logged_when_it_begins_and_when_it_ends(watched: Watched, broker: Broker) -> None:
+    with capture_logs() as logs:
+        for is_up in (True, False, False, False, True, True):
+            broker.is_up = is_up
+            watched.problem()
+
+    events = ["the source cannot be looked at", "the source can be looked at again"]
+    assert [line["event"] for line in logs] == events
 
 
 @pytest.mark.parametrize(
@@ -190,6 +201,23 @@ def test_a_generation_is_not_built_from_what_a_lossy_topic_has_left() -> None:
     here.losses()
 
     assert "it would be built from what is left: the source topic 'balance' is compacted" in here.halted[0]
+
+
+def test_an_outage_is_logged_once_however_often_configurations_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, now = Configured(), Clock()
+    monkeypatch.setattr("balance_service.engine.source_watch.time.monotonic", now)
+    check = LossCheck(here.tasks)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RetriableError("the broker is down")
+
+    with capture_logs() as logs, monkeypatch.context() as outage:
+        outage.setattr("balance_service.engine.source_watch.losses", fail)
+        for _ in range(5):
+            check.run_once()
+            now.now += 15
+
+    assert [line["event"] for line in logs] == ["the configuration of topics cannot be looked at"]
 
 
 def test_configurations_are_read_at_most_every_15_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

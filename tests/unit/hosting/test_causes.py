@@ -453,6 +453,7 @@ def test_a_generation_that_is_built_asks_for_nothing_and_its_tasks_have_no_part_
     cause = only(causes(known))
 
     assert (cause.kind, cause.urgency, cause.heals) == ("building", Urgency.NONE, True)
+    assert section(cause) == "GenerationBuilding"
     assert (cause.what, cause.since_ms) == ("Generation 2 of m is being built; generation 1 answers", NOW_MS - 30_000)
 
 
@@ -475,6 +476,7 @@ def test_a_generation_that_cannot_be_built_is_one_cause_and_less_urgent_than_one
 def test_a_generation_that_is_ready_needs_an_operator() -> None:
     cause = only(causes(status(task(0), models=[model("m.g3"), model("m.g4", "ready")])))
 
+    assert section(cause) == "GenerationReady"
     assert (cause.kind, cause.urgency, cause.what) == (
         "ready",
         Urgency.SOON,

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from balance_service.cluster.directory import PublishedTask, ServerTable
 from balance_service.engine.processor import OWN_CODE
@@ -287,6 +288,24 @@ def test_the_reason_of_a_wait_is_cleared_when_the_wait_is_over(monkeypatch: pyte
 
     assert Patience(threading.Event(), told.append).until_up(attempt) == "up"
     assert told == ["the broker is down", "the registry is down", ""]
+
+
+def test_a_wait_for_a_broker_is_logged_once_for_each_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balance_service.hosting.engine._RETRY_SECONDS", 0.0)
+    outages = [RetriableError("the broker is down") for _ in range(9)] + [RetriableError("the registry is down")]
+
+    def attempt() -> None:
+        if outages:
+            raise outages.pop(0)
+
+    with capture_logs() as logs:
+        Patience(threading.Event(), lambda _reason: None).until_up(attempt)
+
+    assert [(line["event"], line.get("error")) for line in logs] == [
+        ("waiting", "the broker is down"),
+        ("waiting", "the registry is down"),
+        ("the wait is over", None),
+    ]
 
 
 def test_a_healthy_instance_has_no_cause() -> None:

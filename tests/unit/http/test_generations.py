@@ -276,7 +276,7 @@ def test_the_generations_are_shown_from_the_rebuild_to_the_drop() -> None:
         [(2, "serving")],
     ]
     assert [(answer.json["action"], answer.json["reason"]) for answer in answers] == [
-        ("begin", ""),
+        ("begin", "it is hosted for the first time"),
         ("rebuild", "lost"),
         ("compare", ""),
         ("switch", "it is right"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from structlog.testing import capture_logs
 
 from balance_service.errors import RetriableError
 from balance_service.kafka import topics as module
@@ -99,6 +100,25 @@ def test_lag_is_the_end_less_the_position(watermarks: Watermarks) -> None:
     watermarks.refresh()
 
     assert (watermarks.lag(0, 90), watermarks.lag(1, 5)) == (10, 0)
+
+
+def test_an_outage_is_logged_when_it_begins_and_when_it_ends(clock: Clock) -> None:
+    is_up = False
+
+    def read() -> Mapping[int, int]:
+        if not is_up:
+            raise RetriableError("the broker does not respond")
+        return {0: 1}
+
+    watermarks = Watermarks(read, clock)
+    with capture_logs() as logs:
+        for _ in range(20):
+            watermarks.refresh()
+        is_up = True
+        for _ in range(20):
+            watermarks.refresh()
+
+    assert [line["event"] for line in logs] == ["the source's end is not known", "the source's end is known again"]
 
 
 def test_lag_is_never_negative(watermarks: Watermarks) -> None:

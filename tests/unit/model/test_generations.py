@@ -139,6 +139,10 @@ def test_an_offline_rebuild_replaces_all_generations_whose_changelogs_are_kept_u
         assert (settled.former, settled.writable, settled.is_settled) == ((), [after.serving], True)
 
 
+def test_an_offline_rebuild_says_which_command_did_it() -> None:
+    assert told(first().replaced(DECLARED)) == (2, "rebuild offline", "balance-service rebuild --offline", "")
+
+
 def test_a_rebuild_within_an_offline_rebuild_forgets_none_of_the_generations_that_this_one_replaced() -> None:
     after = first().replaced(DECLARED).rebuilt(DECLARED, Switch.NEVER, 60, None, "", "")
 
@@ -187,7 +191,18 @@ def test_a_generation_that_has_caught_up_serves_by_itself_as_its_rebuild_said(
     assert after.live == [1, 2]
     assert after.comparison == comparison
     # Nobody asked for it.
-    assert told(after) == (3, "switch" if serves else "compare", "", "")
+    why = {
+        Switch.ALWAYS: "it has caught up, and was to serve then in any case",
+        Switch.WHEN_EQUAL: "it has caught up, and all states are equal",
+    }
+    assert told(after) == (3, "switch", "", why[switch]) if serves else (3, "compare", "", "")
+
+
+def test_what_the_service_does_by_itself_says_why() -> None:
+    settled = switched().settled()
+
+    assert told(first()) == (1, "begin", "", "it is hosted for the first time")
+    assert told(settled) == (5, "settle", "", "generation 2 has taken over all partitions")
 
 
 @pytest.mark.parametrize("switch", Switch)

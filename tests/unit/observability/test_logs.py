@@ -93,11 +93,56 @@ def test_the_last_warnings_and_errors_are_kept_as_they_are_logged(
     assert warning.line in written.getvalue()
 
 
+def test_lines_that_differ_in_numbers_only_are_kept_once_with_their_count_and_the_last_time(
+    logger: structlog.stdlib.BoundLogger,
+) -> None:
+    for attempt in range(40):
+        logger.warning("publishing fails", error=f"timed out after {attempt} ms")
+        logger.warning("task halted", task="m_0", reason="no schema")
+        logger.error("it broke")
+
+    kept = last_warnings()[:3]
+
+    assert [(one.level, json.loads(one.line)["event"], one.times) for one in kept] == [
+        ("error", "it broke", 40),
+        ("warning", "task halted", 40),
+        ("warning", "publishing fails", 40),
+    ]
+    assert json.loads(kept[2].line)["error"] == "timed out after 39 ms"
+    assert kept[0].at >= kept[1].at >= kept[2].at
+
+
+def test_lines_that_say_something_else_are_kept_apart(logger: structlog.stdlib.BoundLogger) -> None:
+    logger.warning("task halted", task="orders_0", reason="no schema")
+    logger.warning("task halted", task="orders_0", reason="no source")
+
+    assert [json.loads(one.line)["reason"] for one in last_warnings()[:2]] == ["no source", "no schema"]
+
+
+def test_an_event_of_many_lines_pushes_no_other_event_out(logger: structlog.stdlib.BoundLogger) -> None:
+    logger.warning("the disk is full")
+    for number in range(90):
+        logger.warning("a request failed", path="/" + chr(ord("a") + number % 26) * (1 + number // 26))
+
+    events = [json.loads(one.line)["event"] for one in last_warnings()]
+
+    assert len(events) == 50
+    assert "the disk is full" in events
+    assert json.loads(last_warnings()[0].line)["path"] == "/llll"
+
+
+def test_what_was_left_out_of_the_log_counts_once_the_log_says_so(logger: structlog.stdlib.BoundLogger) -> None:
+    logger.warning("left out", task="m_0")
+    logger.warning("left out", task="m_0", left_out=7)
+
+    assert last_warnings()[0].times == 9
+
+
 def test_no_more_than_fifty_lines_are_kept_and_none_is_longer_than_2000_characters(
     logger: structlog.stdlib.BoundLogger,
 ) -> None:
     for number in range(60):
-        logger.warning(f"warning {number}", much="x" * 5000)
+        logger.warning(chr(ord("A") + number) * 3, much="x" * 5000)
 
     lines = [kept.line for kept in last_warnings()]
 

@@ -7,12 +7,14 @@ import threading
 import time
 
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
 from balance_service.cluster.directory import ServerTable
 from balance_service.cluster.standbys import StandbyChooser
 from balance_service.kafka.lease import Lease
 from balance_service.kafka.topics import Watermarks
-from balance_service.process.runtime import PeriodicThread, elapsed, thread_failures
+from balance_service.process.runtime import Attempts, PeriodicThread, elapsed, thread_failures
 
 _PATIENCE_SECONDS = 30.0
 
@@ -152,3 +154,24 @@ def test_watermarks_are_refreshed_in_the_background() -> None:
         worker.stop(_PATIENCE_SECONDS)
 
     assert watermarks.lag(0, 90) == 10
+
+
+def test_what_is_tried_again_and_again_is_logged_when_it_begins_to_fail_and_when_it_works_again() -> None:
+    attempts = Attempts(structlog.get_logger(), "reading failed", "reading works again")
+
+    with capture_logs() as logs:
+        attempts.succeeded()
+        for seconds in range(5):
+            attempts.failed(f"no answer within {seconds} s", topic="orders")
+            attempts.failed("not authorized", topic="orders")
+        attempts.succeeded()
+        attempts.succeeded()
+        attempts.failed("no answer within 9 s", topic="orders")
+
+    assert [(line["log_level"], line["event"], line.get("error")) for line in logs] == [
+        ("warning", "reading failed", "no answer within 0 s"),
+        ("warning", "reading failed", "not authorized"),
+        ("info", "reading works again", None),
+        ("warning", "reading failed", "no answer within 9 s"),
+    ]
+    assert logs[0]["topic"] == "orders"

@@ -10,6 +10,8 @@ import { linkTo } from "./url.js";
 const SIGNS = { ok: "✓", info: "✓", warn: "▲", bad: "■", unknown: "…" };
 // A connection that is lost comes back within seconds as a rule, such as during a restart.
 const HEALS_MS = 10_000;
+// The reader knows that a paused page is old.
+const NOW = ["live", "paused"];
 const ICONS = { warn: "icon-soon.svg", bad: "icon-now.svg" };
 // The panel that says more.
 const PANELS = {
@@ -41,7 +43,7 @@ export function start() {
 export function showCauses() {
   showState();
   const { status } = live;
-  const { kind, text, causes, more = "" } = status ? (live.state === "lost" ? asLastHeard(status) : needsOf(status)) : withoutStatus();
+  const { kind, text, causes, more = "" } = status ? (NOW.includes(live.state) ? needsOf(status) : asLastHeard(status)) : withoutStatus();
   const items = causes.length ? h("ul", { class: "causes" }, causes.map(itemOf)) : "";
   show(byId("needs"), mark(kind, text), more, items);
   if (status) byId("instance").textContent = status.applicationServer;
@@ -73,6 +75,10 @@ function servingOf(serve, all) {
 // What was true of the service may have changed since; another instance can tell.
 function asLastHeard(status) {
   const { text, causes } = needsOf(status);
+  if (live.state !== "lost") {
+    const now = withoutStatus();
+    return { kind: now.kind, text: `${now.text} As last heard: ${text}`, causes };
+  }
   const others = status.applicationServers.filter((server) => server.applicationServer !== status.applicationServer);
   const links = others.map((server, n) => [n ? ", " : "", consoleLink(server.applicationServer)]);
   const where = links.length ? ["Consoles of other instances: ", links, ". "] : "";

@@ -25,6 +25,13 @@ const decided = new Set();
 // Whether a dead letter takes a decision, so that it is not refused.
 export const isTaken = (verb, { status, redriveRefused }) => STATUSES[verb].includes(status) && !(verb === "redrive" && redriveRefused);
 
+// Whether any dead letter that matches a filter takes a decision, as far as the page knows: from the listed ones and, if
+// there are more, from the status's counts of open ones, `{ cause, status }`. A cause that is refused is always refused.
+export function isOffered(verb, listed, more) {
+  const refused = new Set(listed.filter((one) => STATUSES.redrive.includes(one.status) && one.redriveRefused).map((one) => one.cause));
+  return [...listed, ...more.map((one) => ({ ...one, redriveRefused: refused.has(one.cause) }))].some((one) => isTaken(verb, one));
+}
+
 // Calls back when a decision was carried out.
 export function onDecided(callback) {
   decided.add(callback);

@@ -10,7 +10,7 @@ import { onStep } from "./steps.js";
 import { isOpen } from "./tabs.js";
 
 const PATH = "api/history";
-// The instance reads a whole topic for it.
+// The instance may read a whole topic for it.
 const EVERY_MS = 30_000;
 const COLUMNS = [
   ["Time", ""],
@@ -73,6 +73,6 @@ async function look() {
 function row({ at, by, action, about, detail, reason }) {
   return {
     key: `${at} ${action} ${about}`,
-    cells: [moment(new Date(at)), by || "the service", action, [about, h("span", { class: "reason" }, detail)], reason || "–"],
+    cells: [moment(new Date(at)), by, action, [about, h("span", { class: "reason" }, detail)], reason || "–"],
   };
 }

@@ -2,7 +2,7 @@
 
 import { addressOf, askJson, hasToken } from "./api.js";
 import { byId, command, consoleLink, copyButton, h, show, table, trouble } from "./dom.js";
-import { duration, mark, moment, size, UNKNOWN } from "./format.js";
+import { count, duration, mark, moment, size, UNKNOWN } from "./format.js";
 import { tasksOf } from "./judge.js";
 import { live } from "./live.js";
 import { quoted, tokenOption } from "./shell.js";
@@ -18,7 +18,8 @@ const COLUMNS = [
   ["Standbys", "number"],
 ];
 const LOG = [
-  ["Time", ""],
+  ["Last", ""],
+  ["Times", "number"],
   ["Level", ""],
   ["Event", "key"],
 ];
@@ -152,10 +153,10 @@ function haltOf({ task, since, key, keyBase64, line, error }) {
 
 const copied = (name, text) => h("div", { class: "command" }, h("span", { class: "note" }, name), h("code", { tabindex: "0" }, text), copyButton(text));
 
-function lineOf({ at, level, line }, n) {
+function lineOf({ at, level, line, times }, n) {
   return {
     key: `${at} ${n}`,
-    cells: [moment(new Date(at)), mark(level === "warning" ? "warn" : "bad", level), h("code", {}, eventOf(line))],
+    cells: [moment(new Date(at)), count(times), mark(level === "warning" ? "warn" : "bad", level), h("code", {}, eventOf(line))],
   };
 }
 

@@ -1,7 +1,7 @@
 // Dead letters: by cause for all instances, then a list, and one of them with its record.
 
 import { addressOf, ask, askJson, exactJson, hasToken, isPassing, text } from "./api.js";
-import { decide, isTaken, onDecided } from "./decide.js";
+import { decide, isOffered, isTaken, onDecided } from "./decide.js";
 import { isDeciding } from "./decision.js";
 import { byId, command, h, show, showOptions, table, trouble } from "./dom.js";
 import { count, mark, moment, UNKNOWN } from "./format.js";
@@ -38,6 +38,8 @@ const selected = new Set();
 let letters = null;
 let next = null;
 let missing = [];
+// Of the status: `{ model, cause, status }` of those that are open.
+let open = [];
 let error = null;
 let failedAt = 0;
 let seen = "";
@@ -76,6 +78,8 @@ export function forget() {
 
 const filter = () => ({ model: chosen("lettersModel"), cause: chosen("lettersCause"), status: chosen("lettersStatus") });
 
+const isWanted = (one) => Object.entries(filter()).every(([name, value]) => !value || one[name] === value);
+
 // Shows the counts of the status, and reads the list again when they have changed.
 export function showLetters() {
   const { status } = live;
@@ -87,7 +91,7 @@ export function showLetters() {
   }
   const models = modelsOf(status);
   showCauses(models);
-  const open = models.flatMap((model) => model.letters.map((one) => ({ ...one, model: model.name })));
+  open = models.flatMap((model) => model.letters.map((one) => ({ ...one, model: model.name })));
   const causes = [...new Set([...open.map((one) => one.cause), ...(letters ?? []).map((one) => one.cause), chosen("lettersCause")])];
   const options = (names, all) => [["", all], ...names.filter(Boolean).sort().map((name) => [name, name])];
   showOptions(byId("letters-model"), options(models.map((model) => model.name), "all read models"), chosen("lettersModel"));
@@ -183,9 +187,9 @@ function showList() {
   const number = selected.size;
   for (const decision of ["redrive", "discard"]) {
     // What would be refused is not offered.
-    const taken = (letters ?? []).filter((letter) => isTaken(decision, letter));
-    byId(`${decision}-selected`).hidden = !taken.some(({ id }) => selected.has(id));
-    byId(`${decision}-all`).hidden = !taken.length && next === null;
+    const listed = letters ?? [];
+    byId(`${decision}-selected`).hidden = !listed.some((letter) => selected.has(letter.id) && isTaken(decision, letter));
+    byId(`${decision}-all`).hidden = !isOffered(decision, listed, next === null ? [] : open.filter(isWanted));
   }
   byId("selected").hidden = !letters?.length;
   byId("selected").textContent = number ? `${count(number)} selected` : "none selected";
