@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+import threading
+from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -18,8 +22,16 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterator, Mapping
 
+    from balance_service.client.exchange import Call
     from balance_service.settings import Settings
 
+T = TypeVar("T")
+TELL_AFTER_SECONDS = 2.0
+"""A command that has waited for that long says so."""
+ANSWER_SECONDS = 10.0
+CHANGE_SECONDS = 30.0
+"""A step of generations is a transaction, which may wait for one that a killed instance has left open."""
+_SHARED = " (shared)"
 _URGENCIES = {"now": "NOW: ", "soon": "soon: ", "none": ""}
 _WITHOUT_REASON = {
     "CREATED": "it waits for its turn to open its store",
@@ -70,7 +82,10 @@ def get_balance(
 @at_url
 @as_json
 def status(url: str | None, *, as_json: bool) -> None:
-    """Print the instances and tasks that an instance knows."""
+    """Print the instances and tasks that an instance knows.
+
+    Silent instances come last, with the tasks that no other one has.
+    """
     with client_of(url) as client:
         known = client.status()
     if as_json:
@@ -82,18 +97,46 @@ def status(url: str | None, *, as_json: bool) -> None:
         click.echo(f"    {cause['action']}.{' Waiting suffices.' if cause['heals'] else ''}")
         for told in cause["follows"]:
             click.echo(f"      {told}")
+    generations = _generations(known["models"])
+    live, silent = [], []
     for server in known["applicationServers"]:
         # An instance that hears nothing from Kafka does not hear itself either.
         is_silent = server["suspect"] and server["applicationServer"] != known["applicationServer"]
-        marks = " (suspect)" * is_silent + " (shared)" * server["shared"]
-        click.echo(f"  {server['applicationServer']}{marks}")
+        (silent if is_silent else live).append(server)
+    for server in live:
+        click.echo(f"  {server['applicationServer']}{_SHARED * server['shared']}")
         for task in server["tasks"]:
-            click.echo(
-                f"    {task['task']}  {task['role']} {task['state']}  "
-                f"epoch {task['epoch']}  position {task['position']}"
-            )
+            click.echo(f"    {_line(task, generations)}")
             if why := _why(task):
                 click.echo(f"      {why}")
+    taken = {(task["task"], task["role"]) for server in live for task in server["tasks"]}
+    for server in silent:
+        click.echo(f"  {server['applicationServer']} ({_silence(server)}){_SHARED * server['shared']}")
+        left = [task for task in server["tasks"] if (task["task"], task["role"]) not in taken]
+        for task in left:
+            click.echo(f"    {_line(task, generations)}  (silent)")
+        if others := len(server["tasks"]) - len(left):
+            click.echo(f"    {others} {'task' if others == 1 else 'tasks'} that it had: at the instances above")
+
+
+def _generations(hosted: list[Mapping[str, Any]]) -> dict[str, str]:
+    """Returns what each generation is for, by its name, of read models that have several."""
+    live = Counter(one["model"] for one in hosted)
+    return {one["name"]: one["status"] for one in hosted if live[one["model"]] > 1}
+
+
+def _line(task: Mapping[str, Any], generations: Mapping[str, str]) -> str:
+    # A stage that passes events on has no generation.
+    purpose = generations.get(task["task"].rpartition("_")[0])
+    # Neither is known before its store is open.
+    epoch, position = task["epoch"] or "-", "-" if task["position"] < 0 else task["position"]
+    told = f"{task['task']}  {task['role']} {task['state']}  epoch {epoch}  position {position}"
+    return told if purpose is None else f"{told}  {purpose}"
+
+
+def _silence(server: Mapping[str, Any]) -> str:
+    seconds = server["silentSeconds"]
+    return "silent, not heard of by this instance" if seconds is None else f"silent for {seconds} s"
 
 
 def _since(time: str | None) -> str:
@@ -110,11 +153,32 @@ def _why(task: Mapping[str, Any]) -> str:
     return reason or _WITHOUT_REASON.get(state, "")
 
 
+class _TellingClient(Client):
+    """A client that says on standard error what it waits for."""
+
+    def __init__(self, url: str, *, timeout_seconds: float, **options: Any) -> None:
+        super().__init__(url, timeout_seconds=timeout_seconds, **options)
+        address = urlsplit(url).netloc.rpartition("@")[2]
+        self._waiting = f"waiting for the instance at {address}, for {timeout_seconds:g} s at most …"
+
+    def _run(self, call: Call[T]) -> T:
+        timer = threading.Timer(TELL_AFTER_SECONDS, click.echo, (self._waiting,), {"err": True})
+        timer.daemon = True
+        timer.start()
+        try:
+            return super()._run(call)
+        finally:
+            timer.cancel()
+
+
 @contextmanager
-def client_of(url: str | None) -> Iterator[Client]:
+def client_of(url: str | None, *, changes: bool = False) -> Iterator[Client]:
     """A client of the instance at `--url` or BALANCE_APPLICATION_SERVER, which does not retry.
 
     Sends BALANCE_TOKEN if it is set, and presents BALANCE_TLS_CERTIFICATE to a server that requests a certificate.
+
+    Args:
+        changes: whether requests change something, so that they may take longer, and be carried out without an answer.
 
     Raises:
         ConfigurationError: a file, an address or a proxy cannot be used; names the setting.
@@ -123,9 +187,11 @@ def client_of(url: str | None) -> Iterator[Client]:
     settings = load_settings()
     is_https = settings.speaks_tls or settings.tls_ca is not None
     address = url or f"{'https' if is_https else 'http'}://{settings.application_server}"
+    seconds = max(CHANGE_SECONDS if changes else ANSWER_SECONDS, 2 * settings.read_timeout_seconds)
     with environment_proxies():
-        client = Client(
+        client = _TellingClient(
             address,
+            timeout_seconds=seconds,
             token=None if settings.token is None else settings.token.get_secret_value(),
             tls=_context(settings) if address.lower().startswith("https:") else None,
             # Instances connect to each other's addresses without a proxy; a URL for clients may be behind one.
@@ -136,9 +202,24 @@ def client_of(url: str | None) -> Iterator[Client]:
         with client:
             yield client
     except ClientError as error:
-        raise BalanceServiceError(
-            f"{error}{_remedy(error, '--url' if url else 'BALANCE_APPLICATION_SERVER')}"
-        ) from error
+        if isinstance(error, UnavailableError) and error.is_late:
+            remedy = _remedy_of_silence(seconds, changes=changes)
+        else:
+            remedy = _remedy(error, "--url" if url else "BALANCE_APPLICATION_SERVER")
+        raise BalanceServiceError(f"{error}{remedy}") from error
+
+
+def of_url(url: str | None) -> str:
+    """Returns the end of a command that asks the same instance."""
+    return f" --url {shlex.quote(url)}" if url else ""
+
+
+def _remedy_of_silence(seconds: float, *, changes: bool) -> str:
+    unknown = "; the request may be carried out all the same: look before you repeat it" if changes else ""
+    return (
+        f"; it had {seconds:g} s: look whether its process is suspended (state T in `ps`) or its machine overloaded, "
+        f"or ask another instance with --url{unknown}"
+    )
 
 
 def _remedy(error: ClientError, setting: str) -> str:
@@ -150,7 +231,7 @@ def _remedy(error: ClientError, setting: str) -> str:
         case NotAllowedError():
             return " (BALANCE_TOKEN)"
         case UnavailableError(status=None):
-            return f"; start it, or correct {setting}"
+            return f"; start it, ask another instance with --url, or correct {setting}"
     return ""
 
 

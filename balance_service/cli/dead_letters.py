@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from balance_service.cli.client import as_json, at_url, client_of
+from balance_service.cli.client import as_json, at_url, client_of, of_url
 from balance_service.client import ClientError
 from balance_service.engine.decisions import MAX_IDS, LetterId
 from balance_service.errors import BalanceServiceError, InvalidInputError
@@ -29,7 +30,10 @@ _STATUSES = {
     "discard": ("scheduled", "waiting", "parked", "behind"),
 }
 """The statuses that a filter selects for a command. A dead letter behind another is retried after that one."""
-_COLUMNS = ("ID", "KEY", "CAUSE", "STATUS", "TRIED", "DUE")
+_UNDECIDED = ("waiting", "parked")
+_CLOSED = ("applied", "discarded")
+_COLUMNS = ("ID", "KEY", "CAUSE", "STATUS", "SINCE", "TRIED", "DUE")
+_MOST_NAMED = 10
 
 
 def _filters(command: Callable[..., None]) -> Callable[..., None]:
@@ -56,7 +60,7 @@ def dead_letters() -> None:
 def list_dead_letters(
     *, model: str | None, cause: str | None, status: str | None, limit: int, url: str | None, as_json: bool
 ) -> None:
-    """List open dead letters, and those that were closed in the last seven days.
+    """List open dead letters, those closed in the last seven days, and commands for those that wait for a decision.
 
     If some cannot be read, the exit code is 1.
     """
@@ -72,6 +76,7 @@ def list_dead_letters(
             click.echo(json.dumps(letter))
     elif rows or not missing:
         _print_table(rows)
+        _print_next(rows, url)
     if more and not as_json:
         click.echo(f"There are more than {limit}; print more with --limit, or select by --model, --cause or --status.")
     if missing:
@@ -98,8 +103,9 @@ def show(letter_id: str, url: str | None, *, as_json: bool) -> None:
     value, headers = letter.pop("valueBase64"), letter.pop("headers")
     letter["key"] = _key(letter)
     letter.pop("keyBase64", None)
-    if not letter.get("detail"):
-        letter.pop("detail", None)
+    for name in ("detail", "redriveRefused"):
+        if not letter.get(name):
+            letter.pop(name, None)
     width = max(map(len, [*letter, "headers"]))
     for name, shown in letter.items():
         click.echo(f"{name:<{width}}  {_dash(shown)}")
@@ -110,6 +116,7 @@ def show(letter_id: str, url: str | None, *, as_json: bool) -> None:
         click.echo(f"{'value':<{width}}  {len(content)} bytes")
         for line in _dump(content):
             click.echo(f"{'':<{width}}  {line}")
+    _print_next([letter], url, is_shown=True)
 
 
 @dead_letters.command()
@@ -144,7 +151,7 @@ def set_aside(model: str, partition: int, offset: int, reason: str, url: str | N
     The partition goes on behind it. `balance-service status` has its position.
     """
     letter_id = str(LetterId(model, partition, offset))
-    with client_of(url) as client:
+    with client_of(url, changes=True) as client:
         client.set_aside([letter_id], reason=reason)
     click.echo(f"{letter_id} is a dead letter now: redrive or discard it later")
 
@@ -164,7 +171,7 @@ def _decide(
         raise InvalidInputError("select dead letters either by ids or by --model, --cause or --status")
     done = "to be tried again" if decision == "redrive" else "discarded"
     accepted = refused = failed_requests = 0
-    with client_of(url) as client:
+    with client_of(url, changes=True) as client:
         selected = ids or [
             letter["id"]
             for letter in client.dead_letters(model=model, cause=cause, status=status)
@@ -208,7 +215,12 @@ def _batches(ids: Sequence[str]) -> Iterator[list[str]]:
 def _row(letter: dict[str, Any]) -> tuple[str, ...]:
     key = _key(letter)
     shown = key if len(key) <= _MOST_KEY_CHARACTERS else f"{key[: _MOST_KEY_CHARACTERS - 1]}…"
-    return (letter["id"], shown, letter["cause"], letter["status"], str(letter["attempt"]), _dash(letter["dueAt"]))
+    since, due = (_second(letter[name]) for name in ("failedAt", "dueAt"))
+    return (letter["id"], shown, letter["cause"], letter["status"], since, str(letter["attempt"]), due)
+
+
+def _second(time: str | None) -> str:
+    return "-" if time is None else f"{time[:19]}Z"
 
 
 def _key(letter: dict[str, Any]) -> str:
@@ -216,16 +228,46 @@ def _key(letter: dict[str, Any]) -> str:
 
 
 def _print_table(letters: Sequence[dict[str, Any]]) -> None:
-    """Prints a line for each, and below it what is wrong with the record."""
+    """Prints a line for each, and below it what is wrong with the record, and why a redrive is refused."""
     if not letters:
         click.echo("There are none.")
         return
     rows = [_COLUMNS, *map(_row, letters)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(_COLUMNS))]
-    for row, detail in zip(rows, ("", *(letter.get("detail", "") for letter in letters)), strict=True):
+    for row, letter in zip(rows, [None, *letters], strict=True):
         click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
-        if detail:
-            click.echo(f"    {_dash(detail)}")
+        if letter is not None and letter["detail"]:
+            click.echo(f"    {_dash(letter['detail'])}")
+        # The status of a closed one says enough.
+        if letter is not None and letter["redriveRefused"] and letter["status"] not in _CLOSED:
+            click.echo(f"    no redrive: {letter['redriveRefused']}")
+
+
+def _print_next(letters: Sequence[dict[str, Any]], url: str | None, *, is_shown: bool = False) -> None:
+    """Prints the commands for those that wait for a decision."""
+    undecided = [letter for letter in letters if letter["status"] in _UNDECIDED]
+    if undecided and not is_shown:
+        click.echo(f"\nLook at a record:\n  balance-service dead-letters show {undecided[0]['id']}{of_url(url)}")
+    for decision, when, chosen in (
+        ("redrive", "Retry, once the cause is removed", [one for one in undecided if not one["redriveRefused"]]),
+        (
+            "discard",
+            "Exclude permanently, as no redrive is possible",
+            [one for one in undecided if one["redriveRefused"]],
+        ),
+    ):
+        if chosen:
+            click.echo(f"{when}:")
+        for selection in _selections(chosen):
+            click.echo(f"  balance-service dead-letters {decision} {selection} --reason R{of_url(url)}")
+
+
+def _selections(letters: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the arguments that select dead letters: their ids, or of many, their models and causes."""
+    if len(letters) <= _MOST_NAMED:
+        return [" ".join(letter["id"] for letter in letters)] if letters else []
+    kinds = dict.fromkeys((letter["model"], letter["cause"]) for letter in letters)
+    return [f"--model {shlex.quote(model)} --cause {shlex.quote(_dash(cause))}" for model, cause in kinds]
 
 
 def _dump(content: bytes) -> Iterator[str]:

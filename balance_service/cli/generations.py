@@ -10,6 +10,7 @@ import click
 
 from balance_service.api import KEEP_OLD_SECONDS
 from balance_service.cli.client import as_json, at_url, client_of
+from balance_service.client import ClientError, InvalidCallError
 from balance_service.errors import BalanceServiceError
 from balance_service.model.json_view import exact_json
 from balance_service.observability.logs import configure_logging
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.5
 _MOST_LISTED = 5
+_CONFLICT = 409
 _REASON = click.option("--reason", required=True, metavar="R", help="Kept with the request, for later readers.")
 
 
@@ -71,15 +73,25 @@ def rebuild(
         return
     if not models:
         raise click.UsageError("name the read models to rebuild")
-    with client_of(url) as client:
-        for model in models:
-            client.rebuild(
-                model,
-                switch=switch and switch.replace("-", "_"),
-                keep_old_seconds=keep_old,
-                max_rate=max_rate,
-                reason=reason,
-            )
+    with client_of(url, changes=True) as client:
+        for n, model in enumerate(models):
+            try:
+                client.rebuild(
+                    model,
+                    switch=switch and switch.replace("-", "_"),
+                    keep_old_seconds=keep_old,
+                    max_rate=max_rate,
+                    reason=reason,
+                )
+            except ClientError as error:
+                if n:
+                    click.echo(
+                        f"before this error, rebuilds of {', '.join(models[:n])} have begun, and go on", err=True
+                    )
+                if isinstance(error, InvalidCallError) and error.status == _CONFLICT:
+                    way_out = _way_out(client.generations(model))
+                    raise BalanceServiceError("; ".join(filter(None, [str(error), way_out]))) from error
+                raise
         for model in () if detach else models:
             try:
                 _follow(client, model, quiet=as_json)
@@ -89,6 +101,9 @@ def rebuild(
                     f"`balance-service drop {model} --generation N --reason R` cancels it."
                 )
                 sys.exit(0)
+            except ClientError:
+                click.echo(f"The rebuild of {model} goes on; `balance-service generations {model}` shows it", err=True)
+                raise
         found = [client.generations(model) for model in models]
         _show(found, as_json=as_json)
     if any(one["switch"] == "when_equal" and _differs(one) for one in found):
@@ -119,7 +134,7 @@ def generations(models: tuple[str, ...], url: str | None, *, as_json: bool) -> N
 @as_json
 def switch(model: str, to: int | None, reason: str, url: str | None, *, anyway: bool, as_json: bool) -> None:
     """Have another generation of a read model serve: a new one that has caught up, or the one that is kept."""
-    with client_of(url) as client:
+    with client_of(url, changes=True) as client:
         switched = client.switch(model, to=to, anyway=anyway, reason=reason)
         _show([switched], as_json=as_json)
         if switched["reason"] != reason and not as_json:
@@ -156,7 +171,7 @@ def drop(
         return
     if generation is None or reason is None:
         raise click.UsageError("give --generation N and --reason R, or --all for a model that no instance hosts")
-    with client_of(url) as client:
+    with client_of(url, changes=True) as client:
         _show([client.drop(model, generation=generation, reason=reason)], as_json=as_json)
 
 
@@ -171,6 +186,16 @@ def _remove(model: str, *, yes: bool) -> None:
         click.confirm("Delete these topics? Only a replay of the source brings their records back", abort=True)
     removal.run()
     click.echo(f"{len(removal.topics)} topics of {model} are deleted")
+
+
+def _way_out(found: dict[str, Any]) -> str:
+    """Returns how to drop the generation beside which no other one can be built; empty if there is none."""
+    for generation in found["generations"]:
+        if generation["status"] != "serving":
+            number, is_kept = generation["generation"], generation["status"] == "kept"
+            lost = ", and no switch leads back to it then" if is_kept else ""
+            return f"`balance-service drop {found['model']} --generation {number} --reason R` drops it now{lost}"
+    return ""
 
 
 def _differs(found: dict[str, Any]) -> bool:
@@ -258,7 +283,8 @@ def _show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
         if any(generation["status"] == "ready" for generation in one["generations"]):
             click.echo(f"  `balance-service switch {one['model']} --reason R` has the new one serve")
         if one["keptUntil"] is not None:
-            click.echo(f"  the kept generation is dropped at {one['keptUntil']}")
+            click.echo(f"  the kept generation is dropped at {one['keptUntil']}, and no rebuild can begin before")
+            click.echo(f"  {_way_out(one)}")
         if one["problem"] and one["problem"] not in [generation.get("halted") for generation in one["generations"]]:
             click.echo(f"  {one['problem']}")
 

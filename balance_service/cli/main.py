@@ -23,9 +23,15 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
 
 _FAILURE, _WRONG_USAGE = 1, 2
-_RESTART = "restart"
 _MAX_PORT = 65_535
 _PORT = click.IntRange(0, _MAX_PORT)
+_DATA_DIR = click.option(
+    "--data-dir",
+    default="local-data",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Directory of all data.",
+)
 
 _LAZY = {
     "add-funds": "kafka:add_funds",
@@ -57,6 +63,20 @@ class _Commands(click.Group):
         module, _, name = _LAZY[cmd_name].partition(":")
         command: click.Command = getattr(import_module(f"balance_service.cli.{module}"), name)
         return command
+
+
+class _ModelsOrCommand(click.Group):
+    """A group whose own arguments are read models, unless the first one names a command."""
+
+    allow_interspersed_args = True
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        command = self.commands.get(args[0]) if args else None
+        if command is None:
+            return super().make_context(info_name, args, parent, **extra)
+        return command.make_context(f"{info_name} {command.name}", args[1:], parent, **extra)
 
 
 def load_settings(**overrides: Any) -> Settings:
@@ -109,7 +129,7 @@ def serve(*, print_config: bool) -> None:
         asyncio.run(run())
 
 
-@cli.command()
+@cli.group(cls=_ModelsOrCommand, invoke_without_command=True, subcommand_metavar="")
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
 @click.option("--instances", default=2, show_default=True, type=click.IntRange(0, 16), help="Number of instances.")
 @click.option("--kafka-port", default=9092, show_default=True, type=_PORT, help="Port of the broker; 0: a free one.")
@@ -119,13 +139,7 @@ def serve(*, print_config: bool) -> None:
 @click.option(
     "--http-port", default=5051, show_default=True, type=_PORT, help="Port of the first instance; 0: free ones."
 )
-@click.option(
-    "--data-dir",
-    default="local-data",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="Directory of all data.",
-)
+@_DATA_DIR
 @click.option("--sample-events", is_flag=True, help="Append events for each read model, and print commands to try.")
 def local(
     *,
@@ -139,17 +153,13 @@ def local(
 ) -> None:
     """Run a Kafka broker, a schema registry and instances of MODEL on this machine until Ctrl-C.
 
-    BALANCE_MODELS is the default for MODEL. From another terminal, `local restart N` starts an instance again, also
-    after a kill.
+    BALANCE_MODELS is the default for MODEL.
     """
     from balance_service.cli.models import check_models, known_models
-    from balance_service.devtools.local.run import restart, run_local
+    from balance_service.devtools.local.run import run_local
 
-    if models[:1] == (_RESTART,):
-        if len(models) != 2 or not models[1].isdecimal():
-            raise click.UsageError("give the number of one instance, such as `local restart 2`")
-        restart(data_dir, int(models[1]))
-        return
+    if models[:1] == ("restart",):
+        raise click.UsageError("options follow the command: write `local restart N --data-dir PATH`")
     if models:
         # The instances inherit it.
         os.environ["BALANCE_MODELS"] = ",".join(models)
@@ -161,6 +171,19 @@ def local(
     run_local(
         instances, kafka_port, registry_port, http_port, data_dir, known=known_models, sample_events=sample_events
     )
+
+
+@local.command()
+@click.argument("number", metavar="N", type=click.IntRange(1))
+@_DATA_DIR
+def restart(number: int, data_dir: Path) -> None:
+    """Start instance N of a running `local` again, from another terminal, and wait until it is ready.
+
+    One that runs is stopped before.
+    """
+    from balance_service.devtools.local.run import restart as start_again
+
+    start_again(data_dir, number)
 
 
 @cli.command()

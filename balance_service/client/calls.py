@@ -44,7 +44,7 @@ Streamed = Change[Any] | SnapshotBegin | SnapshotEnd
 _BALANCE = "balance"
 _MOST_WRITTEN_KEYS = 100_000
 _GENERATIONS = ("generations", "comparison", "keptUntil", "problem")
-_STATUS = ("applicationServer", "ready", "reasons", "causes", "tasks", "problems", "applicationServers")
+_STATUS = ("applicationServer", "ready", "reasons", "causes", "models", "tasks", "problems", "applicationServers")
 
 
 @dataclass(slots=True, eq=False)

@@ -28,10 +28,19 @@ class ClientError(BalanceServiceError):
 class UnavailableError(ClientError):
     """No instance can answer now."""
 
-    def __init__(self, message: str, status: int | None = None, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        status: int | None = None,
+        retry_after: float | None = None,
+        *,
+        is_late: bool = False,
+    ) -> None:
         super().__init__(message, status)
         self.retry_after = retry_after
         """Seconds to wait before the next call, if the response says so."""
+        self.is_late = is_late
+        """Whether there was no response within `timeout_seconds`: the request may have been carried out."""
 
 
 class InvalidCallError(ClientError):

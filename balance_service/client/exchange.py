@@ -81,6 +81,8 @@ class NoReply:
     """Whether the client does not trust the server's certificate."""
     is_closed: bool = False
     """Whether the program has closed the client."""
+    is_late: bool = False
+    """Whether the time for the response is over."""
 
 
 T = TypeVar("T")
@@ -122,7 +124,9 @@ class Server:
                 raise ClosedError(reply.reason)
             if reply.is_untrusted:
                 raise self.not_an_instance(f"its certificate is not trusted ({reply.reason})")
-            return UnavailableError(f"the instance at {self.address} does not answer ({reply.reason})")
+            return UnavailableError(
+                f"the instance at {self.address} does not answer ({reply.reason})", is_late=reply.is_late
+            )
         status = reply.status
         if status in _UNAVAILABLE:
             retry_after = reply.headers.get(api.RETRY_AFTER, "")

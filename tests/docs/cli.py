@@ -25,14 +25,14 @@ commands `add-funds`, `load`, `produce`, `tail`, `rebuild`, `schemas …` and `t
 
 
 def commands(group: click.Group = cli, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Yields every command with its name, such as `topics copy`."""
+    """Yields every command with its name, such as `topics copy`; of groups, those that do something by themselves."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
+        if command is not None and getattr(command, "invoke_without_command", True):
+            yield f"{path}{name}", command
         if isinstance(command, click.Group):
             yield from commands(command, f"{path}{name} ")
-        elif command is not None:
-            yield f"{path}{name}", command
 
 
 def page() -> str:

@@ -129,7 +129,7 @@ def _parse(group: click.Group, context: click.Context, arguments: list[str]) -> 
         group.parse_args(context, arguments)
         return
     name, command, rest = group.resolve_command(context, arguments)
-    if isinstance(command, click.Group):
+    if isinstance(command, click.Group) and not command.invoke_without_command:
         _parse(command, click.Context(command), rest)
     elif command is not None:
         command.make_context(name, rest)

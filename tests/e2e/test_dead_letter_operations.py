@@ -176,15 +176,15 @@ def test_a_letter_with_a_large_record_is_shown_by_both_instances(pair: Pair, poi
 
 def test_list_prints_a_table(instance: LocalInstance, poison: PoisonWriter) -> None:
     scheduled = poison.put_unknown(poison.unknown_id(), _LONG_KEY, "5.00")
-    due = letter(instance, scheduled)["dueAt"]
+    since, due = (f"{letter(instance, scheduled)[name][:19]}Z" for name in ("failedAt", "dueAt"))
 
     done = run(instance, "list", "--status", "scheduled", "--cause", "schema-id-unknown", "--model", "balance")
 
     assert (done.code, done.stderr) == (0, ""), done
     header, row, detail = (line.split() for line in done.stdout.splitlines())
     assert " ".join(detail).startswith("the registry does not know schema ")
-    assert header == ["ID", "KEY", "CAUSE", "STATUS", "TRIED", "DUE"]
-    assert row == [scheduled, f"{_LONG_KEY[:31]}…", "schema-id-unknown", "scheduled", "0", due]
+    assert header == ["ID", "KEY", "CAUSE", "STATUS", "SINCE", "TRIED", "DUE"]
+    assert row == [scheduled, f"{_LONG_KEY[:31]}…", "schema-id-unknown", "scheduled", since, "0", due]
     assert run(instance, "discard", scheduled, "--reason", "the test is over").code == 0
     assert run(instance, "list", "--status", "scheduled").stdout == "There are none.\n"
 
@@ -223,8 +223,9 @@ def test_show_prints_a_letter_with_its_record(instance: LocalInstance, waiting: 
     first = lines.index(["headers", '{"name": "trace", "value": "t1"}'])
     assert " ".join(lines[first + 1]) == '{"name": "trace", "valueBase64": "/w=="}'
     assert ["value", "30 bytes"] in lines
-    assert done.stdout.splitlines()[-2].endswith("no frame, and mo")
-    assert done.stdout.splitlines()[-1].endswith("re than a line")
+    assert done.stdout.splitlines()[-4].endswith("no frame, and mo")
+    assert done.stdout.splitlines()[-3].endswith("re than a line")
+    assert lines[-1] == ["balance-service", f"dead-letters discard {garbage} --reason R"]
 
 
 def test_letters_are_redriven_and_discarded_by_their_ids(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import socket
+import time
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -10,7 +12,12 @@ from click.testing import CliRunner
 
 from balance_service.cli.main import cli
 from balance_service.errors import BalanceServiceError, ConfigurationError
-from tests.support.scripted_server import BY_KEY
+from tests.support.scripted_server import BY_KEY, answer, scripted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.scripted_server import Received, Reply
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 
@@ -119,10 +126,11 @@ def test_the_status_prints_each_cause_once_with_what_to_do_and_what_follows(monk
             "follows": [],
         },
     ]
-    empty: dict[str, Any] = {name: [] for name in ("reasons", "tasks", "problems")}
+    empty: dict[str, Any] = {name: [] for name in ("reasons", "models", "tasks", "problems")}
     # Without a broker, an instance does not hear itself either, and does not say so.
     servers: list[Any] = [
-        {"applicationServer": one, "suspect": True, "shared": False, "tasks": []} for one in ("a:1", "b:1")
+        {"applicationServer": one, "suspect": True, "silentSeconds": seconds, "shared": False, "tasks": []}
+        for one, seconds in (("a:1", 7), ("b:1", 42), ("c:1", None))
     ]
     known = {"applicationServer": "a:1", "ready": False, "causes": causes, "applicationServers": servers, **empty}
 
@@ -136,7 +144,8 @@ def test_the_status_prints_each_cause_once_with_what_to_do_and_what_follows(monk
         "  balance.g2 began under older rules of the decoder.",
         "    Wait. Waiting suffices.",
         "  a:1",
-        "  b:1 (suspect)",
+        "  b:1 (silent for 42 s)",
+        "  c:1 (silent, not heard of by this instance)",
     ]
 
 
@@ -148,9 +157,9 @@ def task(name: str, state: str, role: str = "active", **more: Any) -> dict[str, 
 def test_status_says_of_each_task_of_all_instances_why_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     own = [task("balance_0", "RUNNING"), task("balance_1", "TAILING", "standby")]
     others = [
-        task("balance_1", "RESTORING", restored=10, toRestore=50, secondsLeft=3.6),
+        task("balance_1", "RESTORING", restored=10, toRestore=50, secondsLeft=3.6, epoch=0, position=-1),
         task("balance_2", "HALTED", reason="its source is another topic"),
-        task("balance_3", "CREATED"),
+        task("balance_3", "CREATED", epoch=0, position=-1),
         task("balance_4", "CLOSED", reason="the broker does not answer"),
         task("balance_5", "RUNNING", reason="balance_5 stands still: partition 5 has been at 42"),
     ]
@@ -160,6 +169,7 @@ def test_status_says_of_each_task_of_all_instances_why_it_does_not_run(monkeypat
         "reasons": [],
         "causes": [],
         "problems": [],
+        "models": [],
         "tasks": own,
         "applicationServers": [
             {"applicationServer": "a:1", "suspect": False, "shared": False, "tasks": own},
@@ -175,14 +185,118 @@ def test_status_says_of_each_task_of_all_instances_why_it_does_not_run(monkeypat
         "    balance_0  active RUNNING  epoch 3  position 42",
         "    balance_1  standby TAILING  epoch 3  position 42",
         "  b:1",
-        "    balance_1  active RESTORING  epoch 3  position 42",
+        "    balance_1  active RESTORING  epoch -  position -",
         "      it reads its changelog: 10 of 50 records, about 4 s left",
         "    balance_2  active HALTED  epoch 3  position 42",
         "      its source is another topic",
-        "    balance_3  active CREATED  epoch 3  position 42",
+        "    balance_3  active CREATED  epoch -  position -",
         "      it waits for its turn to open its store",
         "    balance_4  active CLOSED  epoch 3  position 42",
         "      the broker does not answer",
         "    balance_5  active RUNNING  epoch 3  position 42",
         "      balance_5 stands still: partition 5 has been at 42",
     ]
+
+
+def server(address: str, *tasks: dict[str, Any], silent_seconds: int = 0) -> dict[str, Any]:
+    silence = {"suspect": silent_seconds > 3, "silentSeconds": silent_seconds}
+    return {"applicationServer": address, **silence, "shared": False, "tasks": tasks}
+
+
+def printed_status(monkeypatch: pytest.MonkeyPatch, *servers: dict[str, Any], **more: Any) -> list[str]:
+    empty: dict[str, Any] = {name: [] for name in ("reasons", "causes", "models", "tasks", "problems")}
+    known = {"applicationServer": "b:1", "ready": True, "applicationServers": servers, **empty, **more}
+    lines: list[str] = run(monkeypatch, httpx.Response(200, json=known), "status").stdout.splitlines()
+    return lines
+
+
+def test_status_prints_silent_instances_last_with_only_the_tasks_that_no_other_one_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silent = server(
+        "a:1",
+        task("balance_0", "RUNNING"),
+        task("balance_1", "RUNNING"),
+        task("balance_2", "RESTORING", restored=1, toRestore=9),
+        silent_seconds=42,
+    )
+    # A standby does not make the partition's owner superfluous.
+    live = server("b:1", task("balance_0", "RUNNING", epoch=4), task("balance_1", "TAILING", "standby"))
+
+    assert printed_status(monkeypatch, silent, live)[1:] == [
+        "  b:1",
+        "    balance_0  active RUNNING  epoch 4  position 42",
+        "    balance_1  standby TAILING  epoch 3  position 42",
+        "  a:1 (silent for 42 s)",
+        "    balance_1  active RUNNING  epoch 3  position 42  (silent)",
+        "    balance_2  active RESTORING  epoch 3  position 42  (silent)",
+        "    1 task that it had: at the instances above",
+    ]
+
+
+def test_status_says_what_each_of_several_generations_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [
+        {"name": "balance", "model": "balance", "status": "kept"},
+        {"name": "balance.g2", "model": "balance", "status": "serving"},
+        {"name": "activity.g3", "model": "activity", "status": "serving"},
+    ]
+    names = ("balance_0", "balance.g2_0", "balance-by-shop_0", "activity.g3_0")
+
+    printed = printed_status(monkeypatch, server("b:1", *(task(name, "RUNNING") for name in names)), models=models)
+
+    assert printed[2:] == [
+        "    balance_0  active RUNNING  epoch 3  position 42  kept",
+        "    balance.g2_0  active RUNNING  epoch 3  position 42  serving",
+        "    balance-by-shop_0  active RUNNING  epoch 3  position 42",
+        "    activity.g3_0  active RUNNING  epoch 3  position 42",
+    ]
+
+
+@pytest.fixture
+def suspended() -> Iterator[str]:
+    """The URL of a server that takes connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+READING = [["status"], ["get-balance", "c1"], ["dead-letters", "list"], ["generations", "balance"]]
+CHANGING = [["switch", "balance", "--reason", "r"], ["dead-letters", "redrive", "balance/0:1", "--reason", "r"]]
+
+
+@pytest.mark.parametrize("command", [*READING, *CHANGING], ids=" ".join)
+def test_a_command_says_what_it_waits_for_and_what_to_do_about_an_instance_that_never_answers(
+    monkeypatch: pytest.MonkeyPatch, suspended: str, command: list[str]
+) -> None:
+    is_change, address = command in CHANGING, suspended.removeprefix("http://")
+    for name, seconds in (("TELL_AFTER_SECONDS", 0.05), ("ANSWER_SECONDS", 0.4), ("CHANGE_SECONDS", 0.5)):
+        monkeypatch.setattr(f"balance_service.cli.client.{name}", seconds)
+
+    done = CliRunner(env={"BALANCE_READ_TIMEOUT": "0.01"}).invoke(cli, [*command, "--url", suspended])
+
+    limit = 0.5 if is_change else 0.4
+    assert done.stderr == f"waiting for the instance at {address}, for {limit:g} s at most …\n"
+    assert isinstance(done.exception, BalanceServiceError)
+    expected = (
+        f"the instance at {address} does not answer (timed out); it had {limit:g} s: look whether "
+        "its process is suspended (state T in `ps`) or its machine overloaded, or ask another instance with --url"
+    )
+    maybe = "; the request may be carried out all the same: look before you repeat it"
+    assert str(done.exception) == expected + maybe * is_change
+
+
+def test_an_answer_in_time_is_not_waited_for_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = httpx.Response(200, text='{"amount":12.30}', headers=BY_KEY)
+
+    assert run(monkeypatch, answer, "get-balance", "c1").stderr == ""
+
+
+def test_a_command_tells_after_two_seconds_that_it_waits_ten_at_most() -> None:
+    def late(_: Received) -> Reply:
+        time.sleep(2.3)
+        return answer('{"amount":12.30}')
+
+    with scripted(late) as (url, _):
+        done = CliRunner().invoke(cli, ["get-balance", "c1", "--url", url.replace("//", "//me:secret@")])
+
+    assert done.stderr == f"waiting for the instance at {url.removeprefix('http://')}, for 10 s at most …\n"
+    assert (done.exit_code, done.stdout) == (0, "12.30  (from localhost:5051)\n")

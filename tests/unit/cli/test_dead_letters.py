@@ -80,7 +80,9 @@ def test_the_result_so_far_is_printed_before_an_error(monkeypatch: pytest.Monkey
 
     done = discard(monkeypatch, instance)
 
-    assert str(done.exception).endswith("does not answer (refused); start it, or correct BALANCE_APPLICATION_SERVER")
+    assert str(done.exception).endswith(
+        "does not answer (refused); start it, ask another instance with --url, or correct BALANCE_APPLICATION_SERVER"
+    )
     refused = sum(one.endswith("0") for one in instance.ids[0])
     accepted = len(instance.ids[0]) - refused
     assert done.stderr.splitlines()[-1] == f"{accepted} discarded, {refused} refused before this error:"
@@ -126,7 +128,7 @@ def test_the_error_of_a_single_request_is_raised(monkeypatch: pytest.MonkeyPatch
 def test_a_dead_letter_is_shown_with_repeated_headers_and_a_binary_key(monkeypatch: pytest.MonkeyPatch) -> None:
     headers = [{"name": "b", "value": "1"}, {"name": "b", "valueBase64": "/w=="}, {"name": "b", "value": "1"}]
     record = {"key": None, "keyBase64": "QP8Aww==", "headers": headers, "valueBase64": None}
-    letter = {"id": "balance/1:42", "detail": "so", **record}
+    letter = {"id": "balance/1:42", "detail": "so", "status": "applied", "redriveRefused": "", **record}
     monkeypatch.setattr("httpx.Client.send", lambda *_, stream: httpx.Response(200, json=letter))
 
     done = CliRunner().invoke(dead_letters, ["show", "balance/1:42"], catch_exceptions=False)
@@ -134,6 +136,7 @@ def test_a_dead_letter_is_shown_with_repeated_headers_and_a_binary_key(monkeypat
     assert done.stdout.splitlines() == [
         "id       balance/1:42",
         "detail   so",
+        "status   applied",
         "key      base64:QP8Aww==",
         'headers  {"name": "b", "value": "1"}',
         '         {"name": "b", "valueBase64": "/w=="}',
@@ -141,22 +144,83 @@ def test_a_dead_letter_is_shown_with_repeated_headers_and_a_binary_key(monkeypat
     ]
 
 
-def test_a_list_says_below_each_dead_letter_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    common = {"model": "balance", "status": "waiting", "attempt": 0, "dueAt": None}
-    letters = [
-        {"id": "balance/0:1", "key": "ada", "cause": "too-much", "detail": "50 is more\nthan 10", **common},
-        {"id": "balance/0:2", "key": "bob", "cause": "key-null", "detail": "", **common},
-    ]
+def letter(offset: int, cause: str = "too-much", status: str = "waiting", **more: Any) -> dict[str, Any]:
+    known = {"model": "balance", "key": "ada", "detail": "", "attempt": 0, "dueAt": None, "redriveRefused": ""}
+    times = {"failedAt": "2026-01-02T03:04:05.678Z"}
+    return {"id": f"balance/0:{offset}", "cause": cause, "status": status, **known, **times, **more}
+
+
+FINAL = "its cause, key-null, never goes away: discard it"
+
+
+def listed(monkeypatch: pytest.MonkeyPatch, letters: Sequence[dict[str, Any]], *options: str) -> list[str]:
     page = {"deadLetters": letters, "next": None}
     monkeypatch.setattr("httpx.Client.send", lambda *_, stream: httpx.Response(200, json=page))
+    lines: list[str] = CliRunner().invoke(dead_letters, ["list", *options], catch_exceptions=False).stdout.splitlines()
+    return lines
 
-    done = CliRunner().invoke(dead_letters, ["list"], catch_exceptions=False)
 
-    assert done.stdout.splitlines() == [
-        "ID           KEY  CAUSE     STATUS   TRIED  DUE",
-        "balance/0:1  ada  too-much  waiting  0      -",
+def test_a_list_says_of_each_dead_letter_what_is_wrong_since_when_and_why_no_redrive_is_possible(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    behind = "it waits behind an earlier record of its key: redrive or discard that record"
+    letters = [
+        letter(1, detail="50 is more\nthan 10"),
+        letter(2, "key-null", key="bob", redriveRefused=FINAL),
+        letter(3, "schema-id-unknown", "scheduled", attempt=2, dueAt="2026-01-02T05:06:07.891Z"),
+        letter(4, "behind-another", "behind", redriveRefused=behind),
+        letter(5, "key-null", "discarded", redriveRefused="it is discarded already"),
+    ]
+
+    assert listed(monkeypatch, letters)[:9] == [
+        "ID           KEY  CAUSE              STATUS     SINCE                 TRIED  DUE",
+        "balance/0:1  ada  too-much           waiting    2026-01-02T03:04:05Z  0      -",
         "    50 is more\ufffdthan 10",
-        "balance/0:2  bob  key-null  waiting  0      -",
+        "balance/0:2  bob  key-null           waiting    2026-01-02T03:04:05Z  0      -",
+        f"    no redrive: {FINAL}",
+        "balance/0:3  ada  schema-id-unknown  scheduled  2026-01-02T03:04:05Z  2      2026-01-02T05:06:07Z",
+        "balance/0:4  ada  behind-another     behind     2026-01-02T03:04:05Z  0      -",
+        f"    no redrive: {behind}",
+        "balance/0:5  ada  key-null           discarded  2026-01-02T03:04:05Z  0      -",
+    ]
+
+
+def test_a_list_ends_with_the_commands_for_those_that_wait_for_a_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = [letter(1), letter(2, "key-null", redriveRefused=FINAL), letter(3, status="parked")]
+    undecided = [letter(4, status="scheduled"), letter(5, status="applied", redriveRefused="it is applied already")]
+
+    assert listed(monkeypatch, [*letters, *undecided], "--url", "http://a:1")[-7:] == [
+        "",
+        "Look at a record:",
+        "  balance-service dead-letters show balance/0:1 --url http://a:1",
+        "Retry, once the cause is removed:",
+        "  balance-service dead-letters redrive balance/0:1 balance/0:3 --reason R --url http://a:1",
+        "Exclude permanently, as no redrive is possible:",
+        "  balance-service dead-letters discard balance/0:2 --reason R --url http://a:1",
+    ]
+    assert len(listed(monkeypatch, undecided)) == 3
+
+
+def test_a_list_of_many_ends_with_the_commands_for_their_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = [letter(offset, "too-much" if offset % 2 else "a cause") for offset in range(11)]
+
+    assert listed(monkeypatch, letters)[-3:] == [
+        "Retry, once the cause is removed:",
+        "  balance-service dead-letters redrive --model balance --cause 'a cause' --reason R",
+        "  balance-service dead-letters redrive --model balance --cause too-much --reason R",
+    ]
+
+
+def test_a_dead_letter_is_shown_with_the_command_that_decides_about_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {**letter(2, "key-null", redriveRefused=FINAL), "headers": None, "valueBase64": None}
+    monkeypatch.setattr("httpx.Client.send", lambda *_, stream: httpx.Response(200, json=shown))
+
+    done = CliRunner().invoke(dead_letters, ["show", "balance/0:2"], catch_exceptions=False)
+
+    assert f"redriveRefused  {FINAL}" in done.stdout.splitlines()
+    assert done.stdout.splitlines()[-2:] == [
+        "Exclude permanently, as no redrive is possible:",
+        "  balance-service dead-letters discard balance/0:2 --reason R",
     ]
 
 
@@ -164,8 +228,7 @@ def test_a_list_says_below_each_dead_letter_what_is_wrong(monkeypatch: pytest.Mo
 def test_a_list_has_what_answers_and_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, option: tuple[str, ...]
 ) -> None:
-    letter = {"id": "balance/0:1", "key": "ada", "cause": "key-null", "status": "waiting", "attempt": 0, "dueAt": None}
-    page = {"deadLetters": [letter], "next": None, "missing": ["activity/0", "balance/1"]}
+    page = {"deadLetters": [letter(1)], "next": None, "missing": ["activity/0", "balance/1"]}
     asked = []
 
     def send(_client: object, request: httpx.Request, *, stream: bool) -> httpx.Response:

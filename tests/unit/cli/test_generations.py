@@ -55,6 +55,11 @@ READY = told(
 SWITCHED = told(generation(1, "kept"), generation(2, "serving"), comparison=EQUAL, keptUntil="2026-01-02T03:04:05.678Z")
 
 
+DROPS_KEPT = (
+    "`balance-service drop balance --generation 1 --reason R` drops it now, and no switch leads back to it then"
+)
+
+
 def run(*command: str, replies: list[Reply | Callable[[Received], Reply]]) -> tuple[Any, list[Received]]:
     """The result of a command, and the requests that the instance received."""
     with scripted(*replies) as (url, received):
@@ -93,7 +98,8 @@ def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
                 "balance 1  kept      version 1  3 of 4 partitions run  position 1200  lag 0",
                 "balance 2  serving   version 1  3 of 4 partitions run  position 1200  lag 0",
                 "  keys: 3 equal, 0 different, 0 only in the old, 0 only in the new",
-                "  the kept generation is dropped at 2026-01-02T03:04:05.678Z",
+                "  the kept generation is dropped at 2026-01-02T03:04:05.678Z, and no rebuild can begin before",
+                f"  {DROPS_KEPT}",
             ],
         ),
         (
@@ -182,6 +188,36 @@ def test_what_is_refused_is_printed_as_the_error() -> None:
     assert isinstance(done.exception.__cause__, ClientError)
     assert "generation 2 has not caught up yet" in str(done.exception)
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("now", "way_out"),
+    [
+        (
+            SWITCHED,
+            f"; {DROPS_KEPT}",
+        ),
+        (BUILDING, "; `balance-service drop balance --generation 2 --reason R` drops it now"),
+        (READY, "; `balance-service drop balance --generation 2 --reason R` drops it now"),
+        (ONE, ""),
+    ],
+    ids=["one is kept", "one is built", "one is ready", "none"],
+)
+def test_a_refused_rebuild_names_the_command_that_removes_the_generation_in_the_way(
+    now: Scripted, way_out: str
+) -> None:
+    done, received = run("rebuild", "balance", replies=[problem(409, "not now"), now])
+
+    assert isinstance(done.exception, BalanceServiceError)
+    assert str(done.exception) == f"not now{way_out}"
+    assert [request.method for request in received] == ["POST", "GET"]
+
+
+def test_a_rebuild_of_several_says_which_have_begun_before_one_is_refused() -> None:
+    done, _ = run("rebuild", "activity", "balance", replies=[BUILDING, problem(503, "the broker does not respond")])
+
+    assert str(done.exception) == "the broker does not respond"
+    assert done.stderr == "before this error, rebuilds of activity have begun, and go on\n"
 
 
 BODIES: list[tuple[list[str], type[JsonBody], dict[str, Any]]] = [
@@ -281,6 +317,13 @@ def test_a_rebuild_that_cannot_go_on_ends_with_the_reason_and_the_ways_out() -> 
     assert len(received) == 3
     assert shown.stdout.splitlines()[-1] == f"  {why}"
     assert shown.stdout.count(why) == 1
+
+
+def test_an_instance_that_ends_does_not_end_the_rebuild_that_is_followed() -> None:
+    done, _ = run("rebuild", "balance", replies=[BUILDING, BUILDING, problem(503, "it stops")])
+
+    assert str(done.exception) == "it stops"
+    assert "The rebuild of balance goes on; `balance-service generations balance` shows it" in done.stderr
 
 
 def test_ctrl_c_leaves_the_rebuild_alone_and_says_how_to_follow_and_cancel_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import sys
 import threading
 import time
@@ -117,12 +118,45 @@ def test_restart_of_an_instance_that_there_is_not_names_those_that_there_are(
         restart(data_dir, 3)
 
 
-@pytest.mark.parametrize("given", [(), ("x",), ("1", "2")])
-def test_restart_takes_one_number(given: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ((), "Missing argument 'N'"),
+        (("x",), "'x' is not a valid integer"),
+        (("0",), "0 is not in the range x>=1"),
+        (("1", "2"), "Got unexpected extra argument (2)"),
+    ],
+)
+def test_restart_takes_one_number(given: tuple[str, ...], why: str) -> None:
     refused = CliRunner().invoke(cli, ["local", "restart", *given])
 
     assert refused.exit_code == 2
-    assert "give the number of one instance, such as `local restart 2`" in refused.output
+    assert why in refused.output
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_restart_has_a_help_of_its_own(option: str) -> None:
+    told = CliRunner().invoke(cli, ["local", "restart", option], prog_name="balance-service")
+
+    assert told.exit_code == 0
+    assert "Usage: balance-service local restart [OPTIONS] N\n" in told.output
+    assert "Start instance N of a running `local` again" in told.output
+    assert "--data-dir" in told.output
+    assert "--kafka-port" not in told.output
+
+
+def test_the_help_of_local_names_restart() -> None:
+    told = CliRunner().invoke(cli, ["local", "--help"], prog_name="balance-service").output
+
+    assert told.startswith("Usage: balance-service local [OPTIONS] [MODEL]...")
+    assert re.search(r"Commands:\n  restart  ", told)
+
+
+def test_options_of_restart_follow_it(data_dir: Path) -> None:
+    refused = CliRunner().invoke(cli, ["local", "--data-dir", str(data_dir), "restart", "2"])
+
+    assert refused.exit_code == 2
+    assert "write `local restart N --data-dir PATH`" in refused.output
 
 
 def test_models_are_given_as_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
