@@ -98,7 +98,8 @@ def status(url: str | None, *, as_json: bool) -> None:
         for told in cause["follows"]:
             click.echo(f"      {told}")
     generations = _generations(known["models"])
-    live, silent = [], []
+    live: list[Mapping[str, Any]] = []
+    silent: list[Mapping[str, Any]] = []
     for server in known["applicationServers"]:
         # An instance that hears nothing from Kafka does not hear itself either.
         is_silent = server["suspect"] and server["applicationServer"] != known["applicationServer"]
