@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -383,7 +384,16 @@ def test_a_server_that_is_not_there_is_named(run: Run) -> None:
     with pytest.raises(UnavailableError, match=r"^the instance at 127\.0\.0\.1:1 does not answer \(.+\)$") as failed:
         run("http://127.0.0.1:1", "get_balance", "c1", options=ONCE)
 
-    assert failed.value.status is None
+    assert (failed.value.status, failed.value.is_late) == (None, False)
+
+
+def test_an_instance_that_never_answers_is_told_from_one_that_is_not_there(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(UnavailableError) as failed:
+            run(url, "get_balance", "c1", options={**ONCE, "timeout_seconds": 0.1})
+
+    assert (failed.value.status, failed.value.is_late) == (None, True)
 
 
 @pytest.mark.parametrize(
