@@ -112,7 +112,7 @@ def _check_command(words: Sequence[str]) -> None:
 
 def _check_ours(arguments: Sequence[str]) -> None:
     try:
-        _parse(cli, click.Context(cli), [*arguments])
+        _parse(cli, click.Context(cli, **cli.context_settings), [*arguments])
     except click.exceptions.Exit:  # by -h or --version
         return
     except click.BadParameter as error:
@@ -130,9 +130,10 @@ def _parse(group: click.Group, context: click.Context, arguments: list[str]) -> 
         return
     name, command, rest = group.resolve_command(context, arguments)
     if isinstance(command, click.Group) and not command.invoke_without_command:
-        _parse(command, click.Context(command), rest)
+        _parse(command, click.Context(command, parent=context), rest)
     elif command is not None:
-        command.make_context(name, rest)
+        # A command remembers the names of its help option, which it has from its parent.
+        command.make_context(name, rest, context)
 
 
 def _check_make(arguments: Sequence[str]) -> None:
