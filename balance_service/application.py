@@ -300,7 +300,7 @@ class Application:
 
         def look() -> None:
             noted.note(noted_now(engine.stages, table, settings.application_server))
-            forget_left(engine.stages, table)
+            forget_left(engine.stages, table, settings.application_server)
             for name, tasks in engine.models.items():
                 if tasks.hosted.folds is not None:
                     chooser = choosers.setdefault(name, _standby_chooser(table, tasks, settings))

@@ -160,7 +160,7 @@ class _TellingClient(Client):
     def __init__(self, url: str, *, timeout_seconds: float, **options: Any) -> None:
         super().__init__(url, timeout_seconds=timeout_seconds, **options)
         address = urlsplit(url).netloc.rpartition("@")[2]
-        self._waiting = f"waiting for the instance at {address}, for {timeout_seconds:g} s at most …"
+        self._waiting = f"waiting for the instance at {address}, up to {timeout_seconds:g} s …"
 
     def _run(self, call: Call[T]) -> T:
         timer = threading.Timer(TELL_AFTER_SECONDS, click.echo, (self._waiting,), {"err": True})

@@ -13,6 +13,7 @@ import click
 from balance_service.cli.client import as_json, at_url, client_of, of_url
 from balance_service.client import ClientError
 from balance_service.engine.decisions import MAX_IDS, LetterId
+from balance_service.engine.records import MISPLACED
 from balance_service.errors import BalanceServiceError, InvalidInputError
 from balance_service.model.json_view import exact_json
 
@@ -103,11 +104,9 @@ def show(letter_id: str, url: str | None, *, as_json: bool) -> None:
     value, headers = letter.pop("valueBase64"), letter.pop("headers")
     letter["key"] = _key(letter)
     letter.pop("keyBase64", None)
-    for name in ("detail", "redriveRefused"):
-        if not letter.get(name):
-            letter.pop(name, None)
-    width = max(map(len, [*letter, "headers"]))
-    for name, shown in letter.items():
+    told = {name: shown for name, shown in letter.items() if shown or name not in ("detail", "redriveRefused")}
+    width = max(map(len, [*told, "headers"]))
+    for name, shown in told.items():
         click.echo(f"{name:<{width}}  {_dash(shown)}")
     for n, header in enumerate(headers or [None]):
         click.echo(f"{'' if n else 'headers':<{width}}  {'-' if header is None else json.dumps(header)}")
@@ -248,12 +247,14 @@ def _print_next(letters: Sequence[dict[str, Any]], url: str | None, *, is_shown:
     undecided = [letter for letter in letters if letter["status"] in _UNDECIDED]
     if undecided and not is_shown:
         click.echo(f"\nLook at a record:\n  balance-service dead-letters show {undecided[0]['id']}{of_url(url)}")
+    refused = [one for one in undecided if one["redriveRefused"]]
     for decision, when, chosen in (
         ("redrive", "Retry, once the cause is removed", [one for one in undecided if not one["redriveRefused"]]),
+        # A rebuild with the right partitioner applies those that are misplaced.
         (
             "discard",
             "Exclude permanently, as no redrive is possible",
-            [one for one in undecided if one["redriveRefused"]],
+            [one for one in refused if one["cause"] != MISPLACED],
         ),
     ):
         if chosen:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -89,7 +90,9 @@ def rebuild(
                         f"before this error, rebuilds of {', '.join(models[:n])} have begun, and go on", err=True
                     )
                 if isinstance(error, InvalidCallError) and error.status == _CONFLICT:
-                    way_out = _way_out(client.generations(model))
+                    way_out = ""
+                    with suppress(ClientError):
+                        way_out = _way_out(client.generations(model))
                     raise BalanceServiceError("; ".join(filter(None, [str(error), way_out]))) from error
                 raise
         for model in () if detach else models:

@@ -173,7 +173,8 @@ class _Connected(ABC, Generic[Http, Event]):
         while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
             causes.append(cause)
         is_untrusted = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes)
-        is_late = isinstance(error, httpx.TimeoutException)
+        # Without a connection, nothing was sent.
+        is_late = isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout)
         return NoReply(str(error) or type(error).__name__, is_untrusted=is_untrusted, is_late=is_late)
 
     @abstractmethod

@@ -15,6 +15,7 @@ from balance_service.process.runtime import Attempts
 
 if TYPE_CHECKING:
     from balance_service.engine.tasks import Tasks
+    from balance_service.kafka.topics import Topic
 
 log = structlog.get_logger(__name__)
 
@@ -44,12 +45,15 @@ class SourceCheck:
 
     def _check(self) -> None:
         topic = self._topics.find_patiently(self._source.name)
+        problem = ""
         try:
             check_same_log(self._source, topic)
         except TaskHaltedError as halted:
-            self._tasks.source_problem = str(halted)
-        else:
-            self._tasks.source_problem = ""
+            problem = str(halted)
+        self._look_at_log(topic)
+        self._tasks.source_problem = problem
+
+    def _look_at_log(self, topic: Topic | None) -> None:
         tasks = self._tasks.with_states()
         if not tasks:
             return
@@ -79,7 +83,8 @@ class LossCheck:
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self._next = 0.0
-        failed, works = "the configuration of topics cannot be looked at", "it can be looked at again"
+        failed = "the configuration of topics cannot be looked at"
+        works = "the configuration of topics can be looked at again"
         self._attempts = Attempts(log, failed, works)
 
     def run_once(self) -> None:
@@ -131,4 +136,5 @@ class Purge:
         except BalanceServiceError as error:
             self._attempts.failed(error, topic=source)
         else:
-            self._attempts.succeeded(topic=source)
+            if fresh:
+                self._attempts.succeeded(topic=source)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from balance_service.engine.dead_letter import is_final
 from balance_service.engine.processor import OWN_CODE
+from balance_service.engine.records import MISPLACED
 from balance_service.model.stage import model_and_generation
 from balance_service.model.versions import LACKS_VERSION
 from balance_service.process.runtime import iso_time
@@ -294,8 +295,8 @@ class _Seen:
         if known.refusal:
             what = f"and this instance do not accept each other: {known.refusal}"
             action = "Correct certificates and passwords, here (BALANCE_KAFKA_CONFIG) or at the brokers"
-        if lasts:
-            what += ". Queries get 503, but for those with `maxAge`"
+        if lasts and known.lasts(known.silent_ms, known.session_timeout_ms):
+            what += ". Here, plain queries get 503; those with `maxAge` get an old answer"
         apart = {cause.what for cause in refused}
         return Cause(
             "broker",
@@ -379,7 +380,8 @@ class _Seen:
     def _is_replaced(self, server: Mapping[str, Any]) -> bool:
         """Whether a silent instance owned partitions, and all of them have other owners."""
         owned = {task["task"] for task in server["tasks"] if task["role"] == "active"}.intersection(self._names)
-        return bool(owned) and all(self._owner(name) is not None for name in owned)
+        owners = [self._owner(name) for name in owned]
+        return bool(owned) and all(owner is not None and owner.told["state"] == "RUNNING" for owner in owners)
 
     def _left_by(self, server: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yields the partitions that a silent instance owned and that nobody answers for yet, in words."""
@@ -441,10 +443,7 @@ class _Seen:
                     counts[model, letter["cause"]] += letter["count"]
         if total := sum(counts.values()):
             what = f"{total:,} dead letter{' needs' if total == 1 else 's need'} you"
-            action = "Redrive those that can be applied now, discard those that must not count"
-            if all(is_final(cause) for _, cause in counts):
-                action = "Discard them, or correct what their producer sends: no redrive can apply them"
-            action += ". `balance-service dead-letters list` has their ids"
+            action = f"{_what_to_do(cause for _, cause in counts)}. `balance-service dead-letters list` has their ids"
             told = [f"{model}: {count:,} with the cause {cause}" for (model, cause), count in sorted(counts.items())]
             yield Cause("letters", Urgency.SOON, what, action, follows=tuple(told))
 
@@ -610,6 +609,19 @@ def listed(names: Sequence[str]) -> str:
     """Returns names in words: a few, and how many more there are."""
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _what_to_do(letters: Iterable[str]) -> str:
+    """Returns what to do about dead letters with these causes that need a decision."""
+    kinds = {*letters}
+    others = kinds - {MISPLACED}
+    keep = f"discard none with the cause {MISPLACED}: a rebuild with the partitioner of the producers applies them"
+    if not others:
+        return keep[:1].upper() + keep[1:]
+    told = "Redrive those that can be applied now, discard those that must not count"
+    if all(is_final(cause) for cause in others):
+        told = "Correct what their producer sends, and discard them: no redrive can apply them"
+    return told if others == kinds else f"{told}; but {keep}"
 
 
 def _in_order(name: str) -> tuple[str, int]:

@@ -41,7 +41,7 @@ from balance_service.model.versions import Versions
 from balance_service.observability.tracing import UNTRACED
 from balance_service.process import open_files
 from balance_service.process.failpoints import reach
-from balance_service.process.runtime import Attempts, PeriodicThread
+from balance_service.process.runtime import Attempts, Awake, PeriodicThread
 from balance_service.spark.decode import Decoder
 from balance_service.spark.row_query import in_short
 from balance_service.spark.session import SparkSampler, start_spark
@@ -215,6 +215,7 @@ class Engine:
         self._stage_workers = {name: [*self._workers_of(tasks)] for name, tasks in self.stages.items()}
         self._has_begun = False
         self._has_started = False
+        self.awake = Awake()
 
     @property
     def has_begun(self) -> bool:
@@ -483,6 +484,7 @@ class Engine:
         yield PeriodicThread("progress", _LOOK_EVERY_SECONDS, self._look)
 
     def _look(self) -> None:
+        self.awake.beat()
         for tasks in self.stages.values():
             tasks.look()
 

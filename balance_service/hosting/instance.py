@@ -12,7 +12,7 @@ from balance_service.engine.processor import OWN_CODE
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.hosting.causes import HEALS_MS, Cause, Known, Urgency, causes_of, listed
-from balance_service.process.runtime import TimesOfDay, elapsed, iso_time, now_ms
+from balance_service.process.runtime import TimesOfDay, elapsed, iso_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,42 +35,36 @@ _MOST_REFUSED = 3
 _KAFKA = "Kafka"
 _ANSWERING = frozenset(state.value for state in ANSWERING)
 _STATUSES = frozenset(status.value for status in Status)
-# Between two notes.
-_LONGEST_PAUSE_MS = 3_000
 _QUERY_ENDED = "its query has ended and is started again; /api/status and the log say why"
 _SEE_STATUS = "/api/status and the log say why, if an error is the reason"
 
 
 class Since:
-    """Since when some things are so. One thread notes them every second, any thread reads."""
+    """Since when some things are so. One thread notes them, any thread reads."""
 
-    def __init__(self, clock: Callable[[], int] = now_ms) -> None:
-        """Args:
-        clock: ms since 1970.
-        """
+    def __init__(self, clock: Callable[[], float] = elapsed) -> None:
         self._clock = clock
-        self._noted_ms = self._unbroken_ms = clock()
-        self.of: Mapping[str, int] = {}
-        """By name, in ms since 1970."""
+        self._at: Mapping[str, float] = {}
+        self.time_of = TimesOfDay().of
+        """Returns a reading of `elapsed` in ms since 1970."""
 
     def note(self, names: Iterable[str]) -> None:
         """Notes the names of all things that are so now."""
         now = self._clock()
-        self._unbroken_ms, self._noted_ms = self.unbroken_ms, now
-        self.of = {name: self.of.get(name, now) for name in names}
+        self._at = {name: self._at.get(name, now) for name in names}
 
     @property
-    def unbroken_ms(self) -> int:
-        """Since when this process has run without a pause that is too long, such as a suspension."""
-        now = self._clock()
-        return now if now - self._noted_ms > _LONGEST_PAUSE_MS else self._unbroken_ms
+    def of(self) -> Mapping[str, int]:
+        """By name, in ms since 1970."""
+        return {name: self.time_of(at) for name, at in self._at.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """An engine, the directory that publishes it, and its commands by the names of their routes.
 
-    `noted` has since when what `noted_now` returns is so, `began_ms` since when the instance has run, in ms since 1970.
+    `noted` has since when what `noted_now` returns is so, `began_at` since when the instance has run, as a reading of
+    `elapsed`.
     """
 
     engine: Engine
@@ -78,8 +72,7 @@ class Instance:
     rebuilds: Rebuilds
     commands: Mapping[str, CommandHandler]
     noted: Since
-    began_ms: int = field(default_factory=now_ms)
-    _times: TimesOfDay = field(default_factory=TimesOfDay, init=False)
+    began_at: float = field(default_factory=elapsed)
 
     def start(self) -> None:
         """Publishes the instance, joins the group and starts to process. Returns at once."""
@@ -161,9 +154,10 @@ class Instance:
         Args:
             status: as returned by `status`, with `applicationServer` and `reasons`.
         """
-        settings, noted, now, silent_ms = self.engine.settings, self.noted.of, now_ms(), self._silent_since()
+        settings, noted, silent_ms, time_of = self.engine.settings, self.noted.of, self._silent_ms(), self.noted.time_of
+        now = time_of(elapsed())
         # A first answer is noted within a second.
-        answers_ms = noted.get(_KAFKA, 0 if silent_ms is not None else now)
+        answers_ms = noted.get(_KAFKA, now if silent_ms is None else 0)
         heard_at = {server.address: server.heard_at for server in self.directory.table.servers() if server.was_heard}
         known = Known(
             brokers=settings.bootstrap_servers,
@@ -171,22 +165,22 @@ class Instance:
             session_timeout_ms=settings.session_timeout_ms,
             silent_ms=silent_ms,
             refusal=self.engine.topics.refusal,
-            settled_ms=max(answers_ms, self.noted.unbroken_ms),
+            settled_ms=max(answers_ms, time_of(self.engine.awake.since)),
             heard_ms=noted.get(self.directory.address),
-            heard={address: self._times.of(at) for address, at in heard_at.items()},
+            heard={address: time_of(at) for address, at in heard_at.items()},
             unowned=noted,
         )
         return causes_of(status, replace(known, own=[*self._own_causes(known), *self._causes_of_stages(known)]))
 
-    def _silent_since(self) -> int | None:
+    def _silent_ms(self) -> int | None:
         """Returns since when Kafka has answered nothing here, in ms since 1970; None while it answers."""
         here = self.directory.address
         at = [watermarks.read_at for watermarks in self.engine.watermarks.values()]
         at += [server.heard_at for server in self.directory.table.servers() if server.address == here]
         last = max(at)
-        # Minus infinity: nothing was asked yet.
-        is_silent = last > float("-inf") and elapsed() - last > _RECENT_SECONDS
-        return self._times.of(last) if is_silent else None
+        # Minus infinity: nothing was answered yet, as it is while the instance starts.
+        last, most = (last, _RECENT_SECONDS) if last > float("-inf") else (self.began_at, HEALS_MS / 1000)
+        return self.noted.time_of(last) if elapsed() - last > most else None
 
     def _own_causes(self, known: Known) -> Iterator[Cause]:
         """Yields what is wrong with this instance alone."""
@@ -194,7 +188,7 @@ class Instance:
         problems = [*filter(None, (*memberships.problems, self.directory.problem))]
         for problem in problems:
             yield Cause("refused", Urgency.NOW, problem, "Do what it says")
-        joining, since_ms = memberships.joining, self.began_ms
+        joining, since_ms = memberships.joining, self.noted.time_of(self.began_at)
         waits = f"This instance joins the group of {', '.join(joining)}" if joining else ""
         waits = waits or ("" if engine.has_begun else "Spark begins to read at this instance")
         if waits and not problems:
@@ -217,13 +211,17 @@ class Instance:
                 yield Cause("control-record", Urgency.SOON, problem[:1].upper() + problem[1:], action)
 
     def _unheard(self, known: Known) -> Iterator[Cause]:
-        """Yields the cause that this instance hears nobody in the directory, although Kafka answers."""
-        since_ms = max(self.began_ms, known.heard.get(self.directory.address, 0))
-        if known.lasts(since_ms):
-            topic = self.engine.settings.application_servers_topic
-            what = f"This instance does not know what the others do: it receives no records of the topic {topic}"
-            action = "Restore the leader of that topic's partition"
-            yield Cause("unheard", Urgency.SOON, what, action, since_ms=since_ms)
+        """Yields the cause that this instance does not hear itself in the directory, although Kafka answers."""
+        here, topic = self.directory.address, self.engine.settings.application_servers_topic
+        since_ms = max(self.noted.time_of(self.began_at), known.heard.get(here, 0))
+        if not known.lasts(since_ms):
+            return
+        what = f"This instance does not know what the others do: it receives no records of the topic {topic}"
+        action = "Restore the leader of that topic's partition"
+        if any(server.address != here for server in self.directory.table.running()):
+            what = f"The others do not know this instance: its records do not arrive in the topic {topic}"
+            action = "Look into its log for the reason"
+        yield Cause("unheard", Urgency.SOON, what, action, since_ms=since_ms)
 
     def _causes_of_stages(self, known: Known) -> Iterator[Cause]:
         """Yields what is wrong with the stages here that their published tasks do not say, each sentence once."""
@@ -251,16 +249,18 @@ class Instance:
                 tasks=tuple(names),
             )
         apart = [tasks for tasks in stages if tasks.hosted.source.name not in unread]
+        since = self.noted.of
         for problem, names in _by_sentence((tasks.source_problem, tasks.name) for tasks in apart).items():
             # What an outage has left is looked at again within seconds.
-            if known.lasts(since_ms := self.noted.of.get(problem, known.now_ms)):
+            since_ms = min(since.get(_source_of(name), known.now_ms) for name in names)
+            if known.lasts(since_ms):
                 action = "Restore what it names"
                 yield Cause("not-folded", Urgency.SOON, _not_folded(names, problem), action, since_ms=since_ms)
 
     def _unread(self, known: Known) -> dict[str, int]:
         """Returns since when the ends of topics are not read, in ms since 1970, by topic; not within seconds."""
         read = {topic: watermarks.read_at for topic, watermarks in self.engine.watermarks.items()}
-        since = {topic: self._times.of(at) if at > float("-inf") else self.began_ms for topic, at in read.items()}
+        since = {topic: self.noted.time_of(max(at, self.began_at)) for topic, at in read.items()}
         return {topic: since_ms for topic, since_ms in since.items() if known.lasts(since_ms)}
 
     def _ends_unknown(self, unread: Mapping[str, int]) -> Cause:
@@ -306,21 +306,27 @@ def noted_now(stages: Mapping[str, Tasks], table: ServerTable, address: str) -> 
     """
     # A slow answer is no outage.
     answers = any(1000 * tasks.hosted.watermarks.age_seconds < HEALS_MS for tasks in stages.values())
-    problems = [tasks.source_problem for tasks in stages.values() if tasks.source_problem]
+    problems = [_source_of(name) for name, tasks in stages.items() if tasks.source_problem]
     if all(server.address != address for server in table.running()):
         return [*[_KAFKA] * answers, *problems]
     published = {(task.stage, task.partition) for server in table.servers() for task in server.tasks}
     return [_KAFKA, *problems, address, *_names((_wanted(stages) | published) - table.taken())]
 
 
-def forget_left(stages: Mapping[str, Tasks], table: ServerTable) -> None:
-    """Has tasks give up what they have left of partitions for which another instance answers."""
+def forget_left(stages: Mapping[str, Tasks], table: ServerTable, address: str) -> None:
+    """Has tasks give up what they have left of partitions for which another instance than that at `address` answers."""
     for name, tasks in stages.items():
-        tasks.forget_left(partial(_is_answered, table, name))
+        tasks.forget_left(partial(_is_answered, table, address, name))
 
 
-def _is_answered(table: ServerTable, stage: str, partition: int) -> bool:
-    return bool(table.owners(stage, partition, _ANSWERING))
+def _is_answered(table: ServerTable, address: str, stage: str, partition: int) -> bool:
+    # The last record of this instance may be from before it lost the partition.
+    return any(server.address != address for server in table.owners(stage, partition, _ANSWERING))
+
+
+def _source_of(stage: str) -> str:
+    """Returns under which name the problem of a stage's source is noted. No task has it."""
+    return f"source/{stage}"
 
 
 def _wanted(stages: Mapping[str, Tasks]) -> set[tuple[str, int]]:

@@ -188,6 +188,8 @@ class Queries:
         A query that waits for a position keeps asking until its deadline, so that it survives a move of the partition.
         """
         refusal: Problem | None = None
+        unwilling: Answer | None = None
+        """Of the first peer that has the partition, and does not answer with what it has."""
         for attempt in itertools.count():
             if attempt:
                 left = deadline - time.monotonic()
@@ -234,10 +236,15 @@ class Queries:
                     not_found = answer.status == _NOT_FOUND
                     return _no_such(query.noun)._replace(headers=answer.headers) if not_found else answer
                 self.routing.doubt(partition, peer)
-                if answer.status == _MISDIRECTED:
+                if answer.status != _MISDIRECTED:
+                    unwilling = unwilling or answer
+                    if is_last:
+                        return unwilling
+                elif not takes_left:
+                    # Otherwise, peers were asked that do not claim to own it.
                     refusal = unavailable(f"{address} no longer owns partition {partition}")
-                elif is_last:
-                    return answer
+        if unwilling is not None:
+            return unwilling
         raise refusal or self._nobody(partition, query)
 
     def _nobody(self, partition: int, query: KeyQuery) -> Problem:

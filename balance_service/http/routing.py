@@ -231,7 +231,8 @@ class Routing:
     def doubt(self, partition: int, peer: Peer) -> None:
         """Records that a peer was asked and did not answer as the owner of a partition."""
         doubted = self._doubted.get(partition, set()) | {peer}
-        known = [*self._owners(partition, _OWNS), *self._owners(partition, _OWNS, suspects=True)]
+        # A peer that was started again is another one.
+        known = [Peer(server.address, server.incarnation) for server in self.servers.servers()]
         self._doubted[partition] = doubted.intersection(known)
 
     def _owners(self, partition: int, states: frozenset[str], *, suspects: bool = False) -> list[Peer]:

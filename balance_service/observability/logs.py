@@ -55,7 +55,7 @@ def _keep(record: logging.LogRecord, line: str) -> None:
         datetime.fromtimestamp(record.created, UTC),
         record.levelname.lower(),
         line[:_MOST_KEPT_CHARACTERS],
-        1 + fields.get("left_out", 0) + (0 if before is None else before.times),
+        1 + (0 if before is None else before.times),
         (record.name, str(fields.get("event", ""))),
     )
     if len(_kept) > _MOST_KEPT:

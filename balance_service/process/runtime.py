@@ -27,7 +27,10 @@ _COLLECT_AFTER_ALLOCATIONS = 100_000
 _SWITCH_INTERVAL_SECONDS = 0.0005
 # A smaller difference between two clocks is that between their readings.
 _CLOCK_SET_MS = 500
+# A busy machine may stall a thread for seconds.
+_LONG_PAUSE_SECONDS = 8.0
 _NUMBERS = re.compile("[0-9]+")
+_TELL_AGAIN_SECONDS, _MOST_TOLD = 3600.0, 100
 
 
 def elapsed() -> float:
@@ -56,6 +59,24 @@ class TimesOfDay:
     @staticmethod
     def _start_now() -> float:
         return 1000 * (time.time() - elapsed())
+
+
+class Awake:
+    """Since when this process runs without a long pause, such as a suspension. One thread beats, any thread reads."""
+
+    def __init__(self, clock: Callable[[], float] = elapsed) -> None:
+        self._clock = clock
+        self._beat_at = self._since = clock()
+
+    def beat(self) -> None:
+        """To be called every second."""
+        self._since, self._beat_at = self.since, self._clock()
+
+    @property
+    def since(self) -> float:
+        """A reading of the clock."""
+        now = self._clock()
+        return now if now - self._beat_at > _LONG_PAUSE_SECONDS else self._since
 
 
 def iso_time(ms: int) -> str | None:
@@ -118,7 +139,7 @@ def thread_failures(on_failure: Callable[[], object]) -> Iterator[list[BaseExcep
 
 
 class Attempts:
-    """Logs what is tried again and again: that it fails, once for each reason, and that it works again.
+    """Logs what is tried again and again: that it fails, once an hour for each reason, and that it works again.
 
     Reasons that differ in numbers only are one. For one thread.
     """
@@ -131,12 +152,15 @@ class Attempts:
         self._failed = failed
         self._works = works
         self._told: set[str] = set()
+        self._told_since = 0.0
 
     def failed(self, error: object, **about: object) -> None:
         """Args:
         error: why, as a text or an exception.
         """
-        reason = _NUMBERS.sub("#", str(error))
+        reason, now = _NUMBERS.sub("#", str(error)), time.monotonic()
+        if not self._told or now - self._told_since > _TELL_AGAIN_SECONDS or len(self._told) > _MOST_TOLD:
+            self._told, self._told_since = set(), now
         if reason not in self._told:
             self._told.add(reason)
             self._log.warning(self._failed, error=str(error), **about)

@@ -274,7 +274,7 @@ def test_a_command_says_what_it_waits_for_and_what_to_do_about_an_instance_that_
     done = CliRunner(env={"BALANCE_READ_TIMEOUT": "0.01"}).invoke(cli, [*command, "--url", suspended])
 
     limit = 0.5 if is_change else 0.4
-    assert done.stderr == f"waiting for the instance at {address}, for {limit:g} s at most …\n"
+    assert done.stderr == f"waiting for the instance at {address}, up to {limit:g} s …\n"
     assert isinstance(done.exception, BalanceServiceError)
     expected = (
         f"the instance at {address} does not answer (timed out); it had {limit:g} s: look whether "
@@ -298,5 +298,5 @@ def test_a_command_tells_after_two_seconds_that_it_waits_ten_at_most() -> None:
     with scripted(late) as (url, _):
         done = CliRunner().invoke(cli, ["get-balance", "c1", "--url", url.replace("//", "//me:secret@")])
 
-    assert done.stderr == f"waiting for the instance at {url.removeprefix('http://')}, for 10 s at most …\n"
+    assert done.stderr == f"waiting for the instance at {url.removeprefix('http://')}, up to 10 s …\n"
     assert (done.exit_code, done.stdout) == (0, "12.30  (from localhost:5051)\n")

@@ -201,6 +201,15 @@ def test_a_list_ends_with_the_commands_for_those_that_wait_for_a_decision(monkey
     assert len(listed(monkeypatch, undecided)) == 3
 
 
+def test_no_command_is_offered_for_letters_that_a_rebuild_applies(monkeypatch: pytest.MonkeyPatch) -> None:
+    misplaced = letter(1, "key-not-of-this-partition", redriveRefused="the key belongs to another partition")
+
+    assert listed(monkeypatch, [misplaced])[-2:] == [
+        "Look at a record:",
+        "  balance-service dead-letters show balance/0:1",
+    ]
+
+
 def test_a_list_of_many_ends_with_the_commands_for_their_causes(monkeypatch: pytest.MonkeyPatch) -> None:
     letters = [letter(offset, "too-much" if offset % 2 else "a cause") for offset in range(11)]
 
@@ -222,6 +231,10 @@ def test_a_dead_letter_is_shown_with_the_command_that_decides_about_it(monkeypat
         "Exclude permanently, as no redrive is possible:",
         "  balance-service dead-letters discard balance/0:2 --reason R",
     ]
+    shown |= {"redriveRefused": "", "detail": ""}
+    redriven = CliRunner().invoke(dead_letters, ["show", "balance/0:2"], catch_exceptions=False).stdout
+    assert "redriveRefused" not in redriven
+    assert redriven.splitlines()[-1] == "  balance-service dead-letters redrive balance/0:2 --reason R"
 
 
 @pytest.mark.parametrize("option", [(), ("--json",)])

@@ -21,6 +21,7 @@ WAITS = {"cause": "key-null", "status": "waiting", "needsDecision": True, "count
 HEALS = {"cause": "schema-id-unknown", "status": "scheduled", "needsDecision": False, "count": 2}
 STANDS = "partition {0} has been at position 5{0} since 2026-01-01T00:00:00Z, and is 7 records behind"
 LONG_AGO = 3600.0
+PLAIN_503 = "Here, plain queries get 503; those with `maxAge` get an old answer"
 
 
 def task(partition: int = 0, state: str = "RUNNING", *, seconds: float = 3600, stage: str = "m", **more: Any) -> Any:
@@ -115,7 +116,7 @@ def test_a_broker_that_is_away_is_the_only_cause_and_what_follows_is_folded_away
     cause = only(causes(known, without_broker=70, own=[Cause(kind="x", urgency=Urgency.NOW, what="x", action="y")]))
 
     assert (cause.kind, cause.urgency, cause.heals) == ("broker", Urgency.NOW, False)
-    assert cause.what == "Kafka at k:9092 does not answer this instance. Queries get 503, but for those with `maxAge`"
+    assert cause.what == "Kafka at k:9092 does not answer this instance. " + PLAIN_503
     assert cause.action.startswith("Restore it, or the network to it: nothing is lost")
     assert cause.since_ms == NOW_MS - 70_000
     assert cause.tasks == ("m_0", "m_1")
@@ -139,7 +140,7 @@ def test_brokers_that_refuse_the_connection_are_no_network_to_restore() -> None:
     assert cause.kind == "broker"
     assert cause.what == (
         "Kafka at k:9092 and this instance do not accept each other: SSL handshake failed: certificate has expired. "
-        "Queries get 503, but for those with `maxAge`"
+        + PLAIN_503
     )
     assert cause.action.startswith("Correct certificates and passwords")
 
@@ -234,6 +235,11 @@ def test_a_partition_that_moves_is_not_urgent_before_it_has_had_no_owner_for_lon
     assert old.what == "m_1 is at no instance, and queries for its keys get 503"
     # As seen for the first time.
     assert only(causes(known)).urgency is Urgency.NONE
+
+
+def test_plain_queries_are_answered_until_the_session_has_timed_out() -> None:
+    assert PLAIN_503 not in only(causes(status(task()), without_broker=50, session=60)).what
+    assert PLAIN_503 in only(causes(status(task()), without_broker=60, session=60)).what
 
 
 def test_partitions_move_after_the_timeout_of_the_session() -> None:
@@ -499,7 +505,8 @@ def test_dead_letters_that_need_a_decision_are_one_cause_for_all_read_models() -
 @pytest.mark.parametrize(
     ("given", "action"),
     [
-        (["key-null"], "Discard them, or correct what their producer sends"),
+        (["key-null"], "Correct what their producer sends, and discard them"),
+        (["key-not-of-this-partition"], "Discard none with the cause key-not-of-this-partition: a rebuild"),
         (["key-null", "schema-incompatible"], "Redrive those that can be applied now"),
     ],
 )

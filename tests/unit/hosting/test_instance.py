@@ -17,15 +17,18 @@ from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
 from balance_service.hosting.engine import Patience
-from balance_service.hosting.instance import Instance, Since, noted_now
+from balance_service.hosting.instance import Instance, Since, forget_left, noted_now
 from balance_service.kafka.topics import Watermarks
-from balance_service.process.runtime import elapsed, now_ms
+from balance_service.process.runtime import elapsed
 from tests.support.fakes import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+NO_BROKER = (
+    "Kafka at k:9092 does not answer this instance. Here, plain queries get 503; those with `maxAge` get an old answer"
+)
 HALTED = "activity_0 is HALTED: its fold failed"
 FAILED = "org.apache.spark.SparkException: Job aborted. At 10.1.2.3"
 ENDED = "balance_0 is not folded: its query has ended and is started again; /api/status and the log say why"
@@ -91,7 +94,7 @@ def running(
     unconfirmed: Sequence[str] = (),
     refused: Sequence[str] = (),
     hears: bool = True,
-    age: float = 0,
+    age: float = 3600,
     after_outage: bool = False,
 ) -> Instance:
     """An instance that has run for `age` seconds. `after_outage`: Kafka answers just now."""
@@ -119,11 +122,15 @@ def running(
     directory = SimpleNamespace(problem="", shared_address_problem=shared, table=table, address="here:1")
     rebuilds = SimpleNamespace(status_of=lambda _stage: "serving", since_of=lambda _stage: None)
     parts: Any = {"engine": engine, "directory": directory, "rebuilds": rebuilds, "commands": {}}
-    noted = Since(lambda: SINCE_MS)
-    noted.note(["Kafka", *["here:1"] * hears, *(s.source_problem for s in stages)])
-    if after_outage:
-        noted.of = {**noted.of, "Kafka": now_ms()}
-    return Instance(noted=noted, began_ms=now_ms() - int(1000 * age), **parts)
+    began_at = elapsed() - age
+    now = Clock(began_at)
+    noted = Since(now)
+    long_ago = [*["here:1"] * hears, *(f"source/{s.name}" for s in stages if s.source_problem)]
+    noted.note([*["Kafka"] * (not after_outage), *long_ago])
+    now.now = elapsed()
+    noted.note(["Kafka", *long_ago])
+    engine.awake = SimpleNamespace(since=began_at)
+    return Instance(noted=noted, began_at=began_at, **parts)
 
 
 def causes(instance: Instance) -> list[tuple[str, str, str]]:
@@ -315,9 +322,7 @@ def test_a_healthy_instance_has_no_cause() -> None:
 def test_an_instance_that_nothing_answers_reports_the_broker_alone() -> None:
     instance = running(stage("balance", ends_age=60), unconfirmed=["balance"])
 
-    assert causes(instance) == [
-        ("broker", "NOW", "Kafka at k:9092 does not answer this instance. Queries get 503, but for those with `maxAge`")
-    ]
+    assert causes(instance) == [("broker", "NOW", NO_BROKER)]
 
 
 def test_an_instance_that_one_topic_answers_has_a_broker() -> None:
@@ -400,30 +405,31 @@ def test_an_instance_notes_that_kafka_answers_if_that_is_no_more_than_slow(age: 
 
 
 def test_since_keeps_the_first_time_of_what_lasts_and_forgets_what_has_ended() -> None:
-    now = [100]
-    since = Since(lambda: now[0])
+    clock = Clock(100.0)
+    since = Since(clock)
 
     since.note(["x", "y"])
-    now[0] = 200
+    clock.now = 200.0
     since.note(["y", "z"])
 
-    assert since.of == {"y": 100, "z": 200}
+    assert since.of == {"y": since.time_of(100.0), "z": since.time_of(200.0)}
 
 
-def test_since_notices_that_the_process_was_suspended() -> None:
-    now = [0]
-    since = Since(lambda: now[0])
-    now[0] = 1000
-    since.note([])
-    now[0] = 70_000
+def test_what_is_left_of_a_lost_partition_stays_until_another_instance_answers() -> None:
+    table, asked = ServerTable(), []
+    tasks: Any = SimpleNamespace(forget_left=lambda is_answered: asked.append(is_answered(0)))
 
-    # Nothing was noted since.
-    assert since.unbroken_ms == 70_000
-    now[0] = 70_500
-    since.note([])
-    now[0] = 71_500
-    since.note([])
-    assert since.unbroken_ms == 70_500
+    def hear(address: str, epoch: int) -> None:
+        running = PublishedTask("balance", 0, "ACTIVE", "RUNNING", epoch, 7)
+        table.hear(address, {"incarnation": "i", "models": [], "tasks": [running.record()]}, live=True)
+
+    # It is from before this instance lost the partition.
+    hear("here:1", 1)
+    forget_left({"balance": tasks}, table, "here:1")
+    hear("peer:1", 2)
+    forget_left({"balance": tasks}, table, "here:1")
+
+    assert asked == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -456,7 +462,7 @@ def test_the_connection_that_brokers_refuse_is_told_with_their_reason() -> None:
 
 
 def test_an_instance_that_starts_heals_by_itself() -> None:
-    joining = running(stage("balance"), joining=["balance"], unconfirmed=["balance"], has_begun=False)
+    joining = running(stage("balance"), joining=["balance"], unconfirmed=["balance"], has_begun=False, age=1)
 
     assert causes(joining) == [("joining", "NONE", "This instance joins the group of balance")]
     late = running(stage("balance"), joining=["balance"], unconfirmed=["balance"], age=31)
@@ -464,7 +470,7 @@ def test_an_instance_that_starts_heals_by_itself() -> None:
     # It will not join before.
     refused = running(stage("balance"), joining=["balance"], refused=["grant this user Read"])
     assert causes(refused) == [("refused", "NOW", "grant this user Read")]
-    assert causes(running(stage("balance"), has_begun=False)) == [
+    assert causes(running(stage("balance"), has_begun=False, age=1)) == [
         ("joining", "NONE", "Spark begins to read at this instance")
     ]
 

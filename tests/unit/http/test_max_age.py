@@ -135,6 +135,21 @@ def test_peers_without_a_task_are_asked_for_an_old_state_only(
 
 
 @pytest.mark.shows("max-age")
+def test_the_refusal_of_a_copy_is_told_and_not_that_of_a_peer_without_one(tmp_path: Path) -> None:
+    asker = Instance(tmp_path / "store")
+    too_old = Peer(answering(503, '{"detail":"40 s old"}'))
+    without = Peer(answering(421, '{"detail":"not here"}'))
+
+    def heard_before(addresses: list[str]) -> None:
+        asker.hear_of_owner(addresses[0])
+        asker.hear_of_host(addresses[1])
+
+    answer = ask_with_peers(asker, too_old, without, before=heard_before, owns=False, maxAge="10")
+
+    assert (answer.status, answer.text, bool(without.asked)) == (503, '{"detail":"40 s old"}', True)
+
+
+@pytest.mark.shows("max-age")
 def test_a_silent_peer_that_did_not_answer_is_asked_after_all_others(tmp_path: Path) -> None:
     asker = Instance(tmp_path / "store")
     asker.hear_of_owner("dead:1")

@@ -370,7 +370,7 @@ def test_peers_that_answered_as_owner_come_before_those_that_did_not(instance: I
     assert order() == ["new:1", "old:1"]
 
 
-def test_only_current_claimants_of_a_partition_are_doubted(instance: Instance) -> None:
+def test_only_instances_that_are_known_are_doubted(instance: Instance) -> None:
     routing = instance.routing
     instance.hear_of_owner("a:1", epoch=3)
     for n in range(100):
@@ -378,4 +378,4 @@ def test_only_current_claimants_of_a_partition_are_doubted(instance: Instance) -
 
     routing.doubt(OTHER_PARTITION, Asked("a:1", "i"))
 
-    assert routing._doubted == {PARTITION: set(), OTHER_PARTITION: set()}
+    assert routing._doubted == {PARTITION: set(), OTHER_PARTITION: {Asked("a:1", "i")}}

@@ -131,11 +131,12 @@ def test_an_event_of_many_lines_pushes_no_other_event_out(logger: structlog.stdl
     assert json.loads(last_warnings()[0].line)["path"] == "/llll"
 
 
-def test_what_was_left_out_of_the_log_counts_once_the_log_says_so(logger: structlog.stdlib.BoundLogger) -> None:
+def test_a_line_is_the_same_with_the_number_of_those_that_were_left_out(logger: structlog.stdlib.BoundLogger) -> None:
     logger.warning("left out", task="m_0")
+    # They may have said something else.
     logger.warning("left out", task="m_0", left_out=7)
 
-    assert last_warnings()[0].times == 9
+    assert last_warnings()[0].times == 2
 
 
 def test_no_more_than_fifty_lines_are_kept_and_none_is_longer_than_2000_characters(

@@ -14,7 +14,8 @@ from balance_service.cluster.directory import ServerTable
 from balance_service.cluster.standbys import StandbyChooser
 from balance_service.kafka.lease import Lease
 from balance_service.kafka.topics import Watermarks
-from balance_service.process.runtime import Attempts, PeriodicThread, elapsed, thread_failures
+from balance_service.process.runtime import Attempts, Awake, PeriodicThread, TimesOfDay, elapsed, thread_failures
+from tests.support.fakes import Clock
 
 _PATIENCE_SECONDS = 30.0
 
@@ -50,6 +51,33 @@ def test_elapsed_time_increases() -> None:
 @pytest.mark.parametrize("user", [Lease, ServerTable, StandbyChooser, Watermarks])
 def test_leases_and_silence_are_measured_by_a_clock_that_runs_while_the_machine_is_suspended(user: type) -> None:
     assert inspect.signature(user).parameters["clock"].default is elapsed
+
+
+def test_a_process_that_was_suspended_runs_since_it_goes_on() -> None:
+    clock = Clock(100.0)
+    awake = Awake(clock)
+    clock.now += 1
+    awake.beat()
+    assert awake.since == 100.0
+
+    clock.now += 70
+    # Nothing has beaten since.
+    assert awake.since == 171.0
+    awake.beat()
+    clock.now += 1
+    awake.beat()
+    assert awake.since == 171.0
+
+
+def test_a_reading_of_the_clock_is_one_time_of_day_until_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, reading = TimesOfDay(), elapsed()
+    before = times.of(reading)
+    assert {times.of(reading) for _ in range(1000)} == {before}
+
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)
+
+    assert abs(times.of(reading) - before - 3_600_000) < 500
 
 
 def test_the_first_call_is_immediate_even_if_the_interval_is_long() -> None:
