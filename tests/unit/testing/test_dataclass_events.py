@@ -460,7 +460,7 @@ class NoDataclass:
 
 
 @dataclass
-class OfSet:
+class SetOf:
     customerId: str  # noqa: N815
     tags: set[str]
 
@@ -532,7 +532,7 @@ class OddNamespace:
         ),
         (Stream("orders", NoDataclass), {}, "cannot be a record: write `@dataclass` above it"),
         (Stream("orders", Größe), {}, "cannot be a record: it has a name that Avro does not allow: use ASCII letters"),
-        (Stream("orders", OfSet), {}, "cannot be a record: its field 'tags' is of type set"),
+        (Stream("orders", SetOf), {}, "cannot be a record: its field 'tags' is of type set"),
         (
             Stream("orders", OddNamespace),
             {},
