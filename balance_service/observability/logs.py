@@ -65,6 +65,7 @@ def _keep(record: logging.LogRecord, line: str) -> None:
 
 def configure_logging(level: str) -> None:
     """Log events of the service, and of libraries that use the standard logging, to stderr as JSON."""
+    _kept.clear()
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

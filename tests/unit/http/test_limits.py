@@ -432,13 +432,13 @@ def test_connections_use_at_most_half_of_the_files_the_process_may_open(monkeypa
 
 def test_the_server_stops_while_clients_are_connected() -> None:
     async def run() -> float:
-        async with serving() as server, server.client() as idle, server.client() as half:
+        async with serving(Limits()) as server, server.client() as idle, server.client() as half:
             assert (await idle.ask(LIVE)).status == 200
             await half.send(b"GET")
             began = time.monotonic()
         return time.monotonic() - began
 
-    assert asyncio.run(run()) < SOON
+    assert asyncio.run(run()) < Limits().head_seconds / 2
 
 
 def test_a_refused_request_is_reported() -> None:
