@@ -429,7 +429,7 @@ class _Queries:
     def refresh(self) -> None:
         """Follows the generations that the engine hosts, and which of them serve."""
         engine = self._instance.engine
-        # Another thread may add and remove generations meanwhile.
+        # Another thread may add and remove generations at any time.
         models = engine.models
         for name in self._answers_here.keys() - models.keys():
             del self._answers_here[name]

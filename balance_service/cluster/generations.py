@@ -278,7 +278,7 @@ class GenerationLog(PeriodicThread):
     def _result(self, records: Sequence[ControlRecord]) -> dict[str, Generations]:
         """Returns the generations that records of the topic, from its beginning on, result in, and knows them.
 
-        One that does not count leaves the generations as they were.
+        One that does not count changes no generation.
         """
         known: dict[str, Generations] = {}
         history: list[Generations] = []

@@ -102,7 +102,7 @@ def encoded(codec: AvroCodec, sent: Any) -> bytes:
     """Returns the frame of an output, a mapping or an instance of a dataclass.
 
     Raises:
-        OwnCodeFailedError: the dataclass cannot be a record, whatever the event is.
+        OwnCodeFailedError: the dataclass cannot be a record, for any event.
         PoisonRecordError: it does not fit its schema.
     """
     try:

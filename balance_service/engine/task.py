@@ -68,8 +68,8 @@ class TaskState(Enum):
     ```
     RESTORING replays the changelog and does not answer. RUNNING folds and answers. TAILING, a standby's state, applies
     the owner's commits and answers queries that accept a standby. WAITING answers, but applies nothing until an outage
-    ends. HALTED applies nothing until an operator acts, and answers nothing, but for `frozen_view`. CLOSED is final: a
-    partition that returns gets a new task.
+    ends. HALTED applies nothing until an operator acts, and answers nothing except from `frozen_view`. CLOSED is final:
+    a partition that returns gets a new task.
     """
 
     CREATED = "CREATED"
@@ -568,7 +568,7 @@ class Task:
                 self._waited, self._resumed_at = waited, elapsed()
 
     def halt(self, reason: str, at: FailedAt | None = None) -> None:
-        """Stops folding and, but for `frozen_view`, answering until an operator acts. The first reason is kept.
+        """Stops folding and, except from `frozen_view`, answering until an operator acts. The first reason is kept.
 
         Args:
             at: where the read model's own code failed, if that is the reason: the states below that event are right.
@@ -590,7 +590,7 @@ class Task:
         """Stops serving and cancels restoration; call `close` next. Returns at once.
 
         Args:
-            leaves_view: whether `left_view` is to be there, for queries that take an old state. The first call counts.
+            leaves_view: whether `left_view` stays, for queries that take an old state. The first call counts.
         """
         with self._giving_up:
             if not self._closing.is_set():

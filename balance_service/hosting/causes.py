@@ -2,7 +2,7 @@
 
 `causes_of` reads the status of all instances, as one of them knows it, and folds what follows from a cause away under
 it: instances without a broker are silent, and their partitions have no owners; that is one cause, not twenty. It has no
-state, and asks nobody.
+state, and does no I/O.
 """
 
 from __future__ import annotations
@@ -363,7 +363,7 @@ class _Seen:
             return True
         if since_ms is None:
             return not known.lasts(known.heard_ms)
-        # It heard nobody before that, not even itself.
+        # Before that it heard no instance, not even itself.
         is_before = since_ms < known.heard_ms
         return self._is_as_silent(since_ms) or (is_before and not known.lasts(known.heard_ms, known.moves_ms))
 
@@ -384,7 +384,7 @@ class _Seen:
         return bool(owned) and all(owner is not None and owner.told["state"] == "RUNNING" for owner in owners)
 
     def _left_by(self, server: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Yields the partitions that a silent instance owned and that nobody answers for yet, in words."""
+        """Yields the partitions that a silent instance owned and that have no owner yet that answers, in words."""
         expected = {*self._names}
         for task in server["tasks"]:
             name = task["task"]
@@ -565,7 +565,7 @@ class _Seen:
 
 
 def _grouped(judged: Iterable[_Judged]) -> list[Cause]:
-    """Returns a cause for tasks that have the same trouble: what is told about them differs in numbers only."""
+    """Returns a cause for tasks that have the same trouble: their sentences differ in numbers only."""
     groups: dict[tuple[object, ...], list[_Judged]] = defaultdict(list)
     for one in judged:
         # The name of a task is in its reason.

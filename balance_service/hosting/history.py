@@ -45,7 +45,7 @@ class History:
         engine = self._engine
         # All stages share the topic.
         log = next(iter(engine.stages.values())).hosted.decisions
-        # Before the records: those that come meanwhile are read again.
+        # Before the records: those that come during the read are read again.
         end = log.end(engine.topics)
         if end is None or end != self._decided[0]:
             self._decided = end, _newest(_told_decisions(log.read(engine.settings, engine.topics)))

@@ -178,7 +178,7 @@ class Instance:
         at = [watermarks.read_at for watermarks in self.engine.watermarks.values()]
         at += [server.heard_at for server in self.directory.table.servers() if server.address == here]
         last = max(at)
-        # Minus infinity: nothing was answered yet, as it is while the instance starts.
+        # Minus infinity: nothing was answered yet: the instance starts.
         last, most = (last, _RECENT_SECONDS) if last > float("-inf") else (self.began_at, HEALS_MS / 1000)
         return self.noted.time_of(last) if elapsed() - last > most else None
 
@@ -251,7 +251,7 @@ class Instance:
         apart = [tasks for tasks in stages if tasks.hosted.source.name not in unread]
         since = self.noted.of
         for problem, names in _by_sentence((tasks.source_problem, tasks.name) for tasks in apart).items():
-            # What an outage has left is looked at again within seconds.
+            # After an outage, the source is looked at again within seconds.
             since_ms = min(since.get(_source_of(name), known.now_ms) for name in names)
             if known.lasts(since_ms):
                 action = "Restore what it names"

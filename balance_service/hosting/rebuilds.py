@@ -99,7 +99,7 @@ class Rebuilds(PeriodicThread):
             "action": now.action,
             "by": now.by,
             "reason": now.reason,
-            # Without a broker, no instance is heard, this one included.
+            # Without a broker, this instance hears none, not even itself.
             "problem": self._servers.problem(model)
             or self.problems.get(model, "")
             or self._lacks_class(now, other)

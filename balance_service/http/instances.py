@@ -64,7 +64,7 @@ class Instances:
         self._timeout_seconds = timeout_seconds
         self._reading: asyncio.Task[Sequence[Mapping[str, Any]]] | None = None
         self._read_at: float | None = None
-        """When the last read ended that nobody got; None if there is none."""
+        """When the last read ended whose result no request got; None if there is none."""
 
     async def ask(self, address: str, client: str) -> Answer:
         """Returns another instance's answer.
@@ -81,7 +81,7 @@ class Instances:
             raise unavailable(str(error)) from error
 
     async def history(self) -> Sequence[Mapping[str, Any]]:
-        """Returns what was done. One read serves all who ask meanwhile; one that took too long, who asks next.
+        """Returns what was done. One read serves all requests that arrive during it, or the next if it took too long.
 
         Raises:
             Problem: 503, it cannot be read now.
@@ -98,7 +98,7 @@ class Instances:
             raise unavailable(text) from error
         except BalanceServiceError as error:
             raise unavailable(f"the history cannot be read now: {error}") from error
-        # A client that has left meanwhile does not get here.
+        # The request of a client that has left does not get here.
         self._read_at = None
         return actions
 

@@ -272,7 +272,7 @@ class ApplicationServer(TypedDict):
 
 @closed
 class Cause(TypedDict):
-    """Something in the service that is not as it should be. What follows from it is no cause of its own."""
+    """Something in the service that is not as it should be. Its consequences are no causes of their own."""
 
     kind: Annotated[str, Field(examples=["halted"])]
     """For programs."""

@@ -155,7 +155,7 @@ class Routing:
         return copy.was_owned and not copy.is_frozen and self.lease.holds and copy.task.view is not None
 
     def role_of(self, copy: LocalCopy) -> str:
-        """The role in which a copy answers, as `LocalAnswer` has it. Must be called after the read."""
+        """The role of a copy that answers, as `LocalAnswer` has it. Must be called after the read."""
         if self.is_owned(copy):
             return ACTIVE
         is_halted_owner = copy.was_owned and copy.is_frozen and self.lease.holds and copy.is_open
