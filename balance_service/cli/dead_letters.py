@@ -12,6 +12,7 @@ import click
 
 from balance_service.cli.client import as_json, at_url, client_of, of_url
 from balance_service.client import ClientError
+from balance_service.engine.dead_letter import Status
 from balance_service.engine.decisions import MAX_IDS, LetterId
 from balance_service.engine.records import MISPLACED
 from balance_service.errors import BalanceServiceError, InvalidInputError
@@ -31,8 +32,8 @@ _STATUSES = {
     "discard": ("scheduled", "waiting", "parked", "behind"),
 }
 """The statuses that a filter selects for a command. A dead letter behind another is retried after that one."""
-_UNDECIDED = ("waiting", "parked")
-_CLOSED = ("applied", "discarded")
+_UNDECIDED = frozenset(status.value for status in Status if status.needs_decision)
+_CLOSED = frozenset(status.value for status in Status if not status.is_open)
 _COLUMNS = ("ID", "KEY", "CAUSE", "STATUS", "SINCE", "TRIED", "DUE")
 _MOST_NAMED = 10
 

@@ -14,9 +14,9 @@ from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.http.peers.trust import Peer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from balance_service.cluster.directory import ServerTable
+    from balance_service.cluster.directory import ApplicationServer, ServerTable
     from balance_service.engine.records import Position
     from balance_service.engine.store import StoreView
     from balance_service.engine.task import Watcher
@@ -191,10 +191,10 @@ class Routing:
             peers += sorted(owners, key=doubted.__contains__)
             if takes_standbys:
                 standbys = self.servers.standbys(self.read_model, partition, _ANSWERING, suspects=suspects)
-                peers += [Peer(server.address, server.incarnation) for server in standbys]
+                peers += _peers(standbys)
         if takes_suspects:
             hosts = [server for server in self.servers.servers() if server.hosts(self.read_model)]
-            peers = [*dict.fromkeys((*peers, *(Peer(server.address, server.incarnation) for server in hosts)))]
+            peers = [*dict.fromkeys((*peers, *_peers(hosts)))]
             # An owner that has died claims its partitions as long as the broker is away.
             peers.sort(key=doubted.__contains__)
         return [peer for peer in peers if peer.address != self.address]
@@ -232,12 +232,14 @@ class Routing:
         """Records that a peer was asked and did not answer as the owner of a partition."""
         doubted = self._doubted.get(partition, set()) | {peer}
         # A peer that was started again is another one.
-        known = [Peer(server.address, server.incarnation) for server in self.servers.servers()]
-        self._doubted[partition] = doubted.intersection(known)
+        self._doubted[partition] = doubted.intersection(_peers(self.servers.servers()))
 
     def _owners(self, partition: int, states: frozenset[str], *, suspects: bool = False) -> list[Peer]:
-        owners = self.servers.owners(self.read_model, partition, states, suspects=suspects)
-        return [Peer(server.address, server.incarnation) for server in owners]
+        return _peers(self.servers.owners(self.read_model, partition, states, suspects=suspects))
+
+
+def _peers(servers: Iterable[ApplicationServer]) -> list[Peer]:
+    return [Peer(server.address, server.incarnation) for server in servers]
 
 
 def _copy(

@@ -103,32 +103,21 @@ def test_a_closed_task_leaves_its_last_state_to_queries_that_take_an_old_one(own
 
 
 @pytest.mark.shows("max-age")
+@pytest.mark.parametrize("is_silent", [True, False])
 @pytest.mark.parametrize(("parameters", "is_asked"), [({"maxAge": "60"}, True), ({"maxLag": "60"}, False)])
-def test_peers_that_have_been_silent_are_asked_for_an_old_state_only(
-    tmp_path: Path, parameters: dict[str, Any], *, is_asked: bool
-) -> None:
-    asker, owner = Instance(tmp_path / "store"), Peer(answering(headers={"Balance-Role": "standby"}))
-
-    def heard_before(addresses: list[str]) -> None:
-        asker.hear_of_owner(addresses[0])
-        asker.clock.now += 60
-
-    answer = ask_with_peers(asker, owner, before=heard_before, owns=False, **parameters)
-
-    assert bool(owner.asked) == is_asked
-    assert answer.status == (200 if is_asked else 503)
-
-
-@pytest.mark.shows("max-age")
-@pytest.mark.parametrize(("parameters", "is_asked"), [({"maxAge": "60"}, True), ({"maxLag": "60"}, False)])
-def test_peers_without_a_task_are_asked_for_an_old_state_only(
-    tmp_path: Path, parameters: dict[str, Any], *, is_asked: bool
+def test_only_a_query_for_an_old_state_asks_silent_peers_and_those_without_a_task(
+    tmp_path: Path, parameters: dict[str, Any], *, is_asked: bool, is_silent: bool
 ) -> None:
     asker, other = Instance(tmp_path / "store"), Peer(answering(headers={"Balance-Role": "standby"}))
 
-    answer = ask_with_peers(
-        asker, other, before=lambda addresses: asker.hear_of_host(addresses[0]), owns=False, **parameters
-    )
+    def heard_before(addresses: list[str]) -> None:
+        if is_silent:
+            asker.hear_of_owner(addresses[0])
+            asker.clock.now += 60
+        else:
+            asker.hear_of_host(addresses[0])
+
+    answer = ask_with_peers(asker, other, before=heard_before, owns=False, **parameters)
 
     assert bool(other.asked) == is_asked
     assert answer.status == (200 if is_asked else 503)

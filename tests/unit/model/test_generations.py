@@ -190,7 +190,7 @@ def test_a_generation_that_has_caught_up_serves_by_itself_as_its_rebuild_said(
     assert (after.serving, after.kept, after.building is None) == ((2, 1, True) if serves else (1, None, False))
     assert after.live == [1, 2]
     assert after.comparison == comparison
-    # Nobody asked for it.
+    # No operator decided it.
     why = {
         Switch.ALWAYS: "it has caught up, and was to serve then in any case",
         Switch.WHEN_EQUAL: "it has caught up, and all states are equal",
