@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from balance_service.engine.table_partition import TableSnapshot
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
-    from balance_service.hosting.rebuilds import Rebuilds
+    from balance_service.hosting.online_rebuilds import Rebuilds
     from balance_service.http.handlers import CommandHandler
 
 _STOP_DIRECTORY_SECONDS = 2.0
