@@ -884,7 +884,7 @@ PINPOINT_MUTATIONS = (
     ),
     _in_one_test(
         "the subjects of a dropped generation are deleted after its changelog",
-        "hosting/online_rebuilds.py",
+        "hosting/dropped_changelogs.py",
         "                    self._engine.registry.forget(stage.changelog)\n"
         '                    reach("subjects-deleted")\n'
         "                    topics.delete(stage.changelog)\n"
