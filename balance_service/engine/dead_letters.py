@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from balance_service.avro.codec import AvroCodec
+    from balance_service.engine.batch import TaskBatch
     from balance_service.engine.database import Snapshot
-    from balance_service.engine.records import DeadLetter, Record, TaskBatch
+    from balance_service.engine.records import DeadLetter, Record
     from balance_service.engine.store import StateStore, StoreView
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from balance_service.avro.codec import AvroCodec
-    from balance_service.engine.records import KeyedUpdate, Position, TaskBatch
+    from balance_service.engine.batch import KeyedUpdate, TaskBatch
+    from balance_service.engine.records import Position
     from balance_service.kafka.messages import Headers
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.events import Emit, Event, State

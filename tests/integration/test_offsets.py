@@ -226,7 +226,7 @@ def test_dead_letters_are_retried_in_batches_that_fit_into_memory(
     batch = redrive.batch(0, 16, due, tmp_path / "suspects")
 
     assert batch.retried == frozenset(range(2 + (8 << 20) // size))
-    assert [letter.offset for letter in batch.dead_letters] == [0, 1]
+    assert [letter.offset for letter in batch.updates.dead_letters] == [0, 1]
 
 
 def test_records_whose_schema_is_still_unknown_cost_no_spark_job(
@@ -247,7 +247,7 @@ def test_records_whose_schema_is_still_unknown_cost_no_spark_job(
     batch = redrive.batch(0, 4, due, tmp_path / "suspects")
 
     assert decoded == [1, 2]
-    assert [(letter.offset, letter.cause) for letter in batch.dead_letters] == [
+    assert [(letter.offset, letter.cause) for letter in batch.updates.dead_letters] == [
         (0, SCHEMA_ID_UNKNOWN),
         (3, SCHEMA_ID_UNKNOWN),
     ]

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.engine import inheritance
+from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import write_position
 from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.inheritance import Predecessor
-from balance_service.engine.records import Output, Position, TaskBatch, TaskId
+from balance_service.engine.records import Output, Position, TaskId
 from balance_service.engine.siblings import Siblings
 from balance_service.engine.store import StateStore
 from balance_service.engine.task import Task, TaskState
@@ -454,7 +455,7 @@ def test_dead_letters_of_records_that_the_new_task_has_not_read_are_taken_over(p
     assert pair.new.the_task.left_out() == [0, 1]
     # A batch that was gathered before would count them now, and again later.
     with pytest.raises(RetriableError, match="before it was read"):
-        pair.new.deliver(TaskBatch(0, 3))
+        pair.new.deliver(TaskBatch(0, PartitionUpdates(3)))
 
 
 def test_a_silent_task_retries_a_record_once_the_one_that_sends_is_as_far_and_has_applied_it(pair: Pair) -> None:
@@ -481,7 +482,7 @@ def test_a_record_that_is_discarded_before_it_is_read_is_not_applied_by_a_batch_
 
     pair.new.the_task.follow_sender()
     with pytest.raises(RetriableError, match="before it was read"):
-        pair.new.deliver(TaskBatch(0, 1))
+        pair.new.deliver(TaskBatch(0, PartitionUpdates(1)))
 
 
 def found_in_topics(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
