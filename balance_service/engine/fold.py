@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -13,7 +12,6 @@ from balance_service.engine.batch import updates_in
 from balance_service.engine.dead_letter import BEHIND_CAUSE, blocks_key
 from balance_service.engine.idempotency import IdempotencyKeys
 from balance_service.engine.outputs import ENVELOPE_BYTES
-from balance_service.engine.placement import MOST_KEYS
 from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, Tolerance, call_own_code
 from balance_service.engine.records import MISPLACED
 from balance_service.errors import FatalError, PoisonRecordError, RetriableError
@@ -25,8 +23,8 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.batch import KeyedUpdate, TaskBatch
     from balance_service.engine.dead_letters import Letters
+    from balance_service.engine.misplaced import MisplacedKeys
     from balance_service.engine.outputs import BatchEmission, Emission
-    from balance_service.engine.placement import Placement
     from balance_service.engine.records import DeadLetter, Output, Position
     from balance_service.engine.store import StateStore
     from balance_service.model.addition import Addition
@@ -53,7 +51,7 @@ class FoldProcessor:
     position_codec: AvroCodec
     letters: Letters
     marker_codec: AvroCodec
-    placement: Placement
+    misplaced: MisplacedKeys
     idempotency_window_ms: int
     tolerance: Tolerance
     emission: Emission | None = None
@@ -83,10 +81,10 @@ class FoldProcessor:
         before = self._states(store, singly)
         # The partition of a key that has a state was checked with its first event.
         new = [key for key, state in before.items() if state is None]
-        places = zip(new, self.placement.partitioning.of_keys(new), strict=True)
+        places = zip(new, self.misplaced.partitioning.of_keys(new), strict=True)
         strangers |= {key for key, place in places if place != partition}
-        if strangers or self.placement.is_doubtful:
-            self.placement.examine(_last_keys(batch), partition, is_misplaced=bool(strangers))
+        if strangers:
+            self.misplaced.found(strangers, partition)
         emission = None if self.emission is None else self.emission.of_batch(batch, partition, position)
         one_by_one = _OneByOne(self, batch, partition, position.source, blocked, emission, keys, outcome)
         for key in singly.keys() - strangers:
@@ -101,7 +99,7 @@ class FoldProcessor:
                     f"of {len(events)} records of a key of {position.source}, only {len(found)} could be read again"
                 )
             if key in strangers:
-                detail = self.placement.detail(key)
+                detail = self.misplaced.detail(key)
                 outcome.dead_letters += [replace(record, cause=MISPLACED, detail=detail) for record in found]
             else:
                 one_by_one.fold(before[key], events)
@@ -156,7 +154,7 @@ class FoldProcessor:
             outcome.created += sum(new is not None and frame is None for frame, new in zip(frames, after, strict=True))
             rest = [row for row, frame in enumerate(after) if frame is None]
             for update, before in zip(updates_in(some, rest), (frames[row] for row in rest), strict=True):
-                if before is None and self.placement.partitioning.of(update.key) != partition:
+                if before is None and self.misplaced.partitioning.of(update.key) != partition:
                     strangers.add(update.key)
                     continue
                 if update.key in blocked:
@@ -183,7 +181,7 @@ class FoldProcessor:
         if self.acceleration is None:
             return [None] * len(frames)
         return self.acceleration.next_states(
-            some["key"], some, frames, lambda keys: self.placement.partitioning.of_rows(keys) == partition
+            some["key"], some, frames, lambda keys: self.misplaced.partitioning.of_rows(keys) == partition
         )
 
     def step(self, state: State | None, update: KeyedUpdate, event: Event | None = None) -> State | None:
@@ -317,13 +315,6 @@ class _OneByOne:
     def _require_retried(self, error: OwnCodeFailedError, event: KeyedUpdate, why_not: str | None = "") -> None:
         model = self.processor.read_model.name
         error.require_retried(self.batch, model, self.source, event.offset, event.key, why_not)
-
-
-def _last_keys(batch: TaskBatch) -> list[bytes]:
-    """Returns as many keys as a placement examines, of columns and of single events, the last of each."""
-    columns = (some["key"][-MOST_KEYS:].to_pylist() for some in batch.updates.slices())
-    keys = [*itertools.chain.from_iterable(columns), *(event.key for event in batch.updates.events[-MOST_KEYS:])]
-    return keys[-MOST_KEYS:]
 
 
 def _by_key(updates: Iterable[KeyedUpdate]) -> dict[bytes, list[KeyedUpdate]]:

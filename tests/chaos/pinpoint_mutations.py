@@ -512,7 +512,7 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a table keeps the rows of its former partitioner",
         "engine/table_partition.py",
-        '        identity = f"{topic_id} {self._context.placement.partitioning.partitioner}"\n',
+        '        identity = f"{topic_id} {self._context.misplaced.partitioning.partitioner}"\n',
         "        identity = topic_id\n",
         "integration/test_tables",
         "test_a_table_is_read_again_by_another_partitioner",

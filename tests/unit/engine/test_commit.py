@@ -20,8 +20,8 @@ from balance_service.engine.commit import Committed, commit, decide, write_posit
 from balance_service.engine.database import Database
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor
+from balance_service.engine.misplaced import MisplacedKeys
 from balance_service.engine.opening import check_same_changelog
-from balance_service.engine.placement import Placement
 from balance_service.engine.processor import BatchOutcome, Tolerance
 from balance_service.engine.records import MISPLACED, POSITION_KEY, RESERVED_PREFIX, DeadLetter, Position
 from balance_service.engine.store import StateStore
@@ -51,7 +51,7 @@ FOLDING = FoldProcessor(
     position_codec=POSITIONS,
     letters=letters(REGISTRY),
     marker_codec=AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),
-    placement=Placement("balance", Partitioning(PARTITIONS, "murmur2")),
+    misplaced=MisplacedKeys("balance", Partitioning(PARTITIONS, "murmur2")),
     idempotency_window_ms=1_000,
     tolerance=Tolerance(HALT),
 )

@@ -16,7 +16,7 @@ from balance_service.engine.batch import KeyedUpdate, PartitionUpdates, TaskBatc
 from balance_service.engine.commit import Committed, commit, write_position
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.idempotency import REUSED
-from balance_service.engine.placement import Placement
+from balance_service.engine.misplaced import MisplacedKeys
 from balance_service.engine.processor import Tolerance
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter, Position
 from balance_service.engine.store import StateStore
@@ -44,7 +44,7 @@ FOLDING = FoldProcessor(
     position_codec=POSITIONS,
     letters=letters(REGISTRY),
     marker_codec=MARKERS,
-    placement=Placement("balance", Partitioning(1, "murmur2")),
+    misplaced=MisplacedKeys("balance", Partitioning(1, "murmur2")),
     idempotency_window_ms=WINDOW_MS,
     tolerance=Tolerance(HALT),
 )
