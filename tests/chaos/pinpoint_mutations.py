@@ -264,8 +264,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "parts are combined although their sum may overflow",
         "spark/combine.py",
-        "            if _may_overflow(both, combine) or any(",
-        "            if any(",
+        "        if _may_overflow(both, combine) or any(",
+        "        if any(",
         "unit/spark/test_combine",
         "test_batches_whose_result_depends_on_their_order_are_not_merged",
     ),

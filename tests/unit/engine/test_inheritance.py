@@ -112,9 +112,6 @@ class Generation:
     def task(self, _partition: int) -> Task:
         return self.the_task
 
-    def first_needed(self, _partition: int) -> int:
-        raise NotImplementedError
-
     def commit(self, events: Sequence[InputEvent]) -> Committed:
         """As the runner: what the generation that sends has not applied is left out."""
         driven, start = self.driven, self.position.offset
@@ -591,7 +588,7 @@ def test_a_task_that_waits_carries_decisions_out(pair: Pair) -> None:
     view = pair.new.the_task.view
     assert view is not None
     # The query shows it too.
-    assert pair.new.hosted.processor.letters.first_needed(view) == 1
+    assert pair.new.hosted.processor.letters.all(view)[0].status is Status.DISCARDED
 
 
 def test_decisions_are_carried_out_once_and_in_order(pair: Pair) -> None:
