@@ -13,8 +13,8 @@ from balance_service.avro.codec import AvroCodec, AvroReader
 from balance_service.avro.schemas import fields_of, load_schema, subject_of
 from balance_service.engine.dead_letters import Letters
 from balance_service.engine.fold import FoldProcessor
+from balance_service.engine.misplaced import MisplacedKeys
 from balance_service.engine.outputs import Emission, Target, sender_of
-from balance_service.engine.placement import Placement
 from balance_service.engine.processor import Tolerance
 from balance_service.engine.stateless import EmitProcessor, JoinProcessor, RepartitionProcessor, RetryProcessor
 from balance_service.engine.table_partition import TableContext
@@ -150,7 +150,7 @@ def _fold_processor(
         position_codec=position_codec,
         letters=letters,
         marker_codec=around.codec(stage.changelog, load_schema("IdempotencyMarker")),
-        placement=Placement(stage.source, Partitioning(around.partitions(stage.source), stage.partitioner)),
+        misplaced=MisplacedKeys(stage.source, Partitioning(around.partitions(stage.source), stage.partitioner)),
         idempotency_window_ms=around.idempotency_window_ms,
         tolerance=Tolerance(read_model.on_failure),
         emission=_emission(stage, read_model, around),
@@ -206,7 +206,7 @@ def table_contexts(
             topic=prepared[topic],
             codec=AvroReader(registry, schema),
             history_ms=history // timedelta(milliseconds=1),
-            placement=Placement(topic, Partitioning(prepared[topic].partitions, tables[0].partitioner)),
+            misplaced=MisplacedKeys(topic, Partitioning(prepared[topic].partitions, tables[0].partitioner)),
         )
     return contexts
 

@@ -15,20 +15,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed, commit, decide, write_position
 from balance_service.engine.dead_letters import DueLetters
 from balance_service.engine.decisions import Decision
 from balance_service.engine.inheritance import check_owner, inherit, last_positions, open_writer
 from balance_service.engine.opening import check_same_log, check_still_there, starting_changes, starting_position
-from balance_service.engine.records import (
-    NEVER,
-    STANDS_AFTER_SECONDS,
-    Role,
-    StoreSizes,
-    TaskBatch,
-    TaskSnapshot,
-    Waited,
-)
+from balance_service.engine.records import NEVER, STANDS_AFTER_SECONDS, Role, StoreSizes, TaskSnapshot, Waited
 from balance_service.engine.replica import Replica
 from balance_service.engine.store import offset_of
 from balance_service.errors import FatalError, RetriableError, TaskHaltedError, TaskMigratedError
@@ -453,7 +446,7 @@ class Task:
                 return "the generation that sends the outputs has not passed the record; try again"
             letter = verdict.set_aside(first)
             audit = hosted.decisions.output(partition, letter, verdict, hosted.processor.letters.now_ms())
-            self._commit(TaskBatch(start, offset + 1, dead_letters=[letter]), store, writer, [audit])
+            self._commit(TaskBatch(start, PartitionUpdates(offset + 1, dead_letters=[letter])), store, writer, [audit])
         self._log.warning("a record was set aside", offset=offset, by=verdict.by, reason=verdict.reason)
         return None
 

@@ -211,12 +211,6 @@ class Tasks:
         """Returns the position of each task that has states to answer with, by partition."""
         return {p: task.position for p, task in self.with_states().items() if task.position >= 0}
 
-    def first_needed(self, partition: int) -> int:
-        """Returns the first record that is not applied in a partition, 0 while that is unknown."""
-        task = self.task(partition)
-        view = None if task is None else task.view
-        return 0 if view is None else self.hosted.processor.letters.first_needed(view)
-
     def look(self) -> None:
         """Notes how far the owned tasks are. To be called every second."""
         owned = [task for task in self.all() if task.role is Role.ACTIVE]

@@ -25,7 +25,7 @@ from balance_service.engine.decisions import DecisionLog
 from balance_service.engine.hosted_stage import HostedStage
 from balance_service.engine.records import TaskId
 from balance_service.engine.siblings import Siblings
-from balance_service.engine.source_watch import LossCheck, Purge, SourceCheck
+from balance_service.engine.source_watch import LossCheck, SourceCheck
 from balance_service.engine.standing import StandingStill
 from balance_service.engine.stateless import JoinProcessor
 from balance_service.engine.tables import JoinedTables, Tables
@@ -77,7 +77,6 @@ _QUERIES_OF_A_PARTITION = 6
 _SAMPLE_EVERY_SECONDS = 5.0
 _LOOK_EVERY_SECONDS = 1.0
 # As often as Kafka Streams does.
-_PURGE_EVERY_SECONDS = 30.0
 
 
 class Patience:
@@ -496,8 +495,6 @@ class Engine:
             losses.run_once()
 
         yield PeriodicThread(f"source-check-{tasks.name}", CHECK_EVERY_SECONDS, check)
-        if self.settings.purge_rekeyed and tasks.hosted.stage.reads_rekeyed:
-            yield PeriodicThread(f"purge-{tasks.name}", _PURGE_EVERY_SECONDS, Purge(tasks).run_once)
 
     def _release(
         self, topic: str, partitions: Partitions, timeout_seconds: float, *, leaves_views: bool = False

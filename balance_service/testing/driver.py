@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.engine.assembly import Surroundings, processor_of
+from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed, commit, decide, write_position
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor
-from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position, TaskBatch
+from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position
 from balance_service.engine.stateless import JoinProcessor
 from balance_service.engine.store import StateStore
 from balance_service.errors import TaskMigratedError
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
 
     from _typeshed import DataclassInstance
 
+    from balance_service.engine.batch import KeyedUpdate
     from balance_service.engine.dead_letter import Letter
-    from balance_service.engine.records import KeyedUpdate, Output
+    from balance_service.engine.records import Output
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
 
@@ -128,19 +130,10 @@ class DrivenTask:
 
     def _batch(self, start: int, end: int, events: Mapping[int, InputEvent]) -> TaskBatch:
         if not events:
-            return TaskBatch(start, end)
+            return TaskBatch(start, PartitionUpdates(end))
         rows = PartitionRows(rows_of(self._read_model, self._stage, events))
-        part = rows.combined(self._read_model.combine, **self._few_rows) if self._has_states else rows.uncombined()
-        return TaskBatch(
-            start=start,
-            end=end,
-            updates=part.updates,
-            events=part.events,
-            applied=part.applied,
-            ignored=part.ignored,
-            dead_letters=part.dead_letters,
-            singles=partial(self._singles, rows),
-        )
+        updates = rows.combined(self._read_model.combine, **self._few_rows) if self._has_states else rows.uncombined()
+        return TaskBatch(start, replace(updates, end=end, singles=partial(self._singles, rows)))
 
     def due(self) -> TaskBatch | None:
         """Returns the dead letters that must be retried or forgotten now; None if there are none."""

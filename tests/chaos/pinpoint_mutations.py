@@ -264,8 +264,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "parts are combined although their sum may overflow",
         "spark/combine.py",
-        "            if _may_overflow(both, combine) or any(",
-        "            if any(",
+        "        if _may_overflow(both, combine) or any(",
+        "        if any(",
         "unit/spark/test_combine",
         "test_batches_whose_result_depends_on_their_order_are_not_merged",
     ),
@@ -512,7 +512,7 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a table keeps the rows of its former partitioner",
         "engine/table_partition.py",
-        '        identity = f"{topic_id} {self._context.placement.partitioning.partitioner}"\n',
+        '        identity = f"{topic_id} {self._context.misplaced.partitioning.partitioner}"\n',
         "        identity = topic_id\n",
         "integration/test_tables",
         "test_a_table_is_read_again_by_another_partitioner",

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
+    from balance_service.engine.batch import TaskBatch
     from balance_service.engine.commit import Committed
-    from balance_service.engine.records import TaskBatch
     from balance_service.hosting.engine import Engine
 
 IN_0, IN_1 = customers_in(0), customers_in(1)
@@ -133,7 +133,7 @@ def test_a_position_never_skips_a_record_that_arrives_during_the_end_offset_requ
         assert_counted_once(stack, engine)
         starts, ends = [batch.start for batch in taken], [batch.end for batch in taken]
         assert starts == [0, *ends[:-1]]
-        moved = [range(batch.start, batch.end) for batch in taken if not batch.applied]
+        moved = [range(batch.start, batch.end) for batch in taken if not batch.updates.applied]
         assert bool(moved) == (moment == "after the end offset response")
         records = {message.offset() for message in read_topic(stack, settings.topic)}
         assert records.isdisjoint(offset for offsets in moved for offset in offsets)

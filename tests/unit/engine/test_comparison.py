@@ -19,7 +19,7 @@ from balance_service.engine import comparison as module
 from balance_service.engine.comparison import MOST_DIFFERENCES, aligned, compare
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.hosted_stage import HostedStage
-from balance_service.engine.placement import Placement
+from balance_service.engine.misplaced import MisplacedKeys
 from balance_service.engine.processor import Tolerance
 from balance_service.engine.records import POSITION_KEY, Compared, Position, TaskId
 from balance_service.engine.siblings import Siblings
@@ -59,7 +59,7 @@ def processor() -> FoldProcessor:
         position_codec=POSITIONS,
         letters=letters(REGISTRY),
         marker_codec=AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),
-        placement=Placement("balance", Partitioning(1, "murmur2")),
+        misplaced=MisplacedKeys("balance", Partitioning(1, "murmur2")),
         idempotency_window_ms=1_000,
         tolerance=Tolerance(HALT),
     )
