@@ -304,5 +304,7 @@ def test_a_generation_is_not_begun_if_records_between_two_stages_are_gone(monkey
     engine.settings = engine.settings.model_copy(update={"allow_finite_retention": True})
     engine.topics.starts[FIRST.source] = 500
 
-    with pytest.raises(InvalidInputError, match=r"the first 500 offsets of .* are gone, and are not made.*APPLICATION_ID"):
+    with pytest.raises(
+        InvalidInputError, match=r"the first 500 offsets of .* are gone, and are not made.*APPLICATION_ID"
+    ):
         rebuilds.checks.buildable("rewards")
