@@ -228,12 +228,14 @@ class SharedQueries:
             if after.query.is_over:
                 member.next = None
                 return None
-            stream = after.query.rows[member.partition]
-            if not stream.has_rows and self._clock() - after.since < _GRACE_SECONDS:
+            old, stream = before.query.rows[member.partition], after.query.rows[member.partition]
+            # What the old query has handed over since then, the new one hands over too: the task would wait for it.
+            is_behind = old.next > stream.position or self._clock() - after.since < _GRACE_SECONDS
+            if is_behind and not stream.has_rows:
                 return None
             member.running, member.next = after, None
             self._wait_to_replace()
-            before.query.rows[member.partition].close()
+            old.close()
             return stream
 
     def stop(self, timeout_seconds: float) -> bool:

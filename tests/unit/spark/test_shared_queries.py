@@ -216,6 +216,22 @@ def test_a_partition_without_events_changes_over_after_a_time(stage: Stage, monk
     eventually(lambda: stage.started[0].is_stopped, "the replaced query is stopped")
 
 
+def test_a_partition_with_events_changes_over_only_to_a_query_that_reads_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_queries, "_GRACE_SECONDS", 0.0)
+    rows = stage.read(0)[0]
+    stage.read(1)
+    eventually(lambda: len(stage.started) == 3, "one query replaces both")
+    arrive(stage.started[0], 0, 3)
+    assert offsets(rows) == [0, 1, 2]
+
+    assert stays(lambda: not rows.change_over(3), 0.3)
+
+    arrive(stage.started[2], 0, 1)
+    eventually(lambda: rows.change_over(3), "the task changes over")
+
+
 def test_a_task_that_leaves_disturbs_no_other_and_its_query_is_replaced(stage: Stage) -> None:
     rows = stage.read(0, 1)
 
