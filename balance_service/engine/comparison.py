@@ -31,15 +31,15 @@ MOST_DIFFERENCES = 20
 def aligned(serving: Task, building: Task) -> tuple[StoreView, StoreView]:
     """Returns a view of each task's states, both after the same events of the source.
 
-    The serving task never stops. The other one stops where it is, and then goes on to the position of the serving one's
-    view, which cannot be behind it by then.
+     1. The task that is built stops at its position p, or beyond it by the events that it has in hand.
+     2. The serving one never stops. Once it is at p or beyond, it gives a view, at q.
+     3. The other one goes on to q, stops there, and gives a view too.
 
     Raises:
         RetriableError: a task did not get there in time, or does not answer.
     """
     until = time.monotonic() + _ALIGN_SECONDS
     try:
-        # It may go beyond its position by the events that it has in hand.
         _wait(building.stop_at(building.position), building, until)
         while serving.position < building.position:
             if time.monotonic() > until:
