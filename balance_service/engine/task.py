@@ -89,8 +89,8 @@ _MOST_CHANGED_KEYS = 10_000
 _FIRST_RECORD_SECONDS = 3.0
 
 
-class Bound:
-    """An offset of the source that a task does not go beyond until it is released."""
+class StopAt:
+    """An offset of the source that a task does not go beyond until `Task.go_on`."""
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
@@ -159,7 +159,7 @@ class Task:
         self._decided_elsewhere: deque[Mapping[int, Letter]] = deque()
         self.compared: Compared | None = None
         """The comparison with the serving generation, once made."""
-        self.bound: Bound | None = None
+        self.stop: StopAt | None = None
         """How far the task folds now; None: as far as there are events."""
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
         self.replica = Replica(task_id, hosted, self._log)
@@ -256,17 +256,17 @@ class Task:
         """Notifies a watcher of the commits from now on, instead of the previous watcher; None: no watcher."""
         self._watcher = watcher
 
-    def bind(self, offset: int) -> Bound:
-        """Has the task stop at an offset of the source, until `release`.
+    def stop_at(self, offset: int) -> StopAt:
+        """Has the task stop at an offset of the source, until `go_on`.
 
         It applies what it has in hand, which may be beyond the offset.
         """
-        self.bound = bound = Bound(offset)
-        return bound
+        self.stop = stop = StopAt(offset)
+        return stop
 
-    def release(self) -> None:
-        """Lets the task fold on after `bind`."""
-        self.bound = None
+    def go_on(self) -> None:
+        """Lets the task fold on after `stop_at`."""
+        self.stop = None
 
     def snapshot(self) -> TaskSnapshot:
         store, state, restoration = self.replica.store, self._state, self.replica.restoration

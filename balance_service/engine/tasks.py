@@ -217,9 +217,9 @@ class Tasks:
         self.hosted.progress.look({task.task_id.partition: self._seen(task) for task in owned})
 
     def _seen(self, task: Task) -> Seen:
-        position, bound = task.position, task.bound
+        position, stop = task.position, task.stop
         # A task does not go beyond these.
-        ends = [self.hosted.watermarks.end(task.task_id.partition), task.goal, None if bound is None else bound.offset]
+        ends = [self.hosted.watermarks.end(task.task_id.partition), task.goal, None if stop is None else stop.offset]
         end = min((end for end in ends if end is not None), default=None)
         restores = task.state in (TaskState.CREATED, TaskState.RESTORING)
         return Seen(position, None if end is None else max(0, end - position), restores)

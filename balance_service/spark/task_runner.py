@@ -425,7 +425,7 @@ class TaskRunner:
 
 
 class _BoundedRows:
-    """The rows of a task up to its bound and its limit, and as many as it may take at once; the rest waits here."""
+    """The rows of a task up to its `stop` and its `limit`, and as many as it may take at once; the rest waits here."""
 
     def __init__(
         self,
@@ -445,28 +445,28 @@ class _BoundedRows:
 
     def pull(self, timeout_seconds: float) -> pa.RecordBatch | None:
         """Returns the rows that have arrived, as the query's own `pull`; None too if all are to wait."""
-        bound, limit, most = self._task.bound, self._task.limit, self._most()
-        if bound is None and limit is None and most is None:
+        stop, limit, most = self._task.stop, self._task.limit, self._most()
+        if stop is None and limit is None and most is None:
             batch, self.rest = self.rest, None
             batch = batch if batch is not None else self._pull(timeout_seconds)
             self._end = self._end if batch is None else end_of(batch)
             return batch
         # Rows that were returned may still be to be committed: the task then pulls again.
         has_committed = self._task.position >= self._end
-        if bound is not None and has_committed and self._task.position >= bound.offset:
-            bound.reached.set()
+        if stop is not None and has_committed and self._task.position >= stop.offset:
+            stop.reached.set()
         if self.rest is None:
             self.rest = self._pull(timeout_seconds)
         if self.rest is None:
             return None
         offsets = self.rest["offset"]
-        ends = (None if bound is None else bound.offset, limit)
+        ends = (None if stop is None else stop.offset, limit)
         first = offsets[0].as_py()
         end = min((offset for offset in ends if offset is not None), default=end_of(self.rest))
         # Most often, all are beyond it: the task waits there.
         if first >= end:
-            if bound is not None and has_committed and first >= bound.offset:
-                bound.reached.set()
+            if stop is not None and has_committed and first >= stop.offset:
+                stop.reached.set()
             time.sleep(_AT_END_SECONDS)
             return None
         below = self.rest.slice(0, bisect_left(offsets.to_pylist(), end)).slice(0, most)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
 
 from balance_service.avro.codec import AvroCodec
-from balance_service.engine.assembly import Surroundings, processor_of
+from balance_service.engine.assembly import StageServices, processor_of
 from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed, commit, decide, write_position
 from balance_service.engine.dead_letter import Status
@@ -85,7 +85,7 @@ class DrivenTask:
         self._few_rows = few_rows
         self._has_states = not stage.passes_on and read_model.has_states()
         self.now_ms = 0
-        around = Surroundings(
+        services = StageServices(
             registry=registry,
             partitions=lambda _name: 1,
             topic_id=lambda _name: "source",
@@ -96,7 +96,7 @@ class DrivenTask:
             idempotency_window_ms=idempotency_window_ms,
             now_ms=lambda: self.now_ms,
         )
-        processor = processor_of(stage, read_model, around)
+        processor = processor_of(stage, read_model, services)
         if isinstance(processor, FoldProcessor) and not is_accelerated:
             processor = replace(processor, acceleration=None)
         self._processor = processor

@@ -186,7 +186,7 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "Spark may hand over rows twice",
         "spark/row_query.py",
-        "        if before != self._count or first < self._next:\n",
+        "        if before != self._count or first < self.next:\n",
         "        if before != self._count:\n",
         "unit/spark/test_row_query",
         "test_a_batch_that_is_handed_over_twice_ends_the_query",
@@ -256,8 +256,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "rows that Spark has lost are not missed",
         "spark/row_query.py",
-        "        if before != self._count or first < self._next:\n",
-        "        if first < self._next:\n",
+        "        if before != self._count or first < self.next:\n",
+        "        if first < self.next:\n",
         "unit/spark/test_row_query",
         "test_a_batch_after_lost_rows_ends_the_query",
     ),

@@ -81,7 +81,7 @@ class Replaced:
         self._looks += 1
         if self._looks == 3:
             self._from = start
-            self._task.release()
+            self._task.go_on()
         return self._looks == 3
 
     def pull(self, _timeout_seconds: float) -> pa.RecordBatch | None:
@@ -97,7 +97,7 @@ class Replaced:
 def test_a_row_that_waited_is_applied_once_after_its_query_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     note_commits(monkeypatch)
     task, interrupted = Running(), threading.Event()
-    task.bind(4)
+    task.stop_at(4)
 
     run(runner(), Replaced(task, interrupted), task, interrupted)
 
