@@ -110,6 +110,11 @@ class Decision(Enum):
         return IS_LETTER if self is Decision.SET_ASIDE else closed_already(self.leaves)
 
 
+def discard_warning(cause: str) -> str:
+    """Returns why a record with this cause should not be discarded; empty if it may be."""
+    return "a rebuild with the partitioner of its producer applies it" if cause == MISPLACED else ""
+
+
 class Verdict(NamedTuple):
     """A decision, the client that made it, and its reason."""
 

@@ -1,4 +1,4 @@
-"""What is wrong with a service, from the status of all instances, as one of them knows it.
+"""Finds the causes of trouble in the status of all instances, as one of them knows it.
 
 `causes_of` folds what follows from a cause away under it: instances without a broker are silent, and their partitions
 have no owners; that is one cause, not twenty. It has no state, and does no I/O.
@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from balance_service.engine.dead_letter import is_final
+from balance_service.engine.decisions import discard_warning
 from balance_service.engine.processor import OWN_CODE
-from balance_service.engine.records import MISPLACED
 from balance_service.hosting.causes import Cause, Kind, Urgency, listed
 from balance_service.model.stage import model_and_generation
 from balance_service.model.versions import LACKS_VERSION
@@ -121,7 +121,7 @@ class _Task(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """What is wrong with a task: it `is` something, such as "halted"; `where` is its instance, empty for none."""
+    """The trouble of a task: it `is` something, such as "halted"; `where` is its instance, empty for none."""
 
     name: str
     where: str
@@ -509,15 +509,15 @@ def _left(owner: _Task) -> str:
 
 def _what_to_do(letters: Iterable[str]) -> str:
     """Returns what to do about dead letters with these causes that need a decision."""
-    kinds = {*letters}
-    others = kinds - {MISPLACED}
-    keep = f"discard none with the cause {MISPLACED}: a rebuild with the partitioner of the producers applies them"
+    warnings = {cause: discard_warning(cause) for cause in sorted({*letters})}
+    others = {cause for cause, warning in warnings.items() if not warning}
+    keep = "; ".join(f"discard none with the cause {cause}: {why}" for cause, why in warnings.items() if why)
     if not others:
         return keep[:1].upper() + keep[1:]
     told = "Redrive those that can be applied now, discard those that must not count"
     if all(is_final(cause) for cause in others):
         told = "Correct what their producer sends, and discard them: no redrive can apply them"
-    return told if others == kinds else f"{told}; but {keep}"
+    return f"{told}; but {keep}" if keep else told
 
 
 def _in_order(name: str) -> tuple[str, int]:

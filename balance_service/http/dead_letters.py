@@ -319,6 +319,8 @@ class DeadLetter(TypedDict):
     """The time of the next retry."""
     redriveRefused: str
     """Why a redrive would be refused; empty if it would not."""
+    discardWarning: str
+    """Why the record should not be discarded, although it can be; empty if there is no such reason."""
     key: str | None
     """The record's key, as text; null if it has none or the key is not UTF-8."""
     keyBase64: NotRequired[str]
@@ -378,6 +380,7 @@ _EXAMPLE: DeadLetter = {
     "recordAt": "2026-01-02T02:59:05.012Z",
     "failedAt": "2026-01-02T02:59:05.678Z",
     "redriveRefused": "",
+    "discardWarning": "",
     "dueAt": "2026-01-02T03:04:05.678Z",
     "key": "alice",
     "headers": [{"name": "source", "value": "till-7"}, {"name": "signature", "valueBase64": "wyg="}],

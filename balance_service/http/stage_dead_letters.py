@@ -21,7 +21,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 from balance_service import api
 from balance_service.avro.codec import FrameReader, UndecodableError
 from balance_service.engine.dead_letter import Status
-from balance_service.engine.decisions import NO_LETTER, NO_PARTITION, Decision, LetterId, Verdict
+from balance_service.engine.decisions import NO_LETTER, NO_PARTITION, Decision, LetterId, Verdict, discard_warning
 from balance_service.errors import (
     BalanceServiceError,
     NotAuthorizedError,
@@ -152,6 +152,7 @@ class DeadLetterScan:
             "failedAt": iso_time(letter.written_ms),
             "dueAt": iso_time(letter.due_ms) if letter.status is Status.SCHEDULED else None,
             "redriveRefused": _REDRIVE.refusal(letter) or "",
+            "discardWarning": discard_warning(letter.cause) if letter.status.is_open else "",
             "key": None,
             **self._key(letter.key),
         }

@@ -156,7 +156,7 @@ class Feed:
 
     def committed(self, start: int, end: int, keys: Sequence[bytes] | None) -> None:
         """A `Watcher`'s, called on the task's thread."""
-        self._loop.call_soon_threadsafe(self._committed, start, end, keys)
+        self._loop.call_soon_threadsafe(self.note_commit, start, end, keys)
 
     def close(self) -> None:
         """Ends the feed: its followers look for the partition's owner again."""
@@ -198,7 +198,8 @@ class Feed:
         _, first_left = found.pop()
         return Changed([key for key, _ in found], found[-1][1].number, _position_before(first_left.mark))
 
-    def _committed(self, start: int, end: int, keys: Sequence[bytes] | None) -> None:
+    def note_commit(self, start: int, end: int, keys: Sequence[bytes] | None) -> None:
+        """Notes the keys of a commit, and wakes the followers. For the event loop: `committed` calls it there."""
         if self.has_ended:
             return
         is_retry = start == end

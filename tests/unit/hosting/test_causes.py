@@ -1,4 +1,4 @@
-"""What is wrong with a service is told as a few causes: each once, with what to do, and with what follows from it."""
+"""The troubles of a service become a few causes: each once, with its remedy and its consequences."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_an_instance_never_reports_that_it_is_silent_itself() -> None:
     assert causes(status(task(), silent_here=70)) == []
 
 
-def test_a_killed_instance_is_one_cause_with_its_partitions_that_nobody_answers_for() -> None:
+def test_a_killed_instance_is_one_cause_with_its_partitions_without_an_answering_instance() -> None:
     left = server(PEER, task(1), task(2), task(3), task(4), silent=5)
     opened = [task(2, "RESTORING", seconds=2, epoch=2, secondsLeft=3.4), task(4, "CLOSED", seconds=2, epoch=2)]
     known = status(task(0), *opened, peers=[left], unhosted=["m_1"])
@@ -347,7 +347,7 @@ def test_a_halted_standby_is_less_urgent_and_told_only_if_its_owner_is_not_halte
 
 @pytest.mark.parametrize(("seconds", "urgency"), [(2, Urgency.NONE), (29, Urgency.NONE), (30, Urgency.SOON)])
 @pytest.mark.parametrize("reason", ["", "the store was damaged"])
-def test_a_restore_that_goes_on_is_waited_for_whatever_ended_the_task_before(
+def test_a_restore_that_goes_on_has_its_time_for_any_end_of_the_task_before(
     seconds: float, urgency: Urgency, reason: str
 ) -> None:
     cause = only(causes(status(task(0, "RESTORING", seconds=seconds, reason=reason, secondsLeft=4.0))))
@@ -358,7 +358,7 @@ def test_a_restore_that_goes_on_is_waited_for_whatever_ended_the_task_before(
 
 @pytest.mark.parametrize("state", ["CREATED", "RESTORING", "CLOSED"])
 @pytest.mark.parametrize(("seconds", "urgency"), [(2, Urgency.NONE), (15, Urgency.SOON), (60, Urgency.NOW)])
-def test_a_task_that_is_opened_again_and_again_becomes_urgent_whatever_its_state_is_now(
+def test_a_task_that_is_opened_again_and_again_becomes_urgent_in_any_state(
     state: str, seconds: float, urgency: Urgency
 ) -> None:
     reason = "the brokers do not allow the transactional id"
@@ -370,7 +370,7 @@ def test_a_task_that_is_opened_again_and_again_becomes_urgent_whatever_its_state
     assert cause.what == f"m_0 at a:1 is {is_told}, and queries for its keys get 503: {reason}"
 
 
-def test_a_standby_that_cannot_follow_its_owner_is_told_once_it_lasts() -> None:
+def test_a_standby_that_cannot_follow_its_owner_is_a_cause_once_it_lasts() -> None:
     full = {"role": "standby", "reason": "make room on the disk"}
     for state in ("RESTORING", "WAITING", "CLOSED"):
         standbys = [task(n, state, seconds=15, **full) for n in range(2)]
@@ -383,7 +383,7 @@ def test_a_standby_that_cannot_follow_its_owner_is_told_once_it_lasts() -> None:
     assert causes(status(task(0), peers=[server(PEER, goes_on), server(THIRD, young)])) == []
 
 
-def test_a_reason_why_the_instance_is_not_ready_is_told_if_no_cause_explains_it() -> None:
+def test_a_reason_why_the_instance_is_not_ready_is_a_cause_if_no_other_explains_it() -> None:
     stopping = ["this instance is stopping"]
     found = causes(status(task(0, deadLetters=[WAITS]), reasons=stopping))
 
@@ -428,7 +428,7 @@ def test_a_task_that_is_a_minute_behind_is_a_cause(lag: float | None, kinds: lis
     assert [cause.kind for cause in causes(status(task(0, lagSeconds=lag)))] == kinds
 
 
-def test_what_only_the_instance_knows_is_told_once() -> None:
+def test_a_cause_that_only_the_instance_knows_appears_once() -> None:
     failing = Cause(kind=Kind.NOT_FOLDED, urgency=Urgency.SOON, what="its query failed", action="wait", tasks=("m_0",))
 
     assert causes(status(task(0, lagSeconds=99)), own=[failing]) == [failing]

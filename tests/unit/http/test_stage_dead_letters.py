@@ -18,7 +18,7 @@ from balance_service import api
 from balance_service.avro.codec import AvroCodec
 from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.decisions import MAX_REASON_CHARACTERS, Decision, LetterId, Verdict
-from balance_service.engine.records import Position
+from balance_service.engine.records import MISPLACED, Position
 from balance_service.errors import RetriableError
 from balance_service.http.answer import Problem, exact_json_response
 from balance_service.http.dead_letters import DeadLetters
@@ -286,15 +286,20 @@ def scanned(*letters: Letter) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_dead_letter_tells_when_it_failed_first_and_whether_a_redrive_would_be_refused() -> None:
+def test_a_dead_letter_tells_when_it_failed_first_and_what_is_against_a_redrive_or_a_discard() -> None:
     final = Letter.first(0, "key-null", None, 1_767_225_600_000, 1)
     waiting = Letter.first(1, "schema-incompatible", b"k", 1_767_225_600_000, 1)
     again = waiting.failed_again("schema-incompatible", 1_767_225_699_000, 1)
+    misplaced = Letter.first(2, MISPLACED, b"k", 1_767_225_600_000, 1)
 
-    shown = scanned(final, again)
+    shown = scanned(final, again, misplaced)
 
-    assert [one["failedAt"] for one in shown] == ["2026-01-01T00:00:00.000Z"] * 2
-    assert [one["redriveRefused"] for one in shown] == ["its cause, key-null, never goes away: discard it", ""]
+    assert [one["failedAt"] for one in shown] == ["2026-01-01T00:00:00.000Z"] * 3
+    refused = [one["redriveRefused"] for one in shown]
+    assert refused[:2] == ["its cause, key-null, never goes away: discard it", ""]
+    assert refused[2].startswith("only a rebuild with another partitioner can apply it")
+    warnings = [one["discardWarning"] for one in shown]
+    assert warnings == ["", "", "a rebuild with the partitioner of its producer applies it"]
 
 
 @pytest.mark.parametrize(
