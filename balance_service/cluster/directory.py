@@ -557,7 +557,7 @@ class Directory:
 
     def _published(self, error: KafkaError | None, _message: Message) -> None:
         if error is None:
-            self._publishing.succeeded(topic=self._topic)
+            self._publishing.succeeded()
         else:
             self._publishing.failed(error.str(), topic=self._topic)
         topic = f"topic '{self._topic}'"

@@ -134,7 +134,7 @@ class Instance:
         self.move_to(10)
         self.lease = Lease(10_000, self.clock)
         self.lease.renew(self.clock.now)
-        self.watermarks = Watermarks(lambda: {PARTITION: END}, self.clock)
+        self.watermarks = Watermarks("balance", lambda: {PARTITION: END}, self.clock)
         self.watermarks.refresh()
         self.servers = ServerTable(self.clock)
 

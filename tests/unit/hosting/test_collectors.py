@@ -56,7 +56,7 @@ class Engine:
         self.lease.renew(self.clock.now)
         member = SimpleNamespace(lease=self.lease, partitions=self.partitions)
         self.memberships = SimpleNamespace(of={"balance": member})
-        self.watermarks = {"balance": Watermarks(lambda: {0: 100}, self.clock)}
+        self.watermarks = {"balance": Watermarks("balance", lambda: {0: 100}, self.clock)}
         self.stages = {"balance": self._tasks("balance", "balance", 2)}
         self.tables = SimpleNamespace(snapshots=lambda: self.followed)
         self.spark_sampler = SimpleNamespace(sample=self.sample)
@@ -81,7 +81,7 @@ class Engine:
 
     def add_model(self, name: str, source: str, partitions: int) -> None:
         """Another read model, with tasks like those of the first."""
-        self.watermarks.setdefault(source, Watermarks(lambda: {0: 1_000}, self.clock))
+        self.watermarks.setdefault(source, Watermarks(source, lambda: {0: 1_000}, self.clock))
         self.stages[name] = self._tasks(name, source, partitions)
 
     def _tasks(self, name: str, source: str, partitions: int) -> Tasks:

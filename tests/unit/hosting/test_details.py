@@ -64,7 +64,7 @@ def test_a_started_instance_tells_the_processor_time_and_the_memory_of_both_proc
         assert found["jvm"]["memoryBytes"] > 1 << 20
 
 
-def test_settings_are_told_without_secrets_and_those_that_were_given_are_marked(tmp_path: Path) -> None:
+def test_settings_are_shown_without_secrets_and_those_that_were_given_are_marked(tmp_path: Path) -> None:
     found = details(tmp_path, peer_secret=SECRET, peer_secrets_former=f"{SECRET} of old", http_port=5055)
 
     by_name = {one["name"]: one for one in found["settings"]}

@@ -1,4 +1,4 @@
-"""What operators and the service did is told from both topics, the newest first."""
+"""The history has the deeds of operators and of the service from both topics, the newest first."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def built(switch: Switch) -> Callable[[Generations], Generations]:
     return lambda now: now.rebuilt(FIRST, switch, 60, None, "bob", "states were lost")
 
 
-def test_decisions_and_steps_are_told_in_one_order() -> None:
+def test_decisions_and_steps_have_one_order() -> None:
     found = history(Decided(decision(5)), *steps_of(built(Switch.NEVER))).last()
 
     TypeAdapter(list[Action]).validate_python(found, strict=True)
@@ -126,7 +126,7 @@ def test_an_offline_rebuild_names_what_it_replaced() -> None:
     assert (last["by"], last["detail"]) == ("balance-service rebuild --offline", "generation 2 serves, 1 is dropped")
 
 
-def test_no_more_than_the_last_two_hundred_are_told() -> None:
+def test_the_history_has_the_last_two_hundred() -> None:
     found = history(Decided(*(decision(n, offset=n) for n in range(300)))).last()
 
     assert [one["about"] for one in found] == [f"m/1:{n}" for n in range(299, 99, -1)]

@@ -16,7 +16,7 @@ from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapsho
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
-from balance_service.hosting.engine import Patience
+from balance_service.hosting.engine import StartupRetries
 from balance_service.hosting.instance import Instance, Since, forget_left, noted_now
 from balance_service.kafka.topics import Watermarks
 from balance_service.process.runtime import elapsed
@@ -63,7 +63,7 @@ def stage(
         TaskId(model, 0), Role.ACTIVE, state, epoch, 90, reason, 0, 0, None, StoreSizes(), answers, letters or {}
     )
     now = Clock(elapsed() - (ends_age if ends_age < float("inf") else 0))
-    watermarks = Watermarks(lambda: {0: 100}, now)
+    watermarks = Watermarks("balance", lambda: {0: 100}, now)
     if ends_age < float("inf"):
         watermarks.refresh()
         now.now += ends_age
@@ -293,7 +293,7 @@ def test_the_reason_of_a_wait_is_cleared_when_the_wait_is_over(monkeypatch: pyte
             raise outages.pop(0)
         return "up"
 
-    assert Patience(threading.Event(), told.append).until_up(attempt) == "up"
+    assert StartupRetries(threading.Event(), told.append).until_up(attempt) == "up"
     assert told == ["the broker is down", "the registry is down", ""]
 
 
@@ -306,7 +306,7 @@ def test_a_wait_for_a_broker_is_logged_once_for_each_reason(monkeypatch: pytest.
             raise outages.pop(0)
 
     with capture_logs() as logs:
-        Patience(threading.Event(), lambda _reason: None).until_up(attempt)
+        StartupRetries(threading.Event(), lambda _reason: None).until_up(attempt)
 
     assert [(line["event"], line.get("error")) for line in logs] == [
         ("waiting", "the broker is down"),

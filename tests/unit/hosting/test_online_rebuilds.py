@@ -1,4 +1,4 @@
-"""What an instance does for the generations of a read model, step by step."""
+"""The steps of an instance for the generations of a read model."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_an_error_of_a_models_own_code_in_one_partition_does_not_keep_the_others
     assert cast("Standing", new.the_tasks[1]).inherited == 1
     told = "a step failed with ZeroDivisionError; the log of the instance has it"
     assert rebuilds.problems == {"rewards": told}
-    # Also while no instance is heard.
+    # Also while the directory is silent.
     status = rebuilds.status("rewards")
     assert status is not None
     assert status["problem"] == told
@@ -251,7 +251,7 @@ def test_a_version_that_is_not_begun_because_another_one_is_built_says_so() -> N
         responsible(hosting(now), table_of([])).step(now)
 
 
-def test_an_error_is_told_rather_than_what_waits_for_it() -> None:
+def test_an_error_takes_precedence_over_what_waits_for_it() -> None:
     engine = Engine(SWITCHED, Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False)))
     cast("Standing", engine.models["rewards.g2"].the_task).fails_with = RetriableError("it is behind")
 
