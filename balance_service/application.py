@@ -28,7 +28,7 @@ from balance_service.errors import BalanceServiceError, ConfigurationError, Fata
 from balance_service.hosting.causes import starting, unknown_settings
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
 from balance_service.hosting.details import details_of
-from balance_service.hosting.engine import Engine, Patience
+from balance_service.hosting.engine import Engine, StartupRetries
 from balance_service.hosting.history import History
 from balance_service.hosting.instance import Instance, Since, forget_left, noted_now, published
 from balance_service.hosting.online_rebuilds import Rebuilds
@@ -55,7 +55,7 @@ from balance_service.kafka.clients import producer_config, reader_config
 from balance_service.kafka.lease import Lease
 from balance_service.kafka.log_reader import records_left_at
 from balance_service.kafka.topics import Watermarks
-from balance_service.model.binding import bound
+from balance_service.model.binding import bind_models
 from balance_service.model.flow import flow_of
 from balance_service.model.generations import Switch
 from balance_service.model.json_view import exact_json
@@ -117,7 +117,7 @@ class Application:
         """
         _check_resolves(settings.application_server)
         self._settings = settings
-        self._models = bound(models, settings)
+        self._models = bind_models(models, settings)
         self._commands = commands
         hosted = {model.name for model in self._models}
         self._known = [*newest(self._models), *(other for other in known if other.name not in hosted)]
@@ -261,14 +261,14 @@ class Application:
             log.info("stopped")
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> Instance:
-        settings, patience = self._settings, Patience(self._gave_up, self._on_wait)
+        settings, retries = self._settings, StartupRetries(self._gave_up, self._on_wait)
         engine = Engine(
             settings,
             self._state_directory,
             [*hosted_stages(self._models, settings), *stages_of_retries(self._known, settings)],
             self._models,
             self._metrics,
-            patience,
+            retries,
             on_change=self._on_task_change,
             tracer=self._tracer,
         )
@@ -277,12 +277,12 @@ class Application:
         table = ServerTable()
         rebuilds = Rebuilds(engine, table, Switch.ALWAYS if settings.switch == "auto" else Switch.NEVER)
         noted = Since()
-        directory = self._directory(engine, patience, table, rebuilds, noted)
+        directory = self._directory(engine, retries, table, rebuilds, noted)
         context = CommandContext(
             settings=settings, registry=engine.registry, metrics=engine.metrics, tracer=self._tracer
         )
         commands = {
-            command.route.name: patience.until_up(partial(command.handler, context)) for command in self._commands
+            command.route.name: retries.until_up(partial(command.handler, context)) for command in self._commands
         }
         EngineCollector(engine, table).register(self._metrics.registry)
         instance = Instance(engine=engine, directory=directory, rebuilds=rebuilds, commands=commands, noted=noted)
@@ -291,7 +291,7 @@ class Application:
         return instance
 
     def _directory(
-        self, engine: Engine, patience: Patience, table: ServerTable, rebuilds: Rebuilds, noted: Since
+        self, engine: Engine, retries: StartupRetries, table: ServerTable, rebuilds: Rebuilds, noted: Since
     ) -> Directory:
         settings, trust = self._settings, self._http.trust
         topic, schema = settings.application_servers_topic, load_schema("ApplicationServer")
@@ -312,7 +312,7 @@ class Application:
             topic=topic,
             address=settings.application_server,
             incarnation=trust.incarnation,
-            codec=patience.until_up(partial(AvroCodec, engine.registry, subject_of(topic, schema), schema)),
+            codec=retries.until_up(partial(AvroCodec, engine.registry, subject_of(topic, schema), schema)),
             signatures=RecordSignatures(trust.secret, topic),
             models=lambda: [
                 PublishedModel(
@@ -481,7 +481,7 @@ class _Queries:
 
     def _of_peers(self, name: str, partitioning: Partitioning, key_type: KeyType) -> ModelAnswers:
         nothing = _NotHosted()
-        return self._answers(name, partitioning, key_type, Watermarks(dict), nothing, nothing)
+        return self._answers(name, partitioning, key_type, Watermarks(name, dict), nothing, nothing)
 
     def _answers(
         self,

@@ -1,4 +1,4 @@
-"""What is wrong with a service, as causes: one for each thing that an operator can act on, or may wait for."""
+"""The causes of trouble in a service: one for each thing that an operator can act on, or may wait for."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Urgency(IntEnum):
 class Cause:
     """Something that is not as it should be.
 
-    `what` and `action` are sentences without a full stop: what is so, and what to do. `heals`
+    `what` and `action` are sentences without a full stop: the trouble and the remedy. `heals`
     is whether waiting suffices. `since_ms` is since when, in ms since 1970; None if that is not known. `tasks` are the
     tasks that it concerns, `servers` the instances where it is, `follows` what follows, in words.
     """

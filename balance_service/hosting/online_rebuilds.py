@@ -218,7 +218,7 @@ class Rebuilds(PeriodicThread):
         live = {stage.name: stage for stage in self._versions.live(generations.model)}
         here = {name for name, tasks in self._engine.models.items() if tasks.hosted.stage.owner == generations.model}
         dropped = here - live.keys()
-        # Stores stay open as long as they are compared.
+        # A comparison keeps its stores open.
         self._comparing = {
             tasks: comparing
             for tasks, comparing in self._comparing.items()

@@ -205,7 +205,7 @@ class RebuildChecks:
         if not has_room_for(path, needed):
             raise InvalidInputError(
                 f"a new generation of '{model}' may take as much of the disk of {path} here as the one that serves, "
-                f"{needed >> 20} MiB, and {room_bytes(path) >> 20} MiB are left, of which it leaves 512 MiB: make room"
+                f"{needed >> 20} MiB, and {room_bytes(path) >> 20} MiB are left; 512 MiB must stay free: make room"
             )
         return self._versions.declaration(model).beginning_at(starts)
 
@@ -217,8 +217,8 @@ class RebuildChecks:
         if not (lacking := self._servers.lacking(now.model, version)):
             return ""
         return (
-            f"generation {generation} cannot serve, and is not folded for all partitions: {', '.join(lacking)} "
-            f"without version {version} of '{now.model}'; upgrade these instances, or name its class in BALANCE_MODELS"
+            f"generation {generation} cannot serve: {', '.join(lacking)} without version {version} of '{now.model}', "
+            "so that some partitions may not be folded; upgrade these instances, or name its class in BALANCE_MODELS"
         )
 
     def _missing_standbys(self, stage: str, partitions: Iterable[int]) -> Iterator[str]:

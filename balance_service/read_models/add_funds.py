@@ -224,7 +224,7 @@ class FundsAddedPublisher:
         self._produce(customer_id, amount, headers, lambda outcome: loop.call_soon_threadsafe(settle, outcome))
         outcome = await delivered
         if isinstance(outcome, KafkaError):
-            raise self._failure(outcome)
+            raise self.failure_of(outcome)
         self._connection.accepted()
         return outcome
 
@@ -260,7 +260,8 @@ class FundsAddedPublisher:
         while not self._stopping.is_set():
             self._producer.poll(_POLL_SECONDS)
 
-    def _failure(self, error: KafkaError) -> RetriableError:
+    def failure_of(self, error: KafkaError) -> RetriableError:
+        """Returns the error of an event that was not acknowledged: it says whether the event may have been written."""
         certainty = "was certainly not written" if error.code() in _CERTAINLY_NOT_WRITTEN else "may have been written"
         forbidden = not_authorized(error, f"writing to topic '{self._topic}'", f"Write on topic '{self._topic}'")
         reasons = filter(None, (str(forbidden or error.str()), self._connection.refusal))

@@ -180,7 +180,7 @@ def test_an_event_counts_as_certainly_not_written_only_if_no_attempt_can_have_wr
     publisher: FundsAddedPublisher,
 ) -> None:
     told = {
-        code: str(publisher._failure(KafkaError(code)))
+        code: str(publisher.failure_of(KafkaError(code)))
         for code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._MSG_TIMED_OUT)
     }
     assert "certainly not written" in told[KafkaError.MSG_SIZE_TOO_LARGE]

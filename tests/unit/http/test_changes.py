@@ -447,9 +447,9 @@ def test_a_feed_begins_behind_a_retry_at_the_position_of_its_first_view(owner: O
 
         assert begun.number_at(part.Point(10, "")) == (None if has_letters else 0)
         # Of the next positions it knows all.
-        begun._committed(10, 11, [b"c1"])
+        begun.note_commit(10, 11, [b"c1"])
         assert begun.number_at(part.Point(11, "")) == 1
-        begun._committed(11, 11, [b"c2"])
+        begun.note_commit(11, 11, [b"c2"])
         assert begun.number_at(part.Point(11, "")) == 1
 
     asyncio.run(run())
@@ -486,9 +486,9 @@ def test_a_page_ends_at_a_position_from_which_the_rest_of_its_last_commit_is_fou
     async def run() -> None:
         begun = feed.Feed(owner.one, feed.Pace())
         begun.begin(Position(10, 1, "t"))
-        begun._committed(10, 11, [b"c1", b"c2"])
-        begun._committed(11, 11, [b"c3", b"c4"])
-        begun._committed(11, 12, [b"c5"])
+        begun.note_commit(10, 11, [b"c1", b"c2"])
+        begun.note_commit(11, 11, [b"c3", b"c4"])
+        begun.note_commit(11, 12, [b"c5"])
         for limit in (1, 2, 3, 4, 5):
             page = begun.since(0, All(), limit)
             assert page is not None
@@ -544,9 +544,9 @@ def test_a_feed_does_not_go_back_to_a_retry_before_its_first_view(owner: Owner) 
         assert view.position is not None
         beginning.begin(view.position)
         ends = [beginning.end]
-        beginning._committed(10, 10, [b"c1"])
+        beginning.note_commit(10, 10, [b"c1"])
         ends.append(beginning.end)
-        beginning._committed(10, 11, [b"c1"])
+        beginning.note_commit(10, 11, [b"c1"])
         ends.append(beginning.end)
         assert ends == [11, 11, 11]
 

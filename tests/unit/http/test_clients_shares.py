@@ -250,7 +250,7 @@ def test_a_round_wakes_few_of_very_many_followers_and_the_next_ones_all_others()
         feed = Feed(OneTask(None, Role.ACTIVE), pace)
         for one in many:
             feed.add(one)
-        feed._committed(0, 1, [b"c1"])
+        feed.note_commit(0, 1, [b"c1"])
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert 0 < sum(one.turns for one in many) <= 200
