@@ -30,7 +30,7 @@ from balance_service.hosting.collectors import EngineCollector, InstanceCollecto
 from balance_service.hosting.details import details_of
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.hosting.history import History
-from balance_service.hosting.instance import Instance, Since, forget_left, noted_now, published
+from balance_service.hosting.instance import Instance, Since, forget_left, noted_now
 from balance_service.hosting.rebuilds import Rebuilds
 from balance_service.http.answer import unavailable
 from balance_service.http.app import HttpServer
@@ -317,7 +317,8 @@ class Application:
             models=lambda: [
                 PublishedModel(
                     name,
-                    tasks.hosted.partitioning,
+                    tasks.hosted.partitioning.partitions,
+                    tasks.hosted.partitioning.partitioner,
                     tasks.hosted.key_type.is_number,
                     engine.versions.of(owner),
                     rebuilds.problems.get(owner, ""),
@@ -325,7 +326,7 @@ class Application:
                 for name, tasks in engine.models.items()
                 for owner in [tasks.hosted.stage.owner]
             ],
-            tasks=lambda: [published(task) for tasks in engine.stages.values() for task in tasks.snapshots()],
+            tasks=lambda: [task for tasks in engine.stages.values() for task in tasks.snapshots()],
             table=table,
             on_round=look,
             on_refused=engine.metrics.directory_record_refused,
@@ -471,7 +472,7 @@ class _Queries:
         for server in directory.table.servers():
             for model in server.models:
                 known = found.setdefault(model.name, model)
-                if known.partitioning.partitions < model.partitioning.partitions:
+                if known.partitions < model.partitions:
                     found[model.name] = model
         return found
 

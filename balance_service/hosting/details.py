@@ -81,7 +81,7 @@ def _settings(settings: Settings) -> Iterator[Mapping[str, Any]]:
 def _halted(task: TaskSnapshot, at: FailedAt) -> dict[str, Any]:
     return {
         "task": str(task.task_id),
-        "since": iso_time(task.since_ms),
+        "since": iso_time(task.state_since_ms),
         "key": None,
         **text_or_base64("key", at.key),
         "line": at.line,

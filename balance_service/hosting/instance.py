@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from balance_service.cluster.directory import ACTIVE, PublishedTask
 from balance_service.engine.dead_letter import Status, open_letters
 from balance_service.engine.processor import OWN_CODE
 from balance_service.engine.records import Role
@@ -409,7 +408,7 @@ def _server_status(server: ApplicationServer, stages: Mapping[str, Tasks], now: 
     }
 
 
-def _answers(tasks: Tasks | None, task: PublishedTask) -> bool:
+def _answers(tasks: Tasks | None, task: TaskSnapshot) -> bool:
     """Returns whether an owner answers queries that do not say how old the answer may be, if its lease holds."""
     if task.state != TaskState.HALTED.value:
         return task.state in _ANSWERING
@@ -419,12 +418,12 @@ def _answers(tasks: Tasks | None, task: PublishedTask) -> bool:
 
 
 def _task_status(tasks: Tasks, task: TaskSnapshot) -> Mapping[str, Any]:
-    status = _published_status(tasks, published(task))
+    status = _published_status(tasks, task)
     answers = status["answers"] and tasks.hosted.lease.holds
     return {**status, "answers": answers, "storeBytes": task.sizes.store_bytes}
 
 
-def _published_status(tasks: Tasks | None, task: PublishedTask) -> Mapping[str, Any]:
+def _published_status(tasks: Tasks | None, task: TaskSnapshot) -> Mapping[str, Any]:
     """Returns a task as JSON.
 
     Args:
@@ -437,9 +436,9 @@ def _published_status(tasks: Tasks | None, task: PublishedTask) -> Mapping[str, 
         "task": f"{task.stage}_{task.partition}",
         "readModel": task.stage if tasks is None or tasks.hosted.is_last else tasks.hosted.stage.owner,
         "partition": task.partition,
-        "role": task.role.lower(),
+        "role": task.role.value.lower(),
         "state": task.state,
-        "answers": task.role == ACTIVE and _answers(tasks, task),
+        "answers": task.role is Role.ACTIVE and _answers(tasks, task),
         "epoch": task.epoch,
         "position": task.position,
         "lag": None if lag is None else lag.records,
@@ -455,27 +454,6 @@ def _published_status(tasks: Tasks | None, task: PublishedTask) -> Mapping[str, 
             for (cause, status), count in sorted(letters.items())
         ],
     }
-
-
-def published(task: TaskSnapshot) -> PublishedTask:
-    """Returns a task as the directory publishes it."""
-    task_id, stand = task.task_id, task.stand
-    return PublishedTask(
-        task_id.stage,
-        task_id.partition,
-        task.role.value,
-        task.state,
-        task.epoch,
-        task.position,
-        task.reason,
-        task.restored,
-        task.to_restore,
-        task.seconds_left,
-        {f"{cause}/{status}": count for (cause, status), count in open_letters(task.letters).items()},
-        task.comparison,
-        task.sends_as_of,
-        stand.since_ms if stand is not None and stand.is_still else task.since_ms,
-    )
 
 
 def _table_status(table: TableSnapshot) -> Mapping[str, Any]:

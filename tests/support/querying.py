@@ -15,8 +15,8 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from balance_service import api
-from balance_service.cluster.directory import PublishedModel, PublishedTask, ServerTable
-from balance_service.engine.records import POSITION_KEY, Position, Role
+from balance_service.cluster.directory import PublishedModel, ServerTable
+from balance_service.engine.records import POSITION_KEY, Position, Role, TaskSnapshot
 from balance_service.engine.store import StateStore, StoreView
 from balance_service.http.answer import Answer as Received
 from balance_service.http.answer import problems
@@ -146,18 +146,20 @@ class Instance:
         self.store.write([(POSITION_KEY, POSITIONS.encode(Position(position, EPOCH, "t").record()))], 1)
 
     def hear_of_owner(self, address: str, epoch: int = 1, incarnation: str = "i", state: str = "RUNNING") -> None:
-        self._hear(address, "ACTIVE", state, epoch, incarnation)
+        self._hear(address, Role.ACTIVE, state, epoch, incarnation)
 
     def hear_of_standby(self, address: str, state: str = "TAILING") -> None:
-        self._hear(address, "STANDBY", state, 0)
+        self._hear(address, Role.STANDBY, state, 0)
 
     def hear_of_host(self, address: str) -> None:
         """An instance without a task of the partition."""
         self._hear(address)
 
-    def _hear(self, address: str, role: str = "", state: str = "", epoch: int = 0, incarnation: str = "i") -> None:
-        tasks = [PublishedTask("balance", PARTITION, role, state, epoch, 1).record()] if role else []
-        models = [PublishedModel("balance", Partitioning(PARTITIONS, "murmur2"), versions=(1,)).record()]
+    def _hear(
+        self, address: str, role: Role | None = None, state: str = "", epoch: int = 0, incarnation: str = "i"
+    ) -> None:
+        tasks = [TaskSnapshot("balance", PARTITION, role, state, epoch, 1).record()] if role else []
+        models = [PublishedModel("balance", PARTITIONS, "murmur2", versions=(1,)).record()]
         record = {"address": address, "incarnation": incarnation, "models": models, "tasks": tasks}
         self.servers.hear(address, record, live=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from balance_service.engine.records import FailedAt, Role, StoreSizes, TaskId, TaskSnapshot
+from balance_service.engine.records import FailedAt, Role, StoreSizes, TaskSnapshot
 from balance_service.hosting.details import details_of
 from balance_service.http.instances import InstanceDetails
 from balance_service.process.package import __version__
@@ -35,9 +35,9 @@ def engine(*tasks: TaskSnapshot) -> Any:
 
 
 def task(partition: int, failed_at: FailedAt | None = None) -> TaskSnapshot:
-    task_id, sizes = TaskId("m", partition), StoreSizes(file_bytes=100)
+    sizes = StoreSizes(file_bytes=100)
     return TaskSnapshot(
-        task_id, Role.ACTIVE, "HALTED", 1, 5, "", 0, 0, None, sizes, False, since_ms=BEGAN_MS, failed_at=failed_at
+        "m", partition, Role.ACTIVE, "HALTED", 1, 5, sizes=sizes, failed_at=failed_at, state_since_ms=BEGAN_MS
     )
 
 

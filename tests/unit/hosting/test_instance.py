@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from balance_service.cluster.directory import PublishedTask, ServerTable
+from balance_service.cluster.directory import ServerTable
 from balance_service.engine.processor import OWN_CODE
 from balance_service.engine.progress import Progress, Seen
-from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapshot
+from balance_service.engine.records import Role, TaskSnapshot
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
@@ -59,9 +59,7 @@ def stage(
     if failed:
         progress.failed(0, 90, failed)
     clock.now += still_seconds
-    task = TaskSnapshot(
-        TaskId(model, 0), Role.ACTIVE, state, epoch, 90, reason, 0, 0, None, StoreSizes(), answers, letters or {}
-    )
+    task = TaskSnapshot(model, 0, Role.ACTIVE, state, epoch, 90, reason, dead_letters=letters or {}, answers=answers)
     now = Clock(elapsed() - (ends_age if ends_age < float("inf") else 0))
     watermarks = Watermarks(lambda: {0: 100}, now)
     if ends_age < float("inf"):
@@ -152,10 +150,10 @@ def test_the_status_says_which_dead_letters_need_an_operator() -> None:
 
 def test_the_status_has_the_tasks_of_peers_as_they_published_them() -> None:
     instance = running(stage("balance"))
-    published = PublishedTask(
+    published = TaskSnapshot(
         "balance",
         0,
-        "ACTIVE",
+        Role.ACTIVE,
         "HALTED",
         2,
         70,
@@ -380,13 +378,13 @@ def test_an_instance_notes_itself_and_what_no_instance_runs_while_it_hears_itsel
     table, stages = ServerTable(clock), {"balance": stage("balance", ends_age=60)}
     assert noted_now(stages, table, "here:1") == []
 
-    def hear(address: str, *tasks: PublishedTask) -> None:
+    def hear(address: str, *tasks: TaskSnapshot) -> None:
         table.hear(address, {"incarnation": "i", "models": [], "tasks": [one.record() for one in tasks]}, live=True)
 
     hear(
         "peer:1",
-        PublishedTask("balance", 0, "ACTIVE", "RUNNING", 1, 7),
-        PublishedTask("n", 3, "ACTIVE", "RUNNING", 1, 7),
+        TaskSnapshot("balance", 0, Role.ACTIVE, "RUNNING", 1, 7),
+        TaskSnapshot("n", 3, Role.ACTIVE, "RUNNING", 1, 7),
     )
     hear("here:1")
     assert noted_now(stages, table, "here:1") == ["Kafka", "here:1"]
@@ -420,7 +418,7 @@ def test_what_is_left_of_a_lost_partition_stays_until_another_instance_answers()
     tasks: Any = SimpleNamespace(forget_left=lambda is_answered: asked.append(is_answered(0)))
 
     def hear(address: str, epoch: int) -> None:
-        running = PublishedTask("balance", 0, "ACTIVE", "RUNNING", epoch, 7)
+        running = TaskSnapshot("balance", 0, Role.ACTIVE, "RUNNING", epoch, 7)
         table.hear(address, {"incarnation": "i", "models": [], "tasks": [running.record()]}, live=True)
 
     # It is from before this instance lost the partition.

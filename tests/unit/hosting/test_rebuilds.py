@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from balance_service.cluster.directory import SUSPECT_AFTER_SECONDS, PublishedModel, PublishedTask, ServerTable
-from balance_service.engine.records import NEVER, Compared, Difference, Position, Role, TaskId
+from balance_service.cluster.directory import SUSPECT_AFTER_SECONDS, PublishedModel, ServerTable
+from balance_service.engine.records import NEVER, Compared, Difference, Position, Role, TaskId, TaskSnapshot
 from balance_service.engine.task import ANSWERING, Task, TaskState
 from balance_service.errors import (
     InvalidInputError,
@@ -24,7 +24,6 @@ from balance_service.errors import (
     TaskMigratedError,
 )
 from balance_service.hosting.rebuilds import Rebuilds
-from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topics import Topic
 from balance_service.model.generations import Comparison, Generations, Switch
 from balance_service.model.keys import KeyType
@@ -341,8 +340,8 @@ def test_an_error_of_a_models_own_code_in_one_partition_does_not_keep_the_others
 )
 def test_a_generation_that_cannot_be_built_says_why_and_where(state: str, *, is_halted: bool, is_told: bool) -> None:
     # One that halts while it opens has no epoch yet.
-    stopped = PublishedTask("rewards.g2", 1, "ACTIVE", state, 0, -1, "the first 3 offsets are gone")
-    serving = PublishedTask("rewards", 0, "ACTIVE", state, 0, -1, "another reason")
+    stopped = TaskSnapshot("rewards.g2", 1, Role.ACTIVE, state, 0, -1, "the first 3 offsets are gone")
+    serving = TaskSnapshot("rewards", 0, Role.ACTIVE, state, 0, -1, "another reason")
     engine = Engine(BUILT, Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False)))
     rebuilds = Rebuilds(cast("Any", engine), table_of([serving, stopped]), Switch.NEVER)
 
@@ -437,7 +436,7 @@ def test_a_switch_is_settled_once_the_owners_of_all_partitions_send_and_know_of_
     assert SWITCHED.number == 4
     engine = Engine(SWITCHED, Here(1, Standing(1, sends=False)), Here(2, Standing(2, sends=True)))
     tasks = [
-        PublishedTask("rewards.g2", partition, "ACTIVE", state, 1, 5, sends_as_of=number)
+        TaskSnapshot("rewards.g2", partition, Role.ACTIVE, state, 1, 5, sends_as_of=number)
         for partition, number in enumerate(sends_as_of)
     ]
 
@@ -450,13 +449,13 @@ def test_a_switch_is_settled_once_the_owners_of_all_partitions_send_and_know_of_
     assert engine.now.is_settled is is_settled
 
 
-def table_of(tasks: Sequence[PublishedTask]) -> ServerTable:
+def table_of(tasks: Sequence[TaskSnapshot]) -> ServerTable:
     table = ServerTable(elapsed)
     publish(table, tasks)
     return table
 
 
-def publish(table: ServerTable, tasks: Sequence[PublishedTask]) -> None:
+def publish(table: ServerTable, tasks: Sequence[TaskSnapshot]) -> None:
     """Has the only instance publish its tasks."""
     table.hear("a:1", {"incarnation": "i", "models": [], "tasks": [task.record() for task in tasks]}, live=True)
 
@@ -464,7 +463,7 @@ def publish(table: ServerTable, tasks: Sequence[PublishedTask]) -> None:
 def published(*found: Comparison | None) -> ServerTable:
     """A directory with the comparison of each partition of the second generation."""
     tasks = [
-        PublishedTask("rewards.g2", partition, "ACTIVE", "RUNNING", 1, 5, comparison=comparison)
+        TaskSnapshot("rewards.g2", partition, Role.ACTIVE, "RUNNING", 1, 5, comparison=comparison)
         for partition, comparison in enumerate(found)
     ]
     return table_of(tasks)
@@ -492,7 +491,7 @@ def owners(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def test_a_changelog_that_another_application_may_use_is_not_deleted(owners: set[str], other: str) -> None:
     engine = Engine(DROPPED, Here(1, Standing(1, sends=True)))
     engine.topics = SimpleNamespace(find=lambda name: Topic(name, "id", 2), delete=pytest.fail)
-    rebuilds = responsible(engine, table_of([PublishedTask("rewards", 0, "ACTIVE", "RUNNING", 1, 5)]))
+    rebuilds = responsible(engine, table_of([TaskSnapshot("rewards", 0, Role.ACTIVE, "RUNNING", 1, 5)]))
     owners.add(other)
 
     with pytest.raises(RetriableError, match=r"is not deleted, because its positions name .* as owner"):
@@ -508,7 +507,7 @@ def test_a_dropped_changelog_is_deleted_once_no_instance_has_a_task_of_it_and_ag
 
     found = []
     for stages in (["rewards.g2"], [], [], ["rewards", "rewards.g2"], ["rewards"]):
-        publish(table, [PublishedTask(stage, 0, "ACTIVE", "RUNNING", 1, 5) for stage in stages])
+        publish(table, [TaskSnapshot(stage, 0, Role.ACTIVE, "RUNNING", 1, 5) for stage in stages])
         rebuilds._step(DROPPED)
         found.append(len(deleted))
 
@@ -524,7 +523,7 @@ def test_a_killed_instance_keeps_a_dropped_changelog_until_the_group_has_given_i
     table = ServerTable(clock)
     rebuilds = responsible(engine, table)
     for address, stages in (("a:1", ["rewards"]), ("killed:1", ["rewards.g2"])):
-        tasks = [PublishedTask(stage, 0, "ACTIVE", "RUNNING", 1, 5).record() for stage in stages]
+        tasks = [TaskSnapshot(stage, 0, Role.ACTIVE, "RUNNING", 1, 5).record() for stage in stages]
         table.hear(address, {"incarnation": "i", "models": [], "tasks": tasks}, live=True)
 
     clock.now += 10
@@ -545,7 +544,7 @@ def test_a_changelog_that_a_late_instance_created_again_is_deleted_although_its_
         find=lambda name: Topic(name, "id", 2) if name in topics else None, delete=topics.remove
     )
     engine.registry = SimpleNamespace(forget=lambda _name: None)
-    rebuilds = responsible(engine, table_of([PublishedTask("rewards", 0, "ACTIVE", "RUNNING", 1, 5)]))
+    rebuilds = responsible(engine, table_of([TaskSnapshot("rewards", 0, Role.ACTIVE, "RUNNING", 1, 5)]))
     rebuilds._step(DROPPED)
     assert not topics
 
@@ -568,7 +567,7 @@ def test_a_changelog_that_cannot_be_deleted_is_not_tried_again_at_once() -> None
 
     engine.topics = SimpleNamespace(find=lambda name: Topic(name, "id", 2))
     engine.registry = SimpleNamespace(forget=forget)
-    rebuilds = responsible(engine, table_of([PublishedTask("rewards", 0, "ACTIVE", "RUNNING", 1, 5)]))
+    rebuilds = responsible(engine, table_of([TaskSnapshot("rewards", 0, Role.ACTIVE, "RUNNING", 1, 5)]))
 
     for _ in range(3):
         with pytest.raises(NotAuthorizedError):
@@ -623,8 +622,8 @@ def test_a_comparison_waits_for_the_standbys_that_the_running_instances_allow() 
     engine, clock = hosting(BUILT), Clock()
     engine.settings.num_standby_replicas = 1
     table = ServerTable(clock)
-    built = [PublishedTask("rewards.g2", p, "ACTIVE", "RUNNING", 1, 5, comparison=Comparison(2)) for p in range(2)]
-    hosted = [PublishedModel(f"rewards{number}", Partitioning(2, "murmur2")).record() for number in ("", ".g2")]
+    built = [TaskSnapshot("rewards.g2", p, Role.ACTIVE, "RUNNING", 1, 5, comparison=Comparison(2)) for p in range(2)]
+    hosted = [PublishedModel(f"rewards{number}", 2, "murmur2").record() for number in ("", ".g2")]
     records = {"a:1": [task.record() for task in built], "b:1": []}
     for address, tasks in records.items():
         table.hear(address, {"incarnation": "i", "models": hosted, "tasks": tasks}, live=True)
@@ -643,7 +642,7 @@ def test_a_comparison_waits_for_the_standbys_that_the_running_instances_allow() 
 def test_a_switch_that_is_refused_fences_no_other_writer() -> None:
     automatic = Generations("rewards").begun(DECLARED).rebuilt(DECLARED, Switch.ALWAYS, 60, None, "", "")
     engine, table = hosting(automatic), published(Comparison(2), Comparison(3))
-    without = {**PublishedModel("rewards", Partitioning(2, "murmur2")).record(), "versions": []}
+    without = {**PublishedModel("rewards", 2, "murmur2").record(), "versions": []}
     table.hear("b:1", {"incarnation": "i", "models": [without], "tasks": []}, live=True)
     written = list[str]()
     engine.generations.write = lambda model, _change: written.append(model)
@@ -660,13 +659,13 @@ NOT_RUNNING = "; queries for its keys would get 503"
 NOT_HERE = "no instance runs rewards.g2_1, so that queries for its keys would get 503"
 
 
-def running(generation: int, position: int = 5, **more: Any) -> list[PublishedTask]:
+def running(generation: int, position: int = 5, **more: Any) -> list[TaskSnapshot]:
     """The tasks of a generation, of both partitions."""
     stage = FIRST.of_generation(generation).name
-    return [PublishedTask(stage, partition, "ACTIVE", "RUNNING", 1, position, **more) for partition in range(2)]
+    return [TaskSnapshot(stage, partition, Role.ACTIVE, "RUNNING", 1, position, **more) for partition in range(2)]
 
 
-def refused_switch(now: Generations, tasks: Sequence[PublishedTask], to: int = 2) -> str:
+def refused_switch(now: Generations, tasks: Sequence[TaskSnapshot], to: int = 2) -> str:
     with pytest.raises(InvalidInputError) as caught:
         Rebuilds(cast("Any", hosting(now)), table_of(tasks), Switch.NEVER).check_switch(now, to, anyway=False)
     why, _, remedy = str(caught.value).partition(". With ")
@@ -674,12 +673,12 @@ def refused_switch(now: Generations, tasks: Sequence[PublishedTask], to: int = 2
     return why
 
 
-def replaced(tasks: list[PublishedTask], **changes: Any) -> list[PublishedTask]:
+def replaced(tasks: list[TaskSnapshot], **changes: Any) -> list[TaskSnapshot]:
     """The tasks, with changes of the last one."""
     return [*tasks[:-1], replace(tasks[-1], **changes)]
 
 
-UNFIT: list[tuple[list[PublishedTask], str]] = [
+UNFIT: list[tuple[list[TaskSnapshot], str]] = [
     (
         replaced(running(2), state="HALTED", reason="its own code failed"),
         f"rewards.g2_1 is HALTED at a:1: its own code failed{NOT_RUNNING}",
@@ -687,7 +686,7 @@ UNFIT: list[tuple[list[PublishedTask], str]] = [
     (replaced(running(2), state="RESTORING"), f"rewards.g2_1 is RESTORING at a:1{NOT_RUNNING}"),
     (replaced(running(2), state="WAITING"), "rewards.g2_1 is WAITING at a:1; its answers would stand still"),
 ]
-NOT_OPENED: list[tuple[list[PublishedTask], str]] = [
+NOT_OPENED: list[tuple[list[TaskSnapshot], str]] = [
     (running(2)[:1], NOT_HERE),
     (replaced(running(2), role="STANDBY"), NOT_HERE),
     (replaced(running(2), state="RESTORING", epoch=0), f"rewards.g2_1 is RESTORING at a:1{NOT_RUNNING}"),
@@ -697,7 +696,7 @@ NOT_OPENED: list[tuple[list[PublishedTask], str]] = [
 @pytest.mark.shows("looks-first")
 @pytest.mark.parametrize(("tasks", "why"), [*UNFIT, *NOT_OPENED])
 def test_a_switch_to_a_generation_that_is_not_fit_to_serve_is_refused_and_says_what_would_be_lost(
-    tasks: list[PublishedTask], why: str
+    tasks: list[TaskSnapshot], why: str
 ) -> None:
     assert refused_switch(READY, tasks) == why
     rebuilds = Rebuilds(cast("Any", hosting(READY)), table_of(tasks), Switch.NEVER)
@@ -763,7 +762,7 @@ def test_a_switch_to_a_generation_whose_changelog_is_not_the_one_that_it_wrote_i
 
 def test_what_no_instance_can_fold_serves_not_even_anyway() -> None:
     table = table_of(running(2))
-    without = {**PublishedModel("rewards", Partitioning(2, "murmur2")).record(), "versions": []}
+    without = {**PublishedModel("rewards", 2, "murmur2").record(), "versions": []}
     table.hear("b:1", {"incarnation": "i", "models": [without], "tasks": []}, live=True)
 
     with pytest.raises(InvalidInputError, match="b:1 without version 1"):
@@ -772,7 +771,7 @@ def test_what_no_instance_can_fold_serves_not_even_anyway() -> None:
 
 @pytest.mark.shows("looks-first")
 @pytest.mark.parametrize("tasks", [tasks for tasks, _ in UNFIT])
-def test_a_generation_that_is_not_fit_to_serve_does_not_do_so_by_itself(tasks: list[PublishedTask]) -> None:
+def test_a_generation_that_is_not_fit_to_serve_does_not_do_so_by_itself(tasks: list[TaskSnapshot]) -> None:
     engine = hosting(AUTOMATIC)
     compared = [replace(task, comparison=Comparison(5)) for task in tasks]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import ClientSession, ClientTimeout
 
-from balance_service.cluster.directory import PublishedModel, PublishedTask
-from balance_service.engine.records import POSITION_KEY, Position
+from balance_service.cluster.directory import PublishedModel
+from balance_service.engine.records import POSITION_KEY, Position, Role, TaskSnapshot
 from balance_service.http.access.authorization import Access
 from balance_service.http.app import Site, make_app, serve
 from balance_service.http.handlers import Handlers
@@ -83,7 +83,7 @@ class Owner(Instance):
 
     def hear(self, other: Owner) -> None:
         """Learns from the directory that another instance owns the partition."""
-        of_one = partial(PublishedModel, partitioning=Partitioning(1, "murmur2"), versions=(1,))
+        of_one = partial(PublishedModel, partitions=1, partitioner="murmur2", versions=(1,))
         record = {
             "address": other.address,
             "incarnation": other.trust.incarnation,
@@ -92,10 +92,12 @@ class Owner(Instance):
         }
         self.servers.hear(other.address, record, live=True)
 
-    def published(self) -> list[PublishedTask]:
+    def published(self) -> list[TaskSnapshot]:
         """The tasks that the directory has of this instance while it owns the partition."""
         return [
-            PublishedTask(generation_name("balance", self.generation), 0, "ACTIVE", "RUNNING", self.epoch, self.offset)
+            TaskSnapshot(
+                generation_name("balance", self.generation), 0, Role.ACTIVE, "RUNNING", self.epoch, self.offset
+            )
         ]
 
     def show(self, states: Mapping[str, str | None], letters: int = 0) -> None:

@@ -12,13 +12,12 @@ import pytest
 
 from balance_service.cluster.directory import PublishedModel
 from balance_service.http.streams import event_stream
-from balance_service.kafka.partitioner import Partitioning
 from tests.unit.http.streaming import BUSY_SECONDS, CHANGES, KEY, Event, Listener, Owner, stage, state, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from balance_service.cluster.directory import PublishedTask
+    from balance_service.engine.records import TaskSnapshot
     from balance_service.http.model_queries import ModelAnswers, ModelQueries
     from balance_service.http.peers.proxy import Proxy
     from balance_service.observability.metrics import Metrics
@@ -51,10 +50,10 @@ class Both(Owner):
         """Makes this the view of an instance whose peers alone host the read model."""
         models = self.handlers.model_queries()
         answers, models.hosted = models.hosted, {}
-        models.elsewhere = lambda: {name: PublishedModel(name, Partitioning(1, "murmur2")) for name in answers}
+        models.elsewhere = lambda: {name: PublishedModel(name, 1, "murmur2") for name in answers}
         models.of_peers = lambda name, *_: answers[name]
 
-    def published(self) -> list[PublishedTask]:
+    def published(self) -> list[TaskSnapshot]:
         return [*super().published(), *self.second.published()]
 
 
@@ -267,7 +266,7 @@ def test_a_stream_finds_partitions_of_a_generation_that_its_instance_begins_to_h
             models = owner.handlers.model_queries()
             of_peers = Owner(owner.path.with_name("nothing"), owns=False, generation=2)
             models.hosted = {"balance": models.hosted["balance"]}
-            models.elsewhere = lambda: {SECOND: PublishedModel(SECOND, Partitioning(1, "murmur2"))}
+            models.elsewhere = lambda: {SECOND: PublishedModel(SECOND, 1, "murmur2")}
             answers = of_peers.models(owner.of_second.queries.proxy).hosted["balance"]
             models.of_peers = lambda *_: answers
             owner.serves = 2

@@ -20,7 +20,6 @@ from balance_service.http.model_queries import ModelAnswers, ModelQueries
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.streams.event_stream import Streams
-from balance_service.kafka.partitioner import Partitioning
 from balance_service.model.json_view import exact_json
 from tests.support.fakes import IdleInstance
 from tests.support.querying import BALANCE, CUSTOMER, PARTITIONS, Instance
@@ -139,7 +138,7 @@ def test_what_is_no_number_of_a_generation_is_answered_400(two: Two, target: str
 
 
 def test_a_generation_that_only_peers_host_is_asked_of_them(two: Two) -> None:
-    two.elsewhere = {"balance.g7": PublishedModel("balance.g7", Partitioning(PARTITIONS, "murmur2"))}
+    two.elsewhere = {"balance.g7": PublishedModel("balance.g7", PARTITIONS, "murmur2")}
 
     (answer,) = two.ask(with_generation(BY_KEY, 7))
 
@@ -147,7 +146,7 @@ def test_a_generation_that_only_peers_host_is_asked_of_them(two: Two) -> None:
 
 
 def test_all_generations_are_listed_as_one_read_model(two: Two) -> None:
-    two.elsewhere = {"balance.g7": PublishedModel("balance.g7", Partitioning(PARTITIONS, "murmur2"))}
+    two.elsewhere = {"balance.g7": PublishedModel("balance.g7", PARTITIONS, "murmur2")}
 
     ((status, text, _),) = two.ask("/api/models")
 

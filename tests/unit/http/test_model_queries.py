@@ -21,7 +21,7 @@ from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.route import RouteTable
 from balance_service.http.streams.event_stream import Streams
-from balance_service.kafka.partitioner import Partitioning, partition_of
+from balance_service.kafka.partitioner import partition_of
 from balance_service.model.read_model import Routes
 from balance_service.read_models.leaderboard import Leaderboard
 from tests.support.fakes import IdleInstance
@@ -127,7 +127,7 @@ def test_a_malformed_answer_of_a_peer_is_refused(tmp_path: Path) -> None:
 def test_keys_of_a_model_that_only_peers_know_are_looked_for_as_the_peers_do(
     *, has_number_keys: bool, key: bytes
 ) -> None:
-    published = PublishedModel("board.g2", Partitioning(PARTITIONS, "murmur2"), has_number_keys)
+    published = PublishedModel("board.g2", PARTITIONS, "murmur2", has_number_keys)
     asked_for: list[object] = []
 
     def of_peers(*of: object) -> Any:

@@ -12,8 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from balance_service.cluster.directory import PublishedTask
-from balance_service.engine.records import POSITION_KEY, Position, Role
+from balance_service.engine.records import POSITION_KEY, Position, Role, TaskSnapshot
 from balance_service.http.answer import Problem, compact_json, problems
 from balance_service.http.scan import CountScan, EntriesScan, TopScan
 from balance_service.http.server.limits import Limits, UnderWay, limited
@@ -268,7 +267,7 @@ def test_a_scan_of_many_partitions_is_split_into_requests_that_fit(
         scatter.routing.partitioning = Partitioning(partitions, "murmur2")
         app = web.Application(middlewares=[problems, limited(Limits(), UnderWay(Limits()), ROUTES)])
         app.router.add_get(f"/api/models/{{model}}/{kind}", owner)
-        tasks = [PublishedTask("balance", one, "ACTIVE", "RUNNING", 1, 1).record() for one in range(partitions)]
+        tasks = [TaskSnapshot("balance", one, Role.ACTIVE, "RUNNING", 1, 1).record() for one in range(partitions)]
         async with TestServer(app) as server:
             record = {"incarnation": "i", "models": [], "tasks": tasks}
             instance.servers.hear(f"127.0.0.1:{server.port}", record, live=True)
