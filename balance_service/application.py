@@ -37,7 +37,7 @@ from balance_service.http.app import HttpServer
 from balance_service.http.dead_letters import DeadLetters
 from balance_service.http.generations import GenerationRequests
 from balance_service.http.handlers import CommandContext, Handlers
-from balance_service.http.instances import Instances
+from balance_service.http.instances import InstanceDetails, Instances
 from balance_service.http.model_queries import ModelAnswers, ModelQueries, description_of
 from balance_service.http.operations import Operations
 from balance_service.http.peers.trust import Peer
@@ -214,8 +214,8 @@ class Application:
             "applicationServers": [],
         }
 
-    def details(self) -> Mapping[str, Any]:
-        """Returns what this instance tells about its process, its settings and its log, as JSON."""
+    def details(self) -> InstanceDetails:
+        """Returns what this instance tells about its process, its settings and its log."""
         engine = None if self._instance is None else self._instance.engine
         return details_of(self._settings, self._began_ms, engine)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import fields
 from enum import Enum
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
@@ -24,11 +24,7 @@ def _camel_case(name: str) -> str:
 
 
 def absent() -> Any:
-    """The default of a dataclass's field that a record lacks unless it is given."""
-    return field(default_factory=_absent)
-
-
-def _absent() -> Any:
+    """The default factory of a field that a record lacks unless it is given."""
     return _ABSENT
 
 
@@ -57,6 +53,11 @@ class Struct:
         """Returns the record for an encoder of Avro or JSON."""
         found = ((name, getattr(self, attribute)) for attribute, name in names_of(type(self)).items())
         return {name: plain(value) for name, value in found if value is not _ABSENT}
+
+    @classmethod
+    def showing(cls, source: Any, /, **own: Any) -> Self:
+        """Returns an answer of its own values, and otherwise of the source's fields with the same names."""
+        return cls(**{name: own[name] if name in own else getattr(source, name) for name in names_of(cls)})
 
     @classmethod
     def of(cls, record: Mapping[str, Any], **beside: Any) -> Self:

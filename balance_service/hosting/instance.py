@@ -11,6 +11,7 @@ from balance_service.engine.processor import OWN_CODE
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.hosting.causes import HEALS_MS, Cause, Known, Urgency, causes_of, listed
+from balance_service.http import operations
 from balance_service.process.runtime import TimesOfDay, elapsed, iso_time
 
 if TYPE_CHECKING:
@@ -120,17 +121,17 @@ class Instance:
         return {
             "partitions": max(model.source.partitions for model in models),
             "models": [
-                {
-                    "name": model.name,
-                    "model": model.stage.owner,
-                    "status": self.rebuilds.status_of(model.stage),
-                    "since": self.rebuilds.since_of(model.stage),
-                    "readOtherwise": engine.read_otherwise(model.stage),
-                    "source": model.source.name,
-                    "partitions": model.source.partitions,
+                operations.HostedModel(
+                    name=model.name,
+                    model=model.stage.owner,
+                    status=self.rebuilds.status_of(model.stage),
+                    since=self.rebuilds.since_of(model.stage),
+                    read_otherwise=engine.read_otherwise(model.stage),
+                    source=model.source.name,
+                    partitions=model.source.partitions,
                     # A read model without states has no standbys.
-                    "standbyReplicas": 0 if model.folds is None else engine.settings.num_standby_replicas,
-                }
+                    standby_replicas=0 if model.folds is None else engine.settings.num_standby_replicas,
+                )
                 for model in models
             ],
             "problems": [
@@ -286,7 +287,7 @@ class Instance:
         age = max((watermarks.age_seconds for watermarks in self.engine.watermarks.values()), default=0.0)
         return None if age == float("inf") else int(age) if age > _RECENT_SECONDS else 0
 
-    def _servers(self) -> list[Mapping[str, Any]]:
+    def _servers(self) -> list[operations.ApplicationServer]:
         now, stages = elapsed(), self.engine.stages
         return [_server_status(server, stages, now) for server in self.directory.table.servers()]
 
@@ -394,18 +395,18 @@ def _idle(tasks: Tasks) -> list[TaskSnapshot]:
     ]
 
 
-def _server_status(server: ApplicationServer, stages: Mapping[str, Tasks], now: float) -> Mapping[str, Any]:
+def _server_status(server: ApplicationServer, stages: Mapping[str, Tasks], now: float) -> operations.ApplicationServer:
     silent = server.silent_seconds(now)
-    return {
-        "applicationServer": server.address,
-        "incarnation": server.incarnation,
-        "suspect": server.is_suspect(now),
+    return operations.ApplicationServer(
+        application_server=server.address,
+        incarnation=server.incarnation,
+        suspect=server.is_suspect(now),
         # As with the age of end offsets.
-        "silentSeconds": None if silent == float("inf") else int(silent) if server.is_suspect(now) else 0,
-        "shared": server.is_shared,
-        "models": [model.name for model in server.models],
-        "tasks": [_published_status(stages.get(task.stage), task) for task in server.tasks],
-    }
+        silent_seconds=None if silent == float("inf") else int(silent) if server.is_suspect(now) else 0,
+        shared=server.is_shared,
+        models=[model.name for model in server.models],
+        tasks=[_published_status(stages.get(task.stage), task) for task in server.tasks],
+    )
 
 
 def _answers(tasks: Tasks | None, task: TaskSnapshot) -> bool:
@@ -417,14 +418,14 @@ def _answers(tasks: Tasks | None, task: TaskSnapshot) -> bool:
     return may and task.reason.startswith(OWN_CODE)
 
 
-def _task_status(tasks: Tasks, task: TaskSnapshot) -> Mapping[str, Any]:
+def _task_status(tasks: Tasks, task: TaskSnapshot) -> operations.Task:
     status = _published_status(tasks, task)
-    answers = status["answers"] and tasks.hosted.lease.holds
-    return {**status, "answers": answers, "storeBytes": task.sizes.store_bytes}
+    answers = status.answers and tasks.hosted.lease.holds
+    return operations.Task.showing(status, answers=answers, store_bytes=task.sizes.store_bytes)
 
 
-def _published_status(tasks: Tasks | None, task: TaskSnapshot) -> Mapping[str, Any]:
-    """Returns a task as JSON.
+def _published_status(tasks: Tasks | None, task: TaskSnapshot) -> operations.PublishedTask:
+    """Returns a task as clients see it.
 
     Args:
         tasks: those of its stage here; None if only peers have the stage.
@@ -432,38 +433,26 @@ def _published_status(tasks: Tasks | None, task: TaskSnapshot) -> Mapping[str, A
     lag = None if tasks is None else tasks.hosted.watermarks.lag_in_time(task.partition, task.position)
     # A peer may write any text.
     letters = open_letters({name: n for name, n in task.dead_letters.items() if name.rpartition("/")[2] in _STATUSES})
-    return {
-        "task": f"{task.stage}_{task.partition}",
-        "readModel": task.stage if tasks is None or tasks.hosted.is_last else tasks.hosted.stage.owner,
-        "partition": task.partition,
-        "role": task.role.value.lower(),
-        "state": task.state,
-        "answers": task.role is Role.ACTIVE and _answers(tasks, task),
-        "epoch": task.epoch,
-        "position": task.position,
-        "lag": None if lag is None else lag.records,
-        "lagSeconds": None if lag is None else round(lag.seconds, 1),
-        "lagSecondsIsLeast": lag is not None and lag.is_least,
-        "reason": task.reason,
-        "since": iso_time(task.since_ms) if task.since_ms else None,
-        "restored": task.restored,
-        "toRestore": task.to_restore,
-        "secondsLeft": task.seconds_left,
-        "deadLetters": [
-            {"cause": cause, "status": status, "needsDecision": Status(status).needs_decision, "count": count}
+    return operations.PublishedTask.showing(
+        task,
+        task=str(task.task_id),
+        read_model=task.stage if tasks is None or tasks.hosted.is_last else tasks.hosted.stage.owner,
+        role=task.role.value.lower(),
+        answers=task.role is Role.ACTIVE and _answers(tasks, task),
+        lag=None if lag is None else lag.records,
+        lag_seconds=None if lag is None else round(lag.seconds, 1),
+        lag_seconds_is_least=lag is not None and lag.is_least,
+        since=iso_time(task.since_ms) if task.since_ms else None,
+        dead_letters=[
+            operations.OpenDeadLetters(
+                cause=cause, status=status, needs_decision=Status(status).needs_decision, count=count
+            )
             for (cause, status), count in sorted(letters.items())
         ],
-    }
+    )
 
 
-def _table_status(table: TableSnapshot) -> Mapping[str, Any]:
-    return {
-        "table": table.topic,
-        "partition": table.partition,
-        "position": table.position,
-        "whole": table.is_whole,
-        "reason": table.reason,
-        "skipped": table.skipped,
-        "late": table.late,
-        "storeBytes": table.sizes.store_bytes,
-    }
+def _table_status(table: TableSnapshot) -> operations.TablePartition:
+    return operations.TablePartition.showing(
+        table, table=table.topic, whole=table.is_whole, store_bytes=table.sizes.store_bytes
+    )

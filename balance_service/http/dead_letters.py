@@ -7,7 +7,7 @@ instance accepts a decision and forwards it to the owner. Decisions are idempote
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NotRequired
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator
@@ -59,6 +59,7 @@ from balance_service.http.route import (
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.shares import asker_of
 from balance_service.http.stage_dead_letters import UNREACHABLE, StageDeadLetters
+from balance_service.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -242,11 +243,11 @@ class DeadLetters:
         if len(refused) == len(ids):
             letter_id, why = next(iter(refused.items()))
             raise _refusal(letter_id, why)
-        body = {
-            "accepted": [str(letter_id) for letter_id in ids if letter_id not in refused],
-            "refused": [{"id": str(letter_id), "reason": why} for letter_id, why in refused.items()],
-        }
-        return json_response(body, status=202)
+        outcome = DecisionOutcome(
+            accepted=[str(letter_id) for letter_id in ids if letter_id not in refused],
+            refused=[Refusal(id=str(letter_id), reason=why) for letter_id, why in refused.items()],
+        )
+        return json_response(outcome, status=202)
 
     async def _decide_for_peer(self, request: web.Request, decision: Decision) -> web.Response:
         given = _ForwardedDecision.of(request)
@@ -354,14 +355,14 @@ class DeadLettersPage(TypedDict):
     """The stages and partitions whose dead letters the page lacks; empty unless `partial` is `true`."""
 
 
-@closed
-class Refusal(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal(Struct):
     id: Id
     reason: str
 
 
-@closed
-class DecisionOutcome(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionOutcome(Struct):
     accepted: list[Id]
     refused: list[Refusal]
 

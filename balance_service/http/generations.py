@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
-from typing_extensions import TypedDict
 
 from balance_service import api
 from balance_service.errors import BalanceServiceError, InvalidInputError
@@ -21,8 +21,9 @@ from balance_service.http.answer import Problem, exact_json_response, unavailabl
 from balance_service.http.dead_letters import Reason  # noqa: TC001  # pydantic reads the annotations
 from balance_service.http.model_queries import ModelName
 from balance_service.http.requests import JsonBody, JsonNumber, Parameters, true_or_false, whole_number
-from balance_service.http.route import Count, RequestBody, Response, Route, Tag, closed, ok, problem, retry_later
-from balance_service.model.generations import Switch
+from balance_service.http.route import Count, RequestBody, Response, Route, Tag, ok, problem, retry_later
+from balance_service.model.generations import Comparison, GenerationStatus, Switch
+from balance_service.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from balance_service.model.generations import Declaration, Generations
 
+_TIME = {"anyOf": [{"type": "string"}, {"type": "null"}], "format": "date-time"}
 _MOST_SECONDS = 10 * 365 * 86_400
 Number = Annotated[int, whole_number(1, 10**9)]
 
@@ -104,18 +106,18 @@ class CheckSwitch(Protocol):
 class GenerationRequests:
     """Handles the requests.
 
-    `status` returns the generations of a read model as JSON, None if the model is not known here; `newest` and `write`
+    `status` returns the generations of a read model, None if the model is not known here; `newest` and `write`
     are those of `GenerationLog`; `buildable` returns what its newest version here is declared to be, or raises
     InvalidInputError if no generation can be built now; `check_switch` is that of `Rebuilds`; `differences` returns the
     first differences found here.
     """
 
-    status: Callable[[str], Mapping[str, Any] | None]
+    status: Callable[[str], ModelGenerations | None]
     newest: Callable[[str], Generations]
     buildable: Callable[[str], Declaration]
     check_switch: CheckSwitch
     write: Callable[[str, Callable[[Generations], Generations]], Generations]
-    differences: Callable[[str], Sequence[Mapping[str, Any]] | None]
+    differences: Callable[[str], Sequence[Difference] | None]
 
     async def show(self, request: web.Request) -> web.Response:
         return exact_json_response(self._status_of(ModelParameter.of(request).model))
@@ -125,7 +127,7 @@ class GenerationRequests:
         found = self.differences(ModelParameter.of(request).model)
         if found is None:
             raise _unknown(ModelParameter.of(request).model)
-        return exact_json_response({"differences": found})
+        return exact_json_response(Differences(differences=[*found]))
 
     async def rebuild(self, request: web.Request) -> web.Response:
         given, by = RebuildBody.of_json(await request.read()), _by(request)
@@ -173,7 +175,7 @@ class GenerationRequests:
             raise unavailable(str(error)) from error
         return exact_json_response(self._status_of(model), status=202)
 
-    def _status_of(self, model: str) -> Mapping[str, Any]:
+    def _status_of(self, model: str) -> ModelGenerations:
         status = self.status(model)
         if status is None:
             raise _unknown(model)
@@ -188,29 +190,19 @@ def _by(request: web.Request) -> str:
     return request.get(CLIENT) or str(request.remote)
 
 
-@closed
-class Comparison(TypedDict):
-    equal: Count
-    """Keys with equal states in both generations, at the same positions."""
-    different: Count
-    onlyServing: Count
-    """Keys that only the serving generation has."""
-    onlyBuilding: Count
-
-
-@closed
-class Generation(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation(Struct):
     generation: Annotated[int, Field(ge=1)]
     version: Annotated[int, Field(ge=1)]
     """The version of the class that folds it."""
-    declarationChanged: bool
+    declaration_changed: bool
     """Whether this instance has that version with another declaration than the generation was begun with."""
-    decoderRules: Annotated[int, Field(ge=1)]
+    decoder_rules: Annotated[int, Field(ge=1)]
     """The number of the decoder's rules under which the generation began."""
-    readOtherwise: list[int]
+    read_otherwise: list[int]
     """Ids of the schemas whose events had other values by these rules, so that states have values of both. None is
     known of a generation that this instance does not fold."""
-    status: Literal["serving", "building", "ready", "kept"]
+    status: GenerationStatus
     """`serving` answers queries and sends outputs. `building` replays the topic; `ready` has caught up and was
     compared. `kept` served before, and may serve again."""
     partitions: Count
@@ -226,15 +218,15 @@ class Generation(TypedDict):
     """Records that are not applied yet; null while that is not known."""
 
 
-@closed
-class ModelGenerations(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelGenerations(Struct):
     model: str
     generations: list[Generation]
     comparison: Comparison | None
     """Of the two generations, when the newer one had caught up; null before."""
     switch: Literal["when_equal", "always", "never"] | None
     """When the generation that is built begins to serve."""
-    keptUntil: Annotated[str | None, Field(json_schema_extra={"format": "date-time"})]
+    kept_until: Annotated[datetime | None, WithJsonSchema(_TIME)]
     """When the kept generation is dropped."""
     action: str
     """What led to this: `begin`, `rebuild`, `rebuild offline`, `compare`, `switch`, `settle` or `drop`."""
@@ -246,23 +238,23 @@ class ModelGenerations(TypedDict):
     """Why steps cannot be taken now, and at which instances; else empty."""
 
 
-@closed
-class Difference(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference(Struct):
     key: str
     serving: Any
     """The answer of the serving generation; null if it has no state."""
     building: Any
 
 
-@closed
-class Differences(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences(Struct):
     differences: list[Difference]
     """The first ones of each partition that this instance owns, at most 20."""
 
 
 _TAG = Tag("generations", "Rebuilds of read models while they answer: for operators.")
 _SCOPES = frozenset({Scope.OPERATE})
-_EXAMPLE: ModelGenerations = {
+_EXAMPLE: Mapping[str, Any] = {
     "model": "balance",
     "generations": [
         {

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from balance_service import api
 from balance_service.avro.rules import DECODER_RULES
@@ -34,14 +36,19 @@ class Switch(Enum):
     """When an operator says so."""
 
 
+Keys = Annotated[int, Field(ge=0)]
+GenerationStatus = Literal["serving", "building", "ready", "kept"]
+
+
+# Of the serving generation and the one that is built.
 @dataclass(frozen=True, slots=True)
 class Comparison(Struct):
-    """Numbers of keys of the serving generation and the one that is built, at the same positions."""
-
-    equal: int = 0
-    different: int = 0
-    only_serving: int = 0
-    only_building: int = 0
+    equal: Keys = 0
+    """Keys with equal states in both generations, at the same positions."""
+    different: Keys = 0
+    only_serving: Keys = 0
+    """Keys that only the serving generation has."""
+    only_building: Keys = 0
 
     def __add__(self, other: Comparison) -> Comparison:
         return Comparison(
@@ -138,7 +145,7 @@ class Generations(Struct, names={"is_settled": "settled"}, beside=("model", "dec
         """The generations whose changelogs exist, in order: the live ones, and `former`."""
         return sorted({*self.live, *self.former})
 
-    def status_of(self, number: int) -> str:
+    def status_of(self, number: int) -> GenerationStatus:
         """Returns what a live generation is for: `serving`, `building`, `ready` (to serve) or `kept`."""
         if number == self.serving:
             return "serving"

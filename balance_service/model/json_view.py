@@ -9,6 +9,8 @@ from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from balance_service.structs import Struct
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -17,7 +19,7 @@ _text = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def exact_json(value: Any) -> str:
-    """Returns a view, or any value of an Avro type, as JSON without white space.
+    """Returns a view, any value of an Avro type, or a dataclass of the service, as JSON without white space.
 
     Decimals are numbers with all their digits. Times are ISO 8601 with three fractional digits, or six if they have
     microseconds; times with a zone are in UTC, with `Z`. Bytes are base64. NaN and infinities are strings.
@@ -72,4 +74,5 @@ _FORMS: Mapping[type, Callable[[Any], str]] = {
     datetime: _moment,
     date: lambda value: f'"{value.isoformat()}"',
     time: _time,
+    Struct: lambda value: _object(value.record()),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -99,7 +99,7 @@ class Thing(Struct, names={"since_ms": "since"}, beside=("key",)):
     colour: Colour | None
     parts: tuple[Part, ...]
     first_part: Part | None = None
-    key_base64: str = absent()
+    key_base64: str = field(default_factory=absent)
 
 
 @dataclass(frozen=True, slots=True)

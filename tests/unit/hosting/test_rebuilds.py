@@ -332,7 +332,7 @@ def test_an_error_of_a_models_own_code_in_one_partition_does_not_keep_the_others
     # Also while no instance is heard.
     status = rebuilds.status("rewards")
     assert status is not None
-    assert status["problem"] == told
+    assert status.problem == told
 
 
 @pytest.mark.parametrize(
@@ -349,8 +349,8 @@ def test_a_generation_that_cannot_be_built_says_why_and_where(state: str, *, is_
 
     assert status is not None
     why = f"rewards.g2_1 is {state} at a:1: the first 3 offsets are gone"
-    assert [one["halted"] for one in status["generations"]][1:] == [why if is_halted else ""]
-    assert status["problem"] == (why if is_told else "")
+    assert [one.halted for one in status.generations][1:] == [why if is_halted else ""]
+    assert status.problem == (why if is_told else "")
 
 
 def buildable(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, free_mib: int) -> Rebuilds:
@@ -826,7 +826,7 @@ def test_a_generation_that_lacks_first_events_does_not_serve_by_itself_and_says_
     )
     status = rebuilds.status("balance")
     assert status is not None
-    assert status["problem"] == why
+    assert status.problem == why
     with pytest.raises(InvalidInputError, match=re.escape(why)):
         rebuilds.check_switch(engine.now, 2, anyway=False)
     assert rebuilds.check_switch(engine.now, 2, anyway=True) == why
@@ -893,7 +893,8 @@ def test_differences_name_their_keys_as_queries_do() -> None:
 
     found = Rebuilds(cast("Any", engine), ServerTable(elapsed), Switch.NEVER).differences("leaderboard")
 
-    assert found == [{"key": "7", "serving": {"a": 1}, "building": None}]
+    assert found is not None
+    assert [one.record() for one in found] == [{"key": "7", "serving": {"a": 1}, "building": None}]
 
 
 def test_a_comparison_says_nothing_about_a_generation_that_was_begun_since() -> None:
