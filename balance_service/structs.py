@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from datetime import datetime
 from enum import Enum
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 _ABSENT: Any = object()
-_NAMES: dict[type, Mapping[str, str]] = {}
-_READING: dict[type, Mapping[str, tuple[str, Callable[[Any], Any]]]] = {}
+_SCALARS = frozenset({bool, bytes, datetime, float, int, str})
+_FIELDS: dict[type, Sequence[_Field]] = {}
 
 
 def _camel_case(name: str) -> str:
@@ -51,8 +52,12 @@ class Struct:
 
     def record(self) -> dict[str, Any]:
         """Returns the record for an encoder of Avro or JSON."""
-        found = ((name, getattr(self, attribute)) for attribute, name in names_of(type(self)).items())
-        return {name: plain(value) for name, value in found if value is not _ABSENT}
+        record = {}
+        for attribute, name, is_scalar, _ in _fields_of(type(self)):
+            value = getattr(self, attribute)
+            if value is not _ABSENT:
+                record[name] = value if is_scalar else _plain(value)
+        return record
 
     @classmethod
     def showing(cls, source: Any, /, **own: Any) -> Self:
@@ -62,29 +67,23 @@ class Struct:
     @classmethod
     def of(cls, record: Mapping[str, Any], **beside: Any) -> Self:
         """Returns the instance of a decoded Avro record, with the fields that are not in it."""
-        return cls(**{attribute: read(record[name]) for attribute, (name, read) in _reading(cls).items()}, **beside)
+        return cls(**{attribute: read(record[name]) for attribute, name, _, read in _fields_of(cls)}, **beside)
+
+
+class _Field(NamedTuple):
+    """A field of a dataclass that is in its records."""
+
+    attribute: str
+    name: str
+    is_scalar: bool
+    """Whether a record has the value as the dataclass has it."""
+    read: Callable[[Any], Any]
+    """Converts a value of a record."""
 
 
 def names_of(kind: type[Struct]) -> Mapping[str, str]:
     """Returns the fields of a dataclass that are in its records, in order, with their names there."""
-    if kind not in _NAMES:
-        described: Any = kind
-        names = [one.name for one in fields(described) if one.name not in kind._beside]
-        _NAMES[kind] = {name: kind._names.get(name) or _camel_case(name) for name in names}
-    return _NAMES[kind]
-
-
-def plain(value: Any) -> Any:
-    """Returns a value as encoders of Avro and JSON take it: records as dicts, members of enums as their values."""
-    if isinstance(value, Struct):
-        return value.record()
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, list | tuple):
-        return [*map(plain, value)]
-    if isinstance(value, Mapping):
-        return {key: plain(member) for key, member in value.items()}
-    return value
+    return {one.attribute: one.name for one in _fields_of(kind)}
 
 
 def without_none(hint: Any) -> tuple[Any, bool]:
@@ -95,12 +94,30 @@ def without_none(hint: Any) -> tuple[Any, bool]:
     return hint, False
 
 
-def _reading(kind: type[Struct]) -> Mapping[str, tuple[str, Callable[[Any], Any]]]:
-    """Returns the name in the record, and the conversion of its value, by field."""
-    if kind not in _READING:
-        hints = get_type_hints(kind)
-        _READING[kind] = {field: (name, _reader(hints[field])) for field, name in names_of(kind).items()}
-    return _READING[kind]
+def _fields_of(kind: type[Struct]) -> Sequence[_Field]:
+    if kind not in _FIELDS:
+        described: Any = kind
+        hints, names = get_type_hints(kind), [one.name for one in fields(described) if one.name not in kind._beside]
+        _FIELDS[kind] = [_field(name, kind._names.get(name) or _camel_case(name), hints[name]) for name in names]
+    return _FIELDS[kind]
+
+
+def _field(attribute: str, name: str, hint: Any) -> _Field:
+    kind, _ = without_none(hint)
+    return _Field(attribute, name, kind in _SCALARS or get_origin(kind) is Literal, _reader(hint))
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as encoders of Avro and JSON take it: records as dicts, members of enums as their values."""
+    if isinstance(value, Struct):
+        return value.record()
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, list | tuple):
+        return [*map(_plain, value)]
+    if isinstance(value, Mapping):
+        return {key: _plain(member) for key, member in value.items()}
+    return value
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:
