@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from balance_service.model.read_model import Collection as Collection
     from balance_service.model.read_model import ReadModel as ReadModel
     from balance_service.model.read_model import Routes as Routes
-    from balance_service.model.states import scale as scale
     from balance_service.model.stream import Global as Global
     from balance_service.model.stream import Stream as Stream
     from balance_service.model.stream import Table as Table
     from balance_service.model.stream import days as days
+    from balance_service.model.value_types import scale as scale
     from balance_service.settings import Settings as Settings
     from balance_service.settings import load_settings as load_settings
 
@@ -57,7 +57,7 @@ _WHERE = {
         *("add", "product"),
     ),
     "model.read_model": ("Collection", "ReadModel", "Routes"),
-    "model.states": ("scale",),
+    "model.value_types": ("scale",),
     "model.stream": ("Global", "Stream", "Table", "days"),
     "settings": ("Settings", "load_settings"),
 }

@@ -31,7 +31,7 @@ from balance_service.hosting.details import details_of
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.hosting.history import History
 from balance_service.hosting.instance import Instance, Since, forget_left, noted_now
-from balance_service.hosting.rebuilds import Rebuilds
+from balance_service.hosting.online_rebuilds import Rebuilds
 from balance_service.http.answer import unavailable
 from balance_service.http.app import HttpServer
 from balance_service.http.dead_letters import DeadLetters
@@ -343,8 +343,8 @@ class Application:
         self._handlers.generations = GenerationRequests(
             instance.rebuilds.status,
             instance.engine.generations.newest,
-            instance.rebuilds.buildable,
-            instance.rebuilds.check_switch,
+            instance.rebuilds.checks.buildable,
+            instance.rebuilds.checks.check_switch,
             instance.engine.generations.write,
             instance.rebuilds.differences,
         )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from balance_service.client import Client
-    from balance_service.hosting.rebuild import Rebuilt
+    from balance_service.hosting.offline_rebuild import Rebuilt
 
 _LOOK_SECONDS = 0.5
 _MOST_LISTED = 5
@@ -295,7 +295,7 @@ def _show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
 def _rebuild_offline(models: tuple[str, ...]) -> None:
     from balance_service.cli.models import chosen_models
     from balance_service.devtools.progress import progress_bar
-    from balance_service.hosting.rebuild import rebuild as run_rebuild
+    from balance_service.hosting.offline_rebuild import rebuild as run_rebuild
 
     settings = load_settings()
     configure_logging("WARNING")

@@ -13,8 +13,8 @@ from balance_service.errors import ConfigurationError, PoisonRecordError, TaskHa
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader
 from balance_service.kafka.messages import headers_of
+from balance_service.model.converters import record_of
 from balance_service.model.events import Each
-from balance_service.model.states import record_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -10,7 +10,8 @@ from balance_service.engine.dead_letter import Status, open_letters
 from balance_service.engine.processor import OWN_CODE
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
-from balance_service.hosting.causes import HEALS_MS, Cause, Known, Urgency, causes_of, listed
+from balance_service.hosting.causes import Cause, Kind, Urgency, listed
+from balance_service.hosting.diagnosis import HEALS_MS, Known, causes_of
 from balance_service.http import operations
 from balance_service.process.runtime import TimesOfDay, elapsed, iso_time
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from balance_service.engine.table_partition import TableSnapshot
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
-    from balance_service.hosting.rebuilds import Rebuilds
+    from balance_service.hosting.online_rebuilds import Rebuilds
     from balance_service.http.handlers import CommandHandler
 
 _STOP_DIRECTORY_SECONDS = 2.0
@@ -187,7 +188,7 @@ class Instance:
         engine, memberships = self.engine, self.engine.memberships
         problems = [*filter(None, (*memberships.problems, self.directory.problem))]
         for problem in problems:
-            yield Cause("refused", Urgency.NOW, problem, "Do what it says")
+            yield Cause(Kind.REFUSED, Urgency.NOW, problem, "Do what it says")
         joining, since_ms = memberships.joining, self.noted.time_of(self.began_at)
         waits = f"This instance joins the group of {', '.join(joining)}" if joining else ""
         waits = waits or ("" if engine.has_begun else "Spark begins to read at this instance")
@@ -197,18 +198,18 @@ class Instance:
                 "Wait: it takes seconds" if is_young else "Look into the log of this instance for what it waits for"
             )
             urgency = Urgency.NONE if is_young else Urgency.SOON
-            yield Cause("joining", urgency, waits, action, heals=is_young, since_ms=since_ms)
+            yield Cause(Kind.JOINING, urgency, waits, action, heals=is_young, since_ms=since_ms)
         if known.heard_ms is None and not waits and not problems:
             yield from self._unheard(known)
         if unconfirmed := [topic for topic in memberships.unconfirmed if topic not in joining]:
             what = f"The group of {', '.join(unconfirmed)} has not confirmed this instance lately"
             action = "Check its network to Kafka. After a suspension, it goes on by itself"
             urgency = Urgency.SOON if known.lasts(None) else Urgency.NONE
-            yield Cause("unconfirmed", urgency, f"{what}: it answers for no partition", action)
+            yield Cause(Kind.UNCONFIRMED, urgency, f"{what}: it answers for no partition", action)
         for records in engine.control_records:
             for problem in records.problems[:_MOST_REFUSED]:
                 action = "If the secret was changed, name the former one. Otherwise, find who may write to the topic"
-                yield Cause("control-record", Urgency.SOON, problem[:1].upper() + problem[1:], action)
+                yield Cause(Kind.CONTROL_RECORD, Urgency.SOON, problem[:1].upper() + problem[1:], action)
 
     def _unheard(self, known: Known) -> Iterator[Cause]:
         """Yields the cause that this instance does not hear itself in the directory, although Kafka answers."""
@@ -221,17 +222,17 @@ class Instance:
         if any(server.address != here for server in self.directory.table.running()):
             what = f"The others do not know this instance: its records do not arrive in the topic {topic}"
             action = "Look into its log for the reason"
-        yield Cause("unheard", Urgency.SOON, what, action, since_ms=since_ms)
+        yield Cause(Kind.UNHEARD, Urgency.SOON, what, action, since_ms=since_ms)
 
     def _causes_of_stages(self, known: Known) -> Iterator[Cause]:
         """Yields what is wrong with the stages here that their published tasks do not say, each sentence once."""
         stages = [*self.engine.stages.values()]
         for loss, names in _by_sentence((loss, tasks.name) for tasks in stages for loss in tasks.losses).items():
             action = "Change the configuration back before the broker deletes a segment"
-            yield Cause("losing-records", Urgency.NOW, f"{listed(names)}: {loss}", action)
+            yield Cause(Kind.LOSING_RECORDS, Urgency.NOW, f"{listed(names)}: {loss}", action)
         for misplaced, names in _by_sentence((tasks.hosted.misplaced, tasks.name) for tasks in stages).items():
             action = "Correct the producer, or declare its partitioner and rebuild. Discard none of their dead letters"
-            yield Cause("misplaced", Urgency.SOON, f"{listed(names)}: {misplaced}", action)
+            yield Cause(Kind.MISPLACED, Urgency.SOON, f"{listed(names)}: {misplaced}", action)
         unread = self._unread(known)
         if unread:
             yield self._ends_unknown(unread)
@@ -240,7 +241,7 @@ class Instance:
         for error, names in _by_sentence((stand.error, str(task.task_id)) for task, stand in failing).items():
             since_ms = min(stand.since_ms for _, stand in failing if stand.error == error)
             yield Cause(
-                "not-folded",
+                Kind.NOT_FOLDED,
                 Urgency.SOON if known.lasts(since_ms) else Urgency.NONE,
                 _not_folded(names, error),
                 "It is started again by itself. If it stays, restore what the error names",
@@ -255,7 +256,7 @@ class Instance:
             since_ms = min(since.get(_source_of(name), known.now_ms) for name in names)
             if known.lasts(since_ms):
                 action = "Restore what it names"
-                yield Cause("not-folded", Urgency.SOON, _not_folded(names, problem), action, since_ms=since_ms)
+                yield Cause(Kind.NOT_FOLDED, Urgency.SOON, _not_folded(names, problem), action, since_ms=since_ms)
 
     def _unread(self, known: Known) -> dict[str, int]:
         """Returns since when the ends of topics are not read, in ms since 1970, by topic; not within seconds."""
@@ -270,7 +271,7 @@ class Instance:
         follows = tuple(_by_sentence((error, "") for error in (*errors, *(one.source_problem for one in stages))))
         topics = listed([*unread])
         return Cause(
-            "ends-unknown",
+            Kind.ENDS_UNKNOWN,
             Urgency.SOON,
             f"The ends of {topics} cannot be read: lags are not known, and no query with `maxLag` is answered",
             "Restore the leaders of the partitions" + (", or what an error below names" if follows else ""),

@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import fields_of, simple_name, type_name, without_null
 from balance_service.errors import ConfigurationError
+from balance_service.model.converters import converter_of, record_converter, unconverted
 from balance_service.model.events import ANY, EVENT, PER_KEY, DeclaredRecord, Emit, OnFailure, Order
 from balance_service.model.keys import KeyType
 from balance_service.model.stage import declared_stages
 from balance_service.model.standard_fold import StandardFold
-from balance_service.model.states import converter_of, located, record_converter, unconverted
 from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, Table, join_misfit
+from balance_service.model.value_types import located
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
+    from balance_service.model.converters import StateConverter
     from balance_service.model.stage import Stage
     from balance_service.model.standard_fold import Combination, Form
-    from balance_service.model.states import StateConverter
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _MOST_VERSION = 2**31 - 1

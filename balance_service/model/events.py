@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import checked
-from balance_service.model.states import annotated_type, located, record_converter
+from balance_service.model.converters import annotated_type, record_converter
+from balance_service.model.value_types import located
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import fields_of, type_name, without_null
 from balance_service.errors import ConfigurationError, InvalidInputError, PoisonRecordError
+from balance_service.model.converters import StateConverter, returned_by
 from balance_service.model.declaration import check_class, check_declaration, refuse
 from balance_service.model.events import EVENT, HALT, instances_for
 from balance_service.model.keys import words_of
 from balance_service.model.schemas import Schemas
 from balance_service.model.standard_fold import OutOfRangeError, StandardFold
-from balance_service.model.states import StateConverter, returned_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable

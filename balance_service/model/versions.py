@@ -14,11 +14,11 @@ from balance_service.avro.named_types import contracted, expanded
 from balance_service.avro.resolution import difference
 from balance_service.avro.schemas import fields_of, type_name
 from balance_service.errors import ConfigurationError, RetriableError
+from balance_service.model.converters import unconverted
 from balance_service.model.events import HALT
 from balance_service.model.generations import Declaration
 from balance_service.model.placing import stages_of
 from balance_service.model.read_model import ReadModel
-from balance_service.model.states import unconverted
 from balance_service.model.stream import Global
 
 if TYPE_CHECKING:

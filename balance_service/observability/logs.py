@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 import structlog
 
+from balance_service.process.runtime import without_numbers
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -21,7 +23,7 @@ _REPEAT_SECONDS = 10.0
 _MOST_WARNINGS, _WARNINGS_SECONDS = 100, 60.0
 _MOST_KINDS = 1_000
 _MOST_KEPT, _MOST_KEPT_CHARACTERS = 50, 2_000
-_NUMBERS, _LEFT_OUT = re.compile("[0-9]+"), re.compile(', "left_out": [0-9]+')
+_LEFT_OUT = re.compile(', "left_out": [0-9]+')
 
 
 class KeptLine(NamedTuple):
@@ -49,7 +51,7 @@ def last_warnings() -> list[KeptLine]:
 
 def _keep(record: logging.LogRecord, line: str) -> None:
     fields = record.msg if isinstance(record.msg, dict) else {}
-    says = _NUMBERS.sub("#", _LEFT_OUT.sub("", line))
+    says = without_numbers(_LEFT_OUT.sub("", line))
     before = _kept.pop(says, None)
     _kept[says] = KeptLine(
         datetime.fromtimestamp(record.created, UTC),

@@ -138,6 +138,11 @@ def thread_failures(on_failure: Callable[[], object]) -> Iterator[list[BaseExcep
         threading.excepthook = before
 
 
+def without_numbers(sentence: str) -> str:
+    """Returns a sentence with a mark for each number: two that differ in numbers only are one then."""
+    return _NUMBERS.sub("#", sentence)
+
+
 class Attempts:
     """Logs what is tried again and again: that it fails, once an hour for each reason, and that it works again.
 
@@ -158,7 +163,7 @@ class Attempts:
         """Args:
         error: why, as a text or an exception.
         """
-        reason, now = _NUMBERS.sub("#", str(error)), time.monotonic()
+        reason, now = without_numbers(str(error)), time.monotonic()
         if not self._told or now - self._told_since > _TELL_AGAIN_SECONDS or len(self._told) > _MOST_TOLD:
             self._told, self._told_since = set(), now
         if reason not in self._told:

@@ -20,8 +20,8 @@ from balance_service.engine.stateless import JoinProcessor
 from balance_service.engine.store import StateStore
 from balance_service.errors import TaskMigratedError
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES
+from balance_service.model.converters import record_converter
 from balance_service.model.json_view import exact_json
-from balance_service.model.states import record_converter
 from balance_service.spark.combine import PartitionRows
 from balance_service.testing.fakes import FakeRegistry, FakeTables, FakeWriter
 from balance_service.testing.rows import (

@@ -15,9 +15,9 @@ from balance_service.avro.codec import misfit, parsed
 from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.model.converters import record_of
 from balance_service.model.keys import MAX_KEY_BYTES, KeyType, key_problems, words_of
 from balance_service.model.placing import place_stages
-from balance_service.model.states import record_of
 from balance_service.spark.combine import IGNORED, NOTE
 
 if TYPE_CHECKING:

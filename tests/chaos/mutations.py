@@ -372,7 +372,7 @@ MUTATIONS = (
     # Generations: an operator rebuilds, switches and drops in each round.
     Mutation(
         "the changelog of a dropped generation stays",
-        "balance_service/hosting/rebuilds.py",
+        "balance_service/hosting/dropped_changelogs.py",
         "                    topics.delete(stage.changelog)\n",
         "",
         QUIET,

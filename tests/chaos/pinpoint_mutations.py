@@ -803,10 +803,10 @@ PINPOINT_MUTATIONS = (
     ),
     _pinpoint(
         "two owners see a switch differently",
-        "hosting/rebuilds.py",
+        "hosting/online_rebuilds.py",
         "or claims[0][1].sends_as_of < generations.serving_since:",
         "or claims[0][1].sends_as_of < 0:",
-        "unit/hosting/test_rebuilds",
+        "unit/hosting/test_online_rebuilds",
         "test_a_switch_is_settled_once_the_owners_of_all_partitions_send_and_know_of_it",
     ),
     _pinpoint(
@@ -827,18 +827,18 @@ PINPOINT_MUTATIONS = (
     ),
     _pinpoint(
         "a task that is fenced by a switch is not opened again",
-        "hosting/rebuilds.py",
+        "hosting/online_rebuilds.py",
         '                tasks.failed(other, RetriableError("another generation serves"))\n',
         "                pass\n",
-        "unit/hosting/test_rebuilds",
+        "unit/hosting/test_online_rebuilds",
         "test_the_serving_generation_takes_the_outputs_over_and_the_former_one_is_opened_again",
     ),
     _pinpoint(
         "no generation sends after a changelog is lost",
-        "hosting/rebuilds.py",
+        "hosting/online_rebuilds.py",
         "            task.inherit()\n",
         "            pass\n",
-        "unit/hosting/test_rebuilds",
+        "unit/hosting/test_online_rebuilds",
         "test_the_serving_generation_begins_to_send_whatever_has_become_of_the_other_one",
     ),
     _pinpoint(
@@ -851,10 +851,10 @@ PINPOINT_MUTATIONS = (
     ),
     _pinpoint(
         "a task is not opened again after its switch has failed",
-        "hosting/rebuilds.py",
+        "hosting/online_rebuilds.py",
         "            if task.view is None:\n                serving.failed",
         "            if False:\n                serving.failed",
-        "unit/hosting/test_rebuilds",
+        "unit/hosting/test_online_rebuilds",
         "test_a_task_is_opened_again_if_it_is_unknown_whether_it_begins_to_send",
     ),
     _pinpoint(
@@ -884,7 +884,7 @@ PINPOINT_MUTATIONS = (
     ),
     _in_one_test(
         "the subjects of a dropped generation are deleted after its changelog",
-        "hosting/rebuilds.py",
+        "hosting/dropped_changelogs.py",
         "                    self._engine.registry.forget(stage.changelog)\n"
         '                    reach("subjects-deleted")\n'
         "                    topics.delete(stage.changelog)\n"

@@ -14,7 +14,7 @@ from balance_service.engine.inheritance import open_writer
 from balance_service.engine.records import POSITION_KEY, Position, TaskId
 from balance_service.engine.task import TaskState
 from balance_service.errors import ConfigurationError, RetriableError, StoreCorruptedError, TaskMigratedError
-from balance_service.hosting.rebuild import rebuild
+from balance_service.hosting.offline_rebuild import rebuild
 from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.topics import Topics
 from balance_service.model.stage import Stage

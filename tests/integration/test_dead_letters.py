@@ -14,7 +14,7 @@ from balance_service.engine.dead_letter import Letter, Status, open_letters
 from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.records import POSITION_KEY, DeadLetter, Position
 from balance_service.engine.store import StateStore
-from balance_service.hosting.rebuild import rebuild
+from balance_service.hosting.offline_rebuild import rebuild
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.producers import BulkProducer

@@ -20,8 +20,8 @@ from balance_service.engine.records import TaskId
 from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError, RetriableError
 from balance_service.hosting import engine as module
 from balance_service.hosting.engine import Engine
-from balance_service.hosting.rebuild import rebuild
-from balance_service.hosting.rebuilds import Rebuilds
+from balance_service.hosting.offline_rebuild import rebuild
+from balance_service.hosting.online_rebuilds import Rebuilds
 from balance_service.kafka.signing import vouch
 from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics

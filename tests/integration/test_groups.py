@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError
 
 from balance_service.cluster.membership import Guard, Membership, consumer_config, group_of, guard_config
 from balance_service.errors import ConfigurationError, FatalError, RetriableError
-from balance_service.hosting.rebuild import ExclusiveGroup
+from balance_service.hosting.offline_rebuild import ExclusiveGroup
 from balance_service.kafka.clients import common_config
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import prepare, settings_for

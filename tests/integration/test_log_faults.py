@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from balance_service.engine.source_watch import SourceCheck
 from balance_service.engine.task import TaskState
 from balance_service.errors import ConfigurationError, RetriableError
-from balance_service.hosting.rebuild import rebuild
+from balance_service.hosting.offline_rebuild import rebuild
 from balance_service.kafka.partitioner import partition_of
 from balance_service.read_models.balance import Balance
 from tests.integration.engines import (

@@ -13,8 +13,8 @@ from balance_service.cluster.directory import ServerTable
 from balance_service.engine.task import TaskState
 from balance_service.errors import ConfigurationError, InvalidInputError
 from balance_service.hosting import engine as engine_module
-from balance_service.hosting.rebuild import rebuild
-from balance_service.hosting.rebuilds import Rebuilds
+from balance_service.hosting.offline_rebuild import rebuild
+from balance_service.hosting.online_rebuilds import Rebuilds
 from balance_service.kafka import topic_specs
 from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics
@@ -341,7 +341,7 @@ def test_a_rebuild_from_a_purged_topic_is_refused_before_anything_is_dropped(
         wait_until_purged(engine, rekeyed(engine, models))
         before = states(engine, models.rewards.name)
         with pytest.raises(InvalidInputError, match=r"were deleted after they were applied.*BALANCE_APPLICATION_ID"):
-            Rebuilds(engine, ServerTable(), Switch.NEVER).buildable(models.rewards.name)
+            Rebuilds(engine, ServerTable(), Switch.NEVER).checks.buildable(models.rewards.name)
 
     with pytest.raises(ConfigurationError, match=r"were deleted after they were applied.*BALANCE_APPLICATION_ID"):
         rebuild(settings, models.rewards(), lambda _at, _of: None)

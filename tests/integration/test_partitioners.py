@@ -15,7 +15,7 @@ from balance_service.devtools.produce import produce_load
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.records import MISPLACED
-from balance_service.hosting.rebuild import rebuild
+from balance_service.hosting.offline_rebuild import rebuild
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.partitioner import Partitioning

@@ -13,8 +13,8 @@ from balance_service.cli.main import cli
 from balance_service.client import ClientError
 from balance_service.engine.commit import Committed
 from balance_service.errors import BalanceServiceError, ConfigurationError
-from balance_service.hosting import rebuild as hosting
-from balance_service.hosting.rebuild import Rebuilt
+from balance_service.hosting import offline_rebuild
+from balance_service.hosting.offline_rebuild import Rebuilt
 from balance_service.http.generations import DropBody, RebuildBody, SwitchBody
 from tests.support.scripted_server import Received, Scripted, problem, scripted
 
@@ -372,7 +372,7 @@ def rebuilt(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(read_model.name)
         return Rebuilt(Committed(3, 2, 1, 0), 1.0)
 
-    monkeypatch.setattr(hosting, "rebuild", rebuild)
+    monkeypatch.setattr(offline_rebuild, "rebuild", rebuild)
     return names
 
 

@@ -20,7 +20,7 @@ from balance_service.avro.from_json import record_line
 from balance_service.cli.init import TEMPLATES, write_project
 from balance_service.cli.main import cli
 from balance_service.errors import ConfigurationError
-from balance_service.model.states import record_converter
+from balance_service.model.converters import record_converter
 from balance_service.testing.fakes import FakeRegistry
 
 WAIT_SECONDS = 240

@@ -16,7 +16,7 @@ import pytest
 from balance_service.avro.named_types import expanded
 from balance_service.avro.resolution import difference
 from balance_service.devtools.dataclasses_of import dataclasses_of
-from balance_service.model.states import record_converter
+from balance_service.model.converters import record_converter
 
 ROOT = Path(__file__).parents[3]
 MONEY = {"type": "bytes", "logicalType": "decimal", "precision": 18, "scale": 2}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.engine.processor import OWN_CODE
-from balance_service.hosting.causes import SECTIONS, Cause, Known, Urgency, causes_of, starting, unknown_settings
+from balance_service.hosting.causes import Cause, Kind, Urgency, starting, unknown_settings
+from balance_service.hosting.diagnosis import Known, causes_of
 from balance_service.http.operations import ApplicationServer, HostedModel, OpenDeadLetters, PublishedTask
 from balance_service.model.versions import LACKS_VERSION
 from balance_service.process.package import resource
@@ -112,7 +113,7 @@ def section(cause: Cause) -> str:
 
 
 def refused() -> Cause:
-    return Cause("refused", Urgency.NOW, "grant this user Read", "Do what it says")
+    return Cause(Kind.REFUSED, Urgency.NOW, "grant this user Read", "Do what it says")
 
 
 def only(found: Sequence[Cause]) -> Cause:
@@ -140,7 +141,9 @@ def test_a_broker_that_is_away_is_the_only_cause_and_what_follows_is_folded_away
         peers=[server(PEER, task(1), silent=70), server(THIRD, silent=70)],
     )
 
-    cause = only(causes(known, without_broker=70, own=[Cause(kind="x", urgency=Urgency.NOW, what="x", action="y")]))
+    cause = only(
+        causes(known, without_broker=70, own=[Cause(kind=Kind.UNHEARD, urgency=Urgency.NOW, what="x", action="y")])
+    )
 
     assert (cause.kind, cause.urgency, cause.heals) == ("broker", Urgency.NOW, False)
     assert cause.what == "Kafka at k:9092 does not answer this instance. " + PLAIN_503
@@ -453,7 +456,7 @@ def test_a_task_that_is_a_minute_behind_is_a_cause(lag: float | None, kinds: lis
 
 
 def test_what_only_the_instance_knows_is_told_once() -> None:
-    failing = Cause(kind="not-folded", urgency=Urgency.SOON, what="its query failed", action="wait", tasks=("m_0",))
+    failing = Cause(kind=Kind.NOT_FOLDED, urgency=Urgency.SOON, what="its query failed", action="wait", tasks=("m_0",))
 
     assert causes(status(task(0, lag_seconds=99)), own=[failing]) == [failing]
     # It does not hide what is worse.
@@ -461,8 +464,8 @@ def test_what_only_the_instance_knows_is_told_once() -> None:
     assert [cause.kind for cause in halted] == ["halted", "not-folded"]
 
 
-@pytest.mark.parametrize("kind", ["not-folded", "ends-unknown"])
-def test_what_halts_a_task_is_not_told_by_the_instance_again(kind: str) -> None:
+@pytest.mark.parametrize("kind", [Kind.NOT_FOLDED, Kind.ENDS_UNKNOWN])
+def test_what_halts_a_task_is_not_told_by_the_instance_again(kind: Kind) -> None:
     reason = "topic t was recreated"
     own = Cause(kind, Urgency.SOON, f"m, n are not folded: {reason}", "Restore it", follows=(reason,))
 
@@ -584,17 +587,17 @@ def test_variables_that_are_no_settings_are_one_cause() -> None:
 def test_a_cause_in_json_has_the_time_and_at_most_twenty_consequences() -> None:
     follows = tuple(str(n) for n in range(30))
     cause = Cause(
-        kind="k", urgency=Urgency.SOON, what="w", action="a", since_ms=NOW_MS, tasks=("m_0",), follows=follows
+        kind=Kind.HALTED, urgency=Urgency.SOON, what="w", action="a", since_ms=NOW_MS, tasks=("m_0",), follows=follows
     )
 
     assert cause.shown().record() == {
-        "kind": "k",
+        "kind": "halted",
         "urgency": "soon",
         "what": "w",
         "since": "2026-01-01T00:00:00.000Z",
         "action": "a",
         "heals": False,
-        "section": "",
+        "section": "BalanceTaskHalted",
         "tasks": ["m_0"],
         "servers": [],
         "follows": [*follows[:20]],
@@ -604,4 +607,4 @@ def test_a_cause_in_json_has_the_time_and_at_most_twenty_consequences() -> None:
 def test_each_cause_leads_to_a_section_of_the_runbook() -> None:
     text = resource("docs/runbook.md").read_text()
 
-    assert [section for section in SECTIONS.values() if f"## {section}\n" not in text] == []
+    assert [kind.section for kind in Kind if kind.section and f"## {kind.section}\n" not in text] == []

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from balance_service.cluster.directory import ServerTable
 from balance_service.engine.decisions import MAX_REASON_CHARACTERS
 from balance_service.errors import InvalidInputError, RetriableError
-from balance_service.hosting.rebuilds import Rebuilds
+from balance_service.hosting.online_rebuilds import Rebuilds
 from balance_service.http.app import make_app
 from balance_service.http.generations import (
     GENERATION_ROUTES,

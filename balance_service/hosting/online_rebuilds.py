@@ -16,30 +16,25 @@ import structlog
 
 from balance_service import api
 from balance_service.engine.comparison import MOST_DIFFERENCES, compare
-from balance_service.engine.database import has_room_for, room_bytes
-from balance_service.engine.inheritance import last_positions, owners_of
-from balance_service.engine.opening import was_purged
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
-from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError
+from balance_service.errors import BalanceServiceError, RetriableError
+from balance_service.hosting.dropped_changelogs import DroppedChangelogs
+from balance_service.hosting.rebuild_checks import CAUGHT_UP_RECORDS, RebuildChecks, StepWaitsError
 from balance_service.http.generations import Difference, Generation, ModelGenerations
-from balance_service.kafka.topic_specs import losses
 from balance_service.model.generations import Comparison
 from balance_service.process.failpoints import reach
 from balance_service.process.runtime import PeriodicThread, iso_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
-    from balance_service.avro.codec import AvroCodec
     from balance_service.cluster.directory import ServerTable
-    from balance_service.engine.hosted_stage import HostedStage
-    from balance_service.engine.records import Compared, Position, TaskSnapshot
+    from balance_service.engine.records import Compared
     from balance_service.engine.task import Task
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
-    from balance_service.kafka.topics import Topic
-    from balance_service.model.generations import Building, Declaration, Generations, GenerationStatus, Switch
+    from balance_service.model.generations import Building, Generations, GenerationStatus, Switch
     from balance_service.model.stage import Stage
 
 log = structlog.get_logger(__name__)
@@ -48,16 +43,8 @@ _LOOK_SECONDS = 0.25
 # So that queries and folding get most of the processor.
 _PAUSE_SECONDS = 0.002
 _SLICE_SECONDS = 0.1
-_CAUGHT_UP_RECORDS = 10_000
-_MOST_TOLD = 3
 _SPREAD_SECONDS = 0.5
-_LOOK_AGAIN_SECONDS = 60.0
-_DELETE_AGAIN_SECONDS = 5.0
 _CHECK_AGAIN_SECONDS = 5.0
-
-
-class _WaitingError(RetriableError):
-    """A step waits for another one, of a task or of another instance, as it should."""
 
 
 class Rebuilds(PeriodicThread):
@@ -72,13 +59,13 @@ class Rebuilds(PeriodicThread):
         self._versions = engine.versions
         self._log = engine.generations
         self._servers = servers
+        self.checks = RebuildChecks(engine, servers)
+        self._dropped_changelogs = DroppedChangelogs(engine, servers)
         self._switch_of_upgrade = switch
         self._comparing: dict[tuple[Task, Task], Generator[None, None, Compared]] = {}
         """Comparisons that have begun, by the tasks of the serving generation and of the one that is built."""
         self._served: dict[str, tuple[int, float]] = {}
         """Which generation serves, and since when this instance knows it, by the model's name."""
-        self._deletions: dict[str, tuple[float, BalanceServiceError | None]] = {}
-        """When the changelog of a dropped generation was last deleted or not, and why not, by the stage's name."""
         self._unbuildable: dict[str, tuple[float, BalanceServiceError]] = {}
         """When a generation of a new version could not be built, and why, by the model's name."""
         self.problems: Mapping[str, str] = {}
@@ -98,7 +85,7 @@ class Rebuilds(PeriodicThread):
             # Without a broker, this instance hears none, not even itself.
             problem=self._servers.problem(model)
             or self.problems.get(model, "")
-            or self._lacks_class(now, other)
+            or self.checks.lacks_class(now, other)
             or self._stopped(now, other, TaskState.HALTED, TaskState.WAITING)
             # Why it does not serve by itself.
             or (now.reason if now.action == "compare" else ""),
@@ -115,7 +102,7 @@ class Rebuilds(PeriodicThread):
 
     def _generation(self, now: Generations, number: int) -> Generation:
         stage = self._versions.stage(now.model, number)
-        hosted = self._any_hosted(now.model)
+        hosted = self.checks.any_hosted(now.model)
         partitions = range(hosted.source.partitions)
         claims = {p: claims[0][1] for p in partitions if (claims := self._servers.claims(stage.name, p))}
         answering = {state.value for state in ANSWERING}
@@ -160,16 +147,16 @@ class Rebuilds(PeriodicThread):
         for model in self._versions.with_states:
             if self._stopping.is_set():
                 return
-            failure = self._failure_of(model, partial(self._step, self._log.of(model)))
+            failure = self._failure_of(model, partial(self.step, self._log.of(model)))
             if failure is None:
                 self.problems = {name: why for name, why in self.problems.items() if name != model}
                 continue
             if self.problems.get(model) != str(failure):
-                tell = log.info if isinstance(failure, _WaitingError) else log.warning
+                tell = log.info if isinstance(failure, StepWaitsError) else log.warning
                 tell("a rebuild waits", model=model, reason=str(failure))
             self.problems = {**self.problems, model: str(failure)}
 
-    def _step(self, generations: Generations) -> None:
+    def step(self, generations: Generations) -> None:
         """Raises BalanceServiceError: a step fails, and is tried again."""
         model = generations.model
         self._host_live(generations)
@@ -193,7 +180,7 @@ class Rebuilds(PeriodicThread):
         steps.append(partial(self._upgrade, generations))
         failures = [failure for step in steps if (failure := self._failure_of(model, step)) is not None]
         if failures:
-            raise min(failures, key=lambda failure: isinstance(failure, _WaitingError))
+            raise min(failures, key=lambda failure: isinstance(failure, StepWaitsError))
 
     def _upgrade(self, generations: Generations) -> None:
         """Begins to build a generation of the version here, if it is higher than any before."""
@@ -214,7 +201,7 @@ class Rebuilds(PeriodicThread):
         if failure is not None and time.monotonic() - at < _CHECK_AGAIN_SECONDS:
             raise failure
         try:
-            declaration = self.buildable(generations.model)
+            declaration = self.checks.buildable(generations.model)
         except BalanceServiceError as error:
             self._unbuildable[generations.model] = time.monotonic(), error
             raise
@@ -250,129 +237,6 @@ class Rebuilds(PeriodicThread):
         """Returns the tasks of a generation here; None if this instance leaves it alone."""
         return self._engine.models.get(self._versions.stage(model, generation).name)
 
-    def check_known(self, now: Generations) -> None:
-        """Checks that all instances can fold the generation that serves. Raises InvalidInputError."""
-        if problem := self._lacks_class(now, now.serving):
-            raise InvalidInputError(problem)
-
-    def check_switch(self, now: Generations, to: int, *, anyway: bool) -> str:
-        """Checks that a generation can serve, and has all that the serving one has.
-
-        The one that serves may be halted or gone: a switch is the way out then.
-
-        Args:
-            now: before the switch.
-            anyway: whether it may serve all the same, if it is only folded everywhere.
-
-        Returns:
-            What is lost by the switch; empty if nothing is.
-
-        Raises:
-            InvalidInputError: an instance cannot fold it; or, unless `anyway`, it is not fit to serve. The message
-                names what would be lost.
-            RetriableError: the broker does not respond, or no instance is known here yet.
-        """
-        if not self._servers.running():
-            raise RetriableError("this instance has not heard of any other yet, nor of itself: try again")
-        if problem := self._lacks_class(now, to):
-            raise InvalidInputError(problem)
-        lost = [*filter(None, [self._uncompared(now, to), self._cut(now, to)]), *self._unfit(now, to)]
-        if not lost:
-            return ""
-        told = "; ".join(lost[:_MOST_TOLD]) + (f"; and {more} more" if (more := len(lost) - _MOST_TOLD) > 0 else "")
-        if not anyway:
-            raise InvalidInputError(f"{told}. With `anyway` (`--anyway`), generation {to} serves all the same")
-        log.warning("a generation serves although it is not fit to", model=now.model, generation=to, lost=told)
-        return told
-
-    @staticmethod
-    def _uncompared(now: Generations, number: int) -> str:
-        is_built = now.building is not None and now.building.generation == number
-        if not is_built or now.comparison is not None:
-            return ""
-        return f"generation {number} has not been compared with {now.serving} yet"
-
-    def _cut(self, now: Generations, number: int) -> str:
-        """Returns which events a generation lacks that the serving one was built of; empty if it has all.
-
-        Raises RetriableError.
-        """
-        hosted = self._any_hosted(now.model)
-        source, partitions = hosted.source.name, range(hosted.source.partitions)
-        if hosted.stage.reads_rekeyed:
-            # No task folds what is left of such a topic: it halts.
-            return ""
-        ours, theirs = now.declarations[number], now.declarations[now.serving]
-        if now.building is not None and now.building.generation == number and now.comparison is None:
-            ours = ours.cut_to(self._engine.topics.offsets(source, partitions, earliest=True))
-        for partition in partitions:
-            begins, all_begin = ours.begins_at(partition), theirs.begins_at(partition)
-            if begins > all_begin:
-                return (
-                    f"generation {number} begins at offset {begins} of {source}-{partition}, and {now.serving} at "
-                    f"{all_begin}: what only the events before say is in {now.serving} alone, and is deleted with it"
-                )
-        return ""
-
-    def _unfit(self, now: Generations, number: int) -> Iterator[str]:
-        """Yields why a generation cannot serve as the serving one does, and what would be lost. Raises RetriableError.
-
-        What it lacks of the source's end is not counted: a silent one does not go beyond the one that sends.
-        """
-        stage, serving = (self._versions.stage(now.model, one) for one in (number, now.serving))
-        partitions = self._partitions(now)
-        # A task of the serving one may be restoring, or halted.
-        stood_at = self._last_positions(serving, partitions)
-        for partition in partitions:
-            task_name, owner = f"{stage.name}_{partition}", self._owner(stage.name, partition)
-            if owner is None:
-                yield f"no instance runs {task_name}, so that queries for its keys would get 503"
-                continue
-            address, task = owner
-            if task.state != TaskState.RUNNING.value:
-                why = f": {task.reason}" if task.reason else ""
-                is_answering = task.state == TaskState.WAITING.value
-                what = "its answers would stand still" if is_answering else "queries for its keys would get 503"
-                yield f"{task_name} is {task.state} at {address}{why}; {what}"
-                continue
-            before = stood_at.get(partition)
-            lag = 0 if before is None else before.offset - task.position
-            if lag > _CAUGHT_UP_RECORDS:
-                yield f"{task_name} is {lag} records behind generation {now.serving}, and its answers would be"
-        yield from self._missing_standbys(stage.name, partitions)
-        yield from self._foreign_changelog(now, stage, partitions)
-
-    def _owner(self, stage: str, partition: int) -> tuple[str, TaskSnapshot] | None:
-        """Returns the task of a partition's owner, and its address; one that has not opened yet counts."""
-        found = [
-            (server.address, task)
-            for server in self._servers.running()
-            for task in server.tasks
-            if (task.stage, task.partition, task.role) == (stage, partition, Role.ACTIVE)
-        ]
-        return max(found, key=lambda owner: owner[1].epoch, default=None)
-
-    def _foreign_changelog(self, now: Generations, stage: Stage, partitions: Collection[int]) -> Iterator[str]:
-        """Yields that a changelog is not the one that its tasks wrote. An idle task does not notice that."""
-        changelog, found = self._engine.topics.find_patiently(stage.changelog), self._last_positions(stage, partitions)
-        for partition in partitions:
-            position = found.get(partition)
-            if changelog is None or position is None or position.changelog_topic_id not in ("", changelog.topic_id):
-                # One that is kept is the only way back.
-                remedy = "" if stage.generation == now.kept else ": drop the generation, and build another one"
-                yield (
-                    f"the changelog '{stage.changelog}' was deleted or recreated, so that {stage.name}_{partition} "
-                    f"would be folded again{remedy}"
-                )
-                return
-
-    def _last_positions(self, stage: Stage, partitions: Collection[int]) -> Mapping[int, Position]:
-        """Returns where a generation stands according to its changelog, hosted here or not. Raises RetriableError."""
-        topics = self._engine.topics
-        if topics.find_patiently(stage.changelog) is None:
-            return {}
-        return last_positions(self._engine.settings, topics, self._position_codec(), stage.changelog, partitions)
-
     def _stopped(self, now: Generations, generation: int | None, *states: TaskState) -> str:
         """Returns why the task of a partition of a generation is in one of some states; empty if none is."""
         if generation is None:
@@ -385,48 +249,6 @@ class Rebuilds(PeriodicThread):
             if task.stage == stage and task.state in stopped
         )
         return next(told, "")
-
-    def buildable(self, model: str) -> Declaration:
-        """Returns the newest version here as a generation would be built of it now. It has room on the disk here.
-
-        With BALANCE_ALLOW_FINITE_RETENTION, it may be built of the events that are left.
-
-        Raises InvalidInputError: it would lack events, or room. Or as `Topics`.
-        """
-        engine, hosted = self._engine, self._any_hosted(model)
-        stage, source = hosted.stage, hosted.source
-        if lost := losses(engine.topics, engine.settings, stage, with_changelog=False):
-            raise InvalidInputError(f"a new generation of '{model}' would be built from what is left: {lost[0]}")
-        starts = engine.topics.offsets(source.name, range(source.partitions), earliest=True)
-        for partition, start in starts.items():
-            if start > 0 and stage.reads_rekeyed:
-                raise InvalidInputError(was_purged(source.name, partition, start))
-            if start > 0 and not engine.settings.allow_finite_retention:
-                raise InvalidInputError(
-                    f"a new generation of '{model}' would be built from what is left: the first {start} offsets of "
-                    f"{source.name}-{partition} are gone; copy all events to a new topic and start again with it, or "
-                    "set BALANCE_ALLOW_FINITE_RETENTION=true to build from what is left"
-                )
-        serving = self._engine.models[self._versions.stage(model, self._log.of(model).serving).name]
-        needed, path = sum(task.sizes.store_bytes for task in serving.snapshots()), engine.settings.state_dir
-        if not has_room_for(path, needed):
-            raise InvalidInputError(
-                f"a new generation of '{model}' may take as much of the disk of {path} here as the one that serves, "
-                f"{needed >> 20} MiB, and {room_bytes(path) >> 20} MiB are left, of which it leaves 512 MiB: make room"
-            )
-        return self._versions.declaration(model).beginning_at(starts)
-
-    def _lacks_class(self, now: Generations, generation: int | None) -> str:
-        """Returns which instances cannot fold a generation; empty if all can."""
-        if generation is None:
-            return ""
-        version = now.declarations[generation].version
-        if not (lacking := self._servers.lacking(now.model, version)):
-            return ""
-        return (
-            f"generation {generation} cannot serve, and is not folded for all partitions: {', '.join(lacking)} "
-            f"without version {version} of '{now.model}'; upgrade these instances, or name its class in BALANCE_MODELS"
-        )
 
     def _switches(self, generations: Generations, serving: Tasks) -> Iterator[Callable[[], None]]:
         """Yields what has the serving generation send the outputs of each partition that is owned here.
@@ -462,7 +284,7 @@ class Rebuilds(PeriodicThread):
         """
         before = serving.answering().get(partition)
         if before is None or before.role is not Role.ACTIVE:
-            raise _WaitingError(f"{serving.name}_{partition}, which serves, does not answer yet")
+            raise StepWaitsError(f"{serving.name}_{partition}, which serves, does not answer yet")
         comparing = self._comparing.pop((before, task), None)
         if comparing is None:
             if before.position - task.position > near:
@@ -494,26 +316,26 @@ class Rebuilds(PeriodicThread):
             kept = generations.kept
             self._log.write(model, lambda now: now.dropped(kept, "", "kept for its time"))
         else:
-            self._delete_dropped(generations)
+            self._dropped_changelogs.delete(generations, self.checks.any_hosted(model))
 
     def _add_up(self, generations: Generations, building: Building) -> None:
         stage = self._versions.stage(generations.model, building.generation).name
-        partitions = self._partitions(generations)
+        partitions = self.checks.partitions(generations.model)
         found = [self._comparison(stage, partition) for partition in partitions]
         if None in found:
             return
-        if unfit := next(self._unfit(generations, building.generation), ""):
-            raise _WaitingError(unfit)
-        cut = self._cut(generations, building.generation)
+        if unfit := next(self.checks.unfit(generations, building.generation), ""):
+            raise StepWaitsError(unfit)
+        cut = self.checks.events_lacking(generations, building.generation)
         total = sum((one for one in found if one is not None), Comparison())
         # Its tasks may have opened after more was deleted than had been when it was begun.
-        source = self._any_hosted(generations.model).source
+        source = self.checks.any_hosted(generations.model).source
         starts = self._engine.topics.offsets(source.name, range(source.partitions), earliest=True)
 
         def compared(now: Generations) -> Generations:
             after = now.compared(building.generation, total, starts, why_not=cut)
             if after.serving != now.serving:
-                self.check_known(after)
+                self.checks.check_known(after)
             return after
 
         # Before the other writers are fenced: a switch may be refused for long.
@@ -522,88 +344,20 @@ class Rebuilds(PeriodicThread):
         if not total.is_equal:
             log.warning("the generation that is built differs", stage=stage, **total.record())
 
-    def _partitions(self, generations: Generations) -> range:
-        return range(self._any_hosted(generations.model).source.partitions)
-
-    def _any_hosted(self, model: str) -> HostedStage:
-        """Returns a generation of a read model. All have one source."""
-        return next(tasks.hosted for tasks in self._engine.models.values() if tasks.hosted.stage.owner == model)
-
     def _check_sending(self, generations: Generations) -> None:
-        """Checks that the serving generation has taken over all partitions. Raises _WaitingError.
+        """Checks that the serving generation has taken over all partitions. Raises StepWaitsError.
 
         Its changelog says so: a task that has inherited may wait, or be halted, since.
         """
         stage = self._versions.stage(generations.model, generations.serving)
-        for partition in self._partitions(generations):
+        for partition in self.checks.partitions(generations.model):
             claims = self._servers.claims(stage.name, partition)
             if not claims or claims[0][1].sends_as_of < generations.serving_since:
-                raise _WaitingError(f"{stage.name}_{partition}, which serves, has not taken over yet")
+                raise StepWaitsError(f"{stage.name}_{partition}, which serves, has not taken over yet")
 
     def _comparison(self, stage: str, partition: int) -> Comparison | None:
         claims = self._servers.claims(stage, partition)
         return claims[0][1].comparison if claims else None
-
-    def _missing_standbys(self, stage: str, partitions: Iterable[int]) -> Iterator[str]:
-        """Yields which partitions have fewer standbys than the instances allow."""
-        hosting = [server for server in self._servers.running() if server.hosts(stage)]
-        wanted = min(self._engine.settings.num_standby_replicas, max(0, len(hosting) - 1))
-        states = frozenset({TaskState.TAILING.value})
-        for partition in partitions:
-            if len(self._servers.standbys(stage, partition, states)) < wanted:
-                yield (
-                    f"{stage}_{partition} does not have its standbys yet: if its instance ended, queries for its keys "
-                    "would get 503 until it is restored"
-                )
-
-    def _delete_dropped(self, generations: Generations) -> None:
-        """Deletes the changelogs of dropped generations that no instance uses any more, and their subjects.
-
-        The brokers forget transactional ids by themselves.
-        """
-        topics, live, waiting = self._engine.topics, set(generations.writable), None
-        # The group has given the partitions of an instance that is silent for longer to others.
-        alive = self._servers.heard_within(self._engine.settings.session_timeout_ms / 1000)
-        published = {task.stage for server in alive for task in server.tasks}
-        for number in range(1, generations.newest + 1):
-            stage = self._versions.stage(generations.model, number)
-            if number in live or stage.name in published:
-                # An instance that is late creates the changelog again.
-                self._deletions.pop(stage.name, None)
-                continue
-            # It may also drop the generation before its task is known here.
-            at, failure = self._deletions.get(stage.name, (float("-inf"), None))
-            if time.monotonic() - at < (_LOOK_AGAIN_SECONDS if failure is None else _DELETE_AGAIN_SECONDS):
-                waiting = failure or waiting
-                continue
-            try:
-                # In this order: once the topic is gone, none looks for its subjects.
-                if (changelog := topics.find(stage.changelog)) is not None:
-                    self._check_ours(stage, changelog)
-                    self._engine.registry.forget(stage.changelog)
-                    reach("subjects-deleted")
-                    topics.delete(stage.changelog)
-                    reach("changelog-deleted")
-            except BalanceServiceError as error:
-                self._deletions[stage.name] = time.monotonic(), error
-                waiting = error
-            else:
-                self._deletions[stage.name] = time.monotonic(), None
-        if waiting is not None:
-            raise waiting
-
-    def _check_ours(self, stage: Stage, changelog: Topic) -> None:
-        """Checks that a changelog is not one of another application that has the same name. Raises _WaitingError."""
-        owners = owners_of(self._engine.settings, self._engine.topics, self._position_codec(), changelog)
-        if owners - {stage.mark}:
-            named = ", ".join(sorted(owner.replace("\0", "/") or "no stage" for owner in owners))
-            raise _WaitingError(
-                f"the changelog '{changelog.name}' of a dropped generation is not deleted, because its positions name "
-                f"{named} as owner: if no other application uses the topic, delete it"
-            )
-
-    def _position_codec(self) -> AvroCodec:
-        return next(iter(self._engine.models.values())).hosted.processor.position_codec
 
     @staticmethod
     def _owned(tasks: Tasks) -> dict[int, Task]:
@@ -639,4 +393,4 @@ def _near(max_rate: int | None, tasks: int) -> int:
         max_rate: events a second that all tasks here apply together at most; None without such a bound.
         tasks: how many they are.
     """
-    return _CAUGHT_UP_RECORDS if max_rate is None else min(_CAUGHT_UP_RECORDS, max(1, max_rate // max(1, tasks)))
+    return CAUGHT_UP_RECORDS if max_rate is None else min(CAUGHT_UP_RECORDS, max(1, max_rate // max(1, tasks)))

@@ -10,9 +10,9 @@ import pytest
 
 from balance_service.engine.records import TaskId
 from balance_service.errors import ConfigurationError, FatalError
-from balance_service.hosting import rebuild
+from balance_service.hosting import offline_rebuild
 from balance_service.hosting.engine import Patience
-from balance_service.hosting.rebuild import replay
+from balance_service.hosting.offline_rebuild import replay
 from balance_service.model.generations import Generations, Switch
 from balance_service.process.runtime import thread_failures
 from tests.support.fakes import DECLARED
@@ -68,7 +68,7 @@ NONE: frozenset[int] = frozenset()
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rebuild, "_LOOK_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(offline_rebuild, "_LOOK_EVERY_SECONDS", 0.0)
 
 
 def test_a_replay_ends_when_every_event_is_folded() -> None:
@@ -93,7 +93,7 @@ def test_a_rebuild_that_stalled_settles_only_what_it_has_begun(*, goes_on: bool)
         topics=SimpleNamespace(delete=deleted.append),
     )
 
-    rebuild._settle(found, begun, [cast("Any", SimpleNamespace(changelog="m-changelog"))])
+    offline_rebuild.settle(found, begun, [cast("Any", SimpleNamespace(changelog="m-changelog"))])
 
     assert deleted == ([] if goes_on else ["m-changelog"])
 

@@ -117,14 +117,14 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
             tasks = engine.stages[stages[-1].of_generation(now.serving).name]
             tasks.hosted.siblings.begin(tasks.hosted.stage)
             seconds = replay(engine, tasks, patience, progress, failures)
-            _settle(engine, now, former)
+            settle(engine, now, former)
         finally:
             engine.stop()
     # Read after the stop: a commit is counted a moment after its position becomes visible.
     return Rebuilt(metrics.totals(), seconds)
 
 
-def _settle(engine: Engine, begun: Generations, former: Iterable[Stage]) -> None:
+def settle(engine: Engine, begun: Generations, former: Iterable[Stage]) -> None:
     """Deletes the changelogs that the serving generation needs no more, unless an instance goes on with that.
 
     Args:
