@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -15,7 +16,11 @@ from balance_service.cluster.directory import ApplicationServer
 from balance_service.engine.dead_letter import Letter
 from balance_service.engine.decisions import DeadLetterDecision
 from balance_service.engine.records import Position
+from balance_service.http.answer import compact_json
+from balance_service.http.openapi import document
+from balance_service.http.route import Route, Tag, ok
 from balance_service.model.generations import Declaration, Generations
+from balance_service.model.json_view import exact_json
 from balance_service.structs import Struct, absent, names_of, without_none
 
 _TYPES: dict[Any, tuple[str, ...]] = {
@@ -107,6 +112,13 @@ class LargerThing(Thing, beside=("seen",)):
     seen: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Shown(Struct):
+    size_mm: int = 0
+    """From end to end."""
+    key_base64: str = field(default_factory=absent)
+
+
 THING = Thing("k", 5, Colour.RED, (Part(1), Part(2)))
 RECORD = {"since": 5, "colour": "red", "parts": [{"sizeMm": 1}, {"sizeMm": 2}], "firstPart": None}
 
@@ -124,3 +136,34 @@ def test_an_instance_is_read_from_its_record_and_what_is_beside_it() -> None:
     read = Thing.of({**RECORD, "firstPart": {"sizeMm": 3}, "colour": None, "keyBase64": ""}, key="k")
 
     assert read == Thing("k", 5, None, (Part(1), Part(2)), Part(3), key_base64="")
+
+
+def test_both_writers_of_json_take_a_record_and_what_holds_one() -> None:
+    assert json.loads(compact_json({"things": [THING]})) == json.loads(exact_json({"things": [THING]}))
+    assert json.loads(compact_json(THING)) == RECORD
+    with pytest.raises(TypeError, match="cannot represent"):
+        compact_json(object())
+
+
+def test_the_document_describes_each_field_without_its_default_and_requires_it_unless_it_may_be_absent() -> None:
+    route = Route(
+        name="getPart",
+        path="/parts",
+        handle=cast("Any", None),
+        tag=Tag("parts", "Parts."),
+        scopes=frozenset(),
+        summary="A part",
+        description="A part.",
+        responses=(ok("The part.", Shown),),
+    )
+
+    assert document([route])["components"]["schemas"]["Shown"] == {
+        "additionalProperties": False,
+        "properties": {
+            "sizeMm": {"description": "From end to end.", "type": "integer"},
+            "keyBase64": {"type": "string"},
+        },
+        "required": ["sizeMm"],
+        "title": "Shown",
+        "type": "object",
+    }
