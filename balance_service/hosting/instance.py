@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
     from balance_service.hosting.online_rebuilds import Rebuilds
-    from balance_service.http.handlers import CommandHandler
+    from balance_service.http.commands import CommandHandler
 
 _STOP_DIRECTORY_SECONDS = 2.0
 _STOP_REBUILDS_SECONDS = 1.0
@@ -62,7 +62,7 @@ class Since:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """An engine, the directory that publishes it, and its commands by the names of their routes.
+    """An engine, the directory that publishes it, and the handlers of its commands.
 
     `noted` has since when what `noted_now` returns is so, `began_at` since when the instance has run, as a reading of
     `elapsed`.
@@ -71,7 +71,7 @@ class Instance:
     engine: Engine
     directory: Directory
     rebuilds: Rebuilds
-    commands: Mapping[str, CommandHandler]
+    commands: Sequence[CommandHandler]
     noted: Since
     began_at: float = field(default_factory=elapsed)
 
@@ -88,8 +88,8 @@ class Instance:
             self.engine.stop()
         finally:
             self.directory.stop(_STOP_DIRECTORY_SECONDS)
-            for taking in self.commands.values():
-                taking.close()
+            for command in self.commands:
+                command.close()
 
     def unready(self) -> list[str]:
         """Returns why the instance should get no queries now; empty if it should."""

@@ -110,6 +110,15 @@ class Problem(Exception):
         return Answer(self.status, body, f"{PROBLEM_JSON}; charset=utf-8", self.headers)
 
 
+MALFORMED = (ArithmeticError, AttributeError, InvalidInputError, LookupError, RecursionError, TypeError, ValueError)
+"""The exceptions of parsing a peer's answer that does not have the form of this version."""
+
+
+def malformed_answer() -> Problem:
+    """503 for one of `MALFORMED`."""
+    return unavailable("a peer's answer does not have the form of this version")
+
+
 def unavailable(detail: str) -> Problem:
     """Returns a 503 that the client may retry."""
     return Problem(503, detail, retry_after=RETRY_AFTER_SECONDS)

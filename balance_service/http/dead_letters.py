@@ -257,7 +257,7 @@ class DeadLetters:
         except BalanceServiceError as error:
             raise unavailable(str(error)) from error
         if refused is None:
-            raise Problem(_MISDIRECTED, f"{stage.scatter.address} does not own partition {partition}")
+            raise Problem(_MISDIRECTED, f"{stage.scatter.routing.address} does not own partition {partition}")
         return json_response({"refused": {str(offset): why for offset, why in refused.items()}})
 
     async def _decided(self, stage: str, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str]:
@@ -400,7 +400,7 @@ def _one(name: str, path: str, parameters: type[Parameters]) -> Route:
     return Route(
         name=name,
         path=f"{api.DEAD_LETTERS}/{path}",
-        handle=lambda handlers, request: handlers.letters().one(request),
+        handle=lambda handlers, request: handlers.of(DeadLetters).one(request),
         tag=_TAG,
         scopes=_SCOPES,
         summary="One dead letter",
@@ -420,7 +420,7 @@ def _decision(decision: Decision, summary: str, description: str) -> Route:
         name=f"{decision.value}DeadLetters",
         method="POST",
         path=f"{api.DEAD_LETTERS}.{decision.value}",
-        handle=lambda handlers, request: handlers.letters().decide(request, decision),
+        handle=lambda handlers, request: handlers.of(DeadLetters).decide(request, decision),
         tag=_TAG,
         scopes=_SCOPES,
         is_forwarded=True,
@@ -463,7 +463,7 @@ DEAD_LETTER_ROUTES = (
     Route(
         name="listDeadLetters",
         path=api.DEAD_LETTERS,
-        handle=lambda handlers, request: handlers.letters().page(request),
+        handle=lambda handlers, request: handlers.of(DeadLetters).page(request),
         tag=_TAG,
         scopes=_SCOPES,
         is_forwarded=True,

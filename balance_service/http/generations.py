@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from balance_service.cluster.generations import GenerationLog
+    from balance_service.http.route import Handle
     from balance_service.model.generations import Declaration, Generations
 
 _TIME = {"anyOf": [{"type": "string"}, {"type": "null"}], "format": "date-time"}
@@ -98,33 +100,40 @@ class ModelParameter(Parameters):
     model: ModelName
 
 
-class CheckSwitch(Protocol):
-    def __call__(self, now: Generations, to: int, *, anyway: bool) -> str: ...
+class Rebuilding(Protocol):
+    """What carries generations out on this instance. `status` and `differences` return None for an unknown model."""
+
+    def status(self, model: str) -> ModelGenerations | None:
+        """The generations of a read model."""
+
+    def differences(self, model: str) -> Sequence[Difference] | None:
+        """The first differences between the two generations, as found here."""
+
+
+class Checking(Protocol):
+    """What checks the requests."""
+
+    def buildable(self, model: str) -> Declaration:
+        """What the newest version here is declared to be. Raises InvalidInputError: none can be built now."""
+
+    def check_switch(self, now: Generations, to: int, *, anyway: bool) -> str:
+        """What would be lost by a switch. Raises InvalidInputError: it is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequests:
-    """Handles the requests.
+    """Handles the requests."""
 
-    `status` returns the generations of a read model, None if the model is not known here; `newest` and `write`
-    are those of `GenerationLog`; `buildable` returns what its newest version here is declared to be, or raises
-    InvalidInputError if no generation can be built now; `check_switch` is that of `Rebuilds`; `differences` returns the
-    first differences found here.
-    """
-
-    status: Callable[[str], ModelGenerations | None]
-    newest: Callable[[str], Generations]
-    buildable: Callable[[str], Declaration]
-    check_switch: CheckSwitch
-    write: Callable[[str, Callable[[Generations], Generations]], Generations]
-    differences: Callable[[str], Sequence[Difference] | None]
+    rebuilds: Rebuilding
+    checks: Checking
+    log: GenerationLog
 
     async def show(self, request: web.Request) -> web.Response:
         return exact_json_response(self._status_of(ModelParameter.of(request).model))
 
     async def differ(self, request: web.Request) -> web.Response:
         """Shows the first differences between the two generations, as this instance found them."""
-        found = self.differences(ModelParameter.of(request).model)
+        found = self.rebuilds.differences(ModelParameter.of(request).model)
         if found is None:
             raise _unknown(ModelParameter.of(request).model)
         return exact_json_response(Differences(differences=[*found]))
@@ -134,7 +143,7 @@ class GenerationRequests:
         switch = None if given.switch is None else Switch(given.switch)
 
         def change(now: Generations) -> Generations:
-            declaration = self.buildable(given.model)
+            declaration = self.checks.buildable(given.model)
             return now.rebuilt(declaration, switch, given.keepOld, given.maxRate, by, given.reason)
 
         return await self._changed(given.model, change)
@@ -144,7 +153,7 @@ class GenerationRequests:
 
         def change(now: Generations) -> Generations:
             after = now.switched(given.to, by, given.reason)
-            lost = self.check_switch(now, after.serving, anyway=given.anyway)
+            lost = self.checks.check_switch(now, after.serving, anyway=given.anyway)
             return replace(after, reason=f"{given.reason} (anyway: {lost})") if lost else after
 
         return await self._changed(given.model, change)
@@ -164,8 +173,8 @@ class GenerationRequests:
 
         def write() -> None:
             # Its checks may take seconds, for which the other writers would be fenced.
-            found_once(self.newest(model))
-            self.write(model, found_once)
+            found_once(self.log.newest(model))
+            self.log.write(model, found_once)
 
         try:
             await asyncio.to_thread(write)
@@ -176,7 +185,7 @@ class GenerationRequests:
         return exact_json_response(self._status_of(model), status=202)
 
     def _status_of(self, model: str) -> ModelGenerations:
-        status = self.status(model)
+        status = self.rebuilds.status(model)
         if status is None:
             raise _unknown(model)
         return status
@@ -296,13 +305,19 @@ _NONE = problem(404, "This instance does not host that read model, or it keeps n
 
 
 def _request(
-    name: str, summary: str, description: str, body: type[JsonBody], example: Mapping[str, Any], refusal: str
+    name: str,
+    handle: Handle,
+    summary: str,
+    description: str,
+    body: type[JsonBody],
+    example: Mapping[str, Any],
+    refusal: str,
 ) -> Route:
     return Route(
         name=f"{name}Model",
         method="POST",
         path=f"{api.MODELS}.{name}",
-        handle=lambda handlers, request: getattr(handlers.generation_requests(), name)(request),
+        handle=handle,
         tag=_TAG,
         scopes=_SCOPES,
         summary=summary,
@@ -325,7 +340,7 @@ GENERATION_ROUTES = (
     Route(
         name="generationsOfModel",
         path=f"{api.MODELS}/{{model}}/generations",
-        handle=lambda handlers, request: handlers.generation_requests().show(request),
+        handle=lambda handlers, request: handlers.of(GenerationRequests).show(request),
         tag=_TAG,
         scopes=frozenset({Scope.READ}),
         summary="The generations of a read model",
@@ -336,7 +351,7 @@ GENERATION_ROUTES = (
     Route(
         name="differencesOfModel",
         path=f"{api.MODELS}/{{model}}/differences",
-        handle=lambda handlers, request: handlers.generation_requests().differ(request),
+        handle=lambda handlers, request: handlers.of(GenerationRequests).differ(request),
         tag=_TAG,
         scopes=_SCOPES,
         summary="The first differences between two generations",
@@ -353,6 +368,7 @@ GENERATION_ROUTES = (
     ),
     _request(
         "rebuild",
+        lambda handlers, request: handlers.of(GenerationRequests).rebuild(request),
         "Rebuild a read model",
         "Builds a new generation from the beginning of the topic while the serving one answers, and compares the two.",
         RebuildBody,
@@ -361,6 +377,7 @@ GENERATION_ROUTES = (
     ),
     _request(
         "switch",
+        lambda handlers, request: handlers.of(GenerationRequests).switch(request),
         "Have another generation serve",
         "The one that was built and has caught up, or the one that is kept. Refused while a partition of it does not "
         "run, is more than 10,000 records behind the serving one or lacks its standbys, while its changelog is not the "
@@ -371,6 +388,7 @@ GENERATION_ROUTES = (
     ),
     _request(
         "drop",
+        lambda handlers, request: handlers.of(GenerationRequests).drop(request),
         "Drop a generation",
         "Deletes its changelog and its stores. Cancels a rebuild, if it is the one that is built.",
         DropBody,

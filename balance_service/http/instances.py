@@ -13,9 +13,10 @@ from balance_service import api
 from balance_service.errors import BalanceServiceError, RetriableError
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem, json_response, unavailable
+from balance_service.http.operations import Operations
 from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.requests import Parameters
-from balance_service.http.route import OPERATIONS, Count, Route, Time, ok, problem, retry_later
+from balance_service.http.route import OPERATIONS, Count, Handlers, Route, Time, ok, problem, retry_later
 from balance_service.http.shares import asker_of
 from balance_service.structs import Struct, absent
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from balance_service.http.answer import Answer
-    from balance_service.http.handlers import Handlers
     from balance_service.http.peers.proxy import Proxy
     from balance_service.http.peers.trust import Peer
 
@@ -237,14 +237,14 @@ _ACTION: Mapping[str, Any] = {
 
 
 async def _answer_details(handlers: Handlers, request: web.Request) -> web.StreamResponse:
-    given, details = InstanceParameters.of(request), handlers.operations.details()
+    given, details = InstanceParameters.of(request), handlers.of(Operations).details()
     if FORWARDED_HEADER in request.headers or given.address in (None, details.application_server):
         return json_response(details)
-    return (await handlers.other_instances().ask(str(given.address), asker_of(request).name)).response()
+    return (await handlers.of(Instances).ask(str(given.address), asker_of(request).name)).response()
 
 
 async def _answer_history(handlers: Handlers, _request: web.Request) -> web.StreamResponse:
-    return json_response(History(actions=[*await handlers.other_instances().history()]))
+    return json_response(History(actions=[*await handlers.of(Instances).history()]))
 
 
 INSTANCE_ROUTES = (

@@ -35,9 +35,8 @@ from balance_service.structs import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from balance_service.http.handlers import Handlers
     from balance_service.http.instances import InstanceDetails
-    from balance_service.http.streams.event_stream import EventStream
+    from balance_service.http.streams.event_stream import EventStream, Streams
 
 _ASK_WITH_TOKEN = f"{api.STATUS}, asked with a token, says why"
 _METRICS_SECONDS = 1.0
@@ -70,11 +69,12 @@ class Operable(Protocol):
 class Operations:
     """Answers operators and orchestrators."""
 
-    def __init__(self, instance: Operable, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, instance: Operable, streams: Streams, clock: Callable[[], float] = time.monotonic) -> None:
         """Args:
         clock: seconds.
         """
         self._instance = instance
+        self._streams = streams
         self._clock = clock
         self._metrics = b""
         self._metrics_at = float("-inf")
@@ -103,14 +103,16 @@ class Operations:
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 
-    async def status(self, _request: web.Request) -> web.Response:
+    async def status(self, request: web.Request) -> web.StreamResponse:
+        if accepts_events(request.headers):
+            return await self._streams.answer(request, self._follow_status, is_operator=True)
         return json_response(self._instance.status())
 
     def details(self) -> InstanceDetails:
         """What this instance tells about itself."""
         return self._instance.details()
 
-    async def follow_status(self, stream: EventStream) -> None:
+    async def _follow_status(self, stream: EventStream) -> None:
         """Sends the status, then each change, at most once a second; does not return.
 
         The status is made once a second for all streams, and never without one.
@@ -420,18 +422,11 @@ _STATUS: Mapping[str, Any] = {
 }
 
 
-async def _answer_status(handlers: Handlers, request: web.Request) -> web.StreamResponse:
-    operations = handlers.operations
-    if accepts_events(request.headers):
-        return await handlers.streams.answer(request, operations.follow_status, is_operator=True)
-    return await operations.status(request)
-
-
 OPERATIONS_ROUTES = (
     Route(
         name="getLiveness",
         path="/health/live",
-        handle=lambda handlers, request: handlers.operations.live(request),
+        handle=lambda handlers, request: handlers.of(Operations).live(request),
         tag=OPERATIONS,
         scopes=frozenset(),
         is_never_refused=True,
@@ -442,7 +437,7 @@ OPERATIONS_ROUTES = (
     Route(
         name="getReadiness",
         path=api.READY,
-        handle=lambda handlers, request: handlers.operations.ready(request),
+        handle=lambda handlers, request: handlers.of(Operations).ready(request),
         tag=OPERATIONS,
         scopes=frozenset(),
         is_never_refused=True,
@@ -462,7 +457,7 @@ OPERATIONS_ROUTES = (
     Route(
         name="getMetrics",
         path="/metrics",
-        handle=lambda handlers, request: handlers.operations.metrics(request),
+        handle=lambda handlers, request: handlers.of(Operations).metrics(request),
         tag=OPERATIONS,
         scopes=frozenset({Scope.OPERATIONS}),
         is_never_refused=True,
@@ -483,7 +478,7 @@ OPERATIONS_ROUTES = (
     Route(
         name="getStatus",
         path=api.STATUS,
-        handle=_answer_status,
+        handle=lambda handlers, request: handlers.of(Operations).status(request),
         tag=OPERATIONS,
         scopes=frozenset({Scope.OPERATIONS}),
         streams="asked",

@@ -1,4 +1,4 @@
-"""Writes views as JSON, with all digits of every number."""
+"""Writes views as JSON, with all digits of every number, and reads such JSON."""
 
 from __future__ import annotations
 
@@ -34,6 +34,19 @@ def exact_json(value: Any) -> str:
     if write is None:
         raise TypeError(f"a view holds {value!r}, of type {type(value).__name__}, which JSON cannot represent")
     return write(value)
+
+
+def parsed_json(text: str) -> Any:
+    """Parses what `exact_json` wrote: writing the result gives the same text.
+
+    Raises ValueError or RecursionError if it is not JSON.
+    """
+    return json.loads(text, parse_float=_number)
+
+
+def _number(digits: str) -> Decimal | float:
+    # Only of a double does `exact_json` write an exponent.
+    return float(digits) if "e" in digits or "E" in digits else Decimal(digits)
 
 
 def _object(value: Mapping[str, Any]) -> str:

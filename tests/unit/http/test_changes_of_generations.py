@@ -48,7 +48,7 @@ class Both(Owner):
 
     def hosts_none(self) -> None:
         """Makes this the view of an instance whose peers alone host the read model."""
-        models = self.handlers.model_queries()
+        models = self.model_queries
         answers, models.hosted = models.hosted, {}
         models.elsewhere = lambda: {name: PublishedModel(name, 1, "murmur2") for name in answers}
         models.of_peers = lambda name, *_: answers[name]
@@ -234,7 +234,7 @@ def test_a_stream_that_names_a_generation_keeps_it_and_ends_when_it_is_dropped(
             assert await listener.next() == Event("end", None, '{"detail":"generation 1 of \'balance\' is dropped"}')
             with pytest.raises(AssertionError, match="the stream ended"):
                 await listener.next()
-            await until(lambda: not asked.handlers.streams)
+            await until(lambda: not asked.streams)
 
     asyncio.run(run())
 
@@ -245,7 +245,7 @@ def test_a_stream_waits_for_a_generation_that_no_instance_hosts_yet(owner: Both,
         owner.second.show({"c1": "2.00"})
         async with stage(owner) as on, on.listening(owner, path) as listener:
             await after_a_switch(listener, path, 1)
-            models = owner.handlers.model_queries()
+            models = owner.model_queries
             models.hosted = {"balance": models.hosted["balance"]}
             owner.serves = 2
             assert await listener.silent()
@@ -263,7 +263,7 @@ def test_a_stream_finds_partitions_of_a_generation_that_its_instance_begins_to_h
         owner.second.show({"c1": "2.00"})
         async with stage(owner) as on, on.listening(owner, path) as listener:
             await after_a_switch(listener, path, 1)
-            models = owner.handlers.model_queries()
+            models = owner.model_queries
             of_peers = Owner(owner.path.with_name("nothing"), owns=False, generation=2)
             models.hosted = {"balance": models.hosted["balance"]}
             models.elsewhere = lambda: {SECOND: PublishedModel(SECOND, 1, "murmur2")}

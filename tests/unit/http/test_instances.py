@@ -16,11 +16,11 @@ from balance_service.errors import RetriableError
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem
 from balance_service.http.app import make_app
-from balance_service.http.handlers import Handlers
 from balance_service.http.instances import INSTANCE_ROUTES, Action, Instances
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import Peer
+from balance_service.http.route import Handlers
 from balance_service.http.streams.event_stream import Streams
 from tests.support.fakes import Details, IdleInstance
 from tests.support.shipped import ROUTES
@@ -52,21 +52,22 @@ def asked(
     """Returns status and JSON of requests to an instance, all at once. `PEER` in a path is the address of a peer."""
 
     async def run() -> list[tuple[int, Any]]:
-        proxy, handlers = Proxy(), Handlers(Operations(Told(HERE)), Streams(1))
-        there = Handlers(Operations(Told("")), Streams(1))
+        proxy, handlers = Proxy(), Handlers(Operations(Told(HERE), Streams(1)))
+        there = Handlers()
         async with TestServer(make_app(there, ROUTES)) as other, TestServer(make_app(handlers, ROUTES)) as server:
             address = f"127.0.0.1:{other.port}"
-            there.operations = Operations(Told(address))
+            there.add(Operations(Told(address), Streams(1)))
             known = {"peer": address, "gone": "127.0.0.1:1"}
             addresses = [known[name] for name in peers]
             if has_started:
-                handlers.instances = Instances(
+                instances = Instances(
                     peer=lambda asked: Peer(asked, "run") if asked in addresses else None,
                     proxy=proxy,
                     address=HERE,
                     history=history,
                     timeout_seconds=2.0,
                 )
+                handlers.add(instances)
 
             async def one(session: ClientSession, path: str) -> tuple[int, Any]:
                 async with session.get(path.replace("PEER", address)) as response:
