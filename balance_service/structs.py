@@ -62,12 +62,15 @@ class Struct:
     @classmethod
     def showing(cls, source: Any, /, **own: Any) -> Self:
         """Returns an answer of its own values, and otherwise of the source's fields with the same names."""
-        return cls(**{name: own[name] if name in own else getattr(source, name) for name in names_of(cls)})
+        shown = [one.attribute for one in _fields_of(cls) if one.attribute not in own]
+        return cls(**own, **{name: getattr(source, name) for name in shown})
 
     @classmethod
     def of(cls, record: Mapping[str, Any], **beside: Any) -> Self:
         """Returns the instance of a decoded Avro record, with the fields that are not in it."""
-        return cls(**{attribute: read(record[name]) for attribute, name, _, read in _fields_of(cls)}, **beside)
+        for attribute, name, _, read in _fields_of(cls):
+            beside[attribute] = record[name] if read is None else read(record[name])
+        return cls(**beside)
 
 
 class _Field(NamedTuple):
@@ -77,8 +80,8 @@ class _Field(NamedTuple):
     name: str
     is_scalar: bool
     """Whether a record has the value as the dataclass has it."""
-    read: Callable[[Any], Any]
-    """Converts a value of a record."""
+    read: Callable[[Any], Any] | None
+    """Converts a value of a record; None if the dataclass has it as it is there."""
 
 
 def names_of(kind: type[Struct]) -> Mapping[str, str]:
@@ -95,11 +98,14 @@ def without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _fields_of(kind: type[Struct]) -> Sequence[_Field]:
-    if kind not in _FIELDS:
+    found = _FIELDS.get(kind)
+    if found is None:
         described: Any = kind
         hints, names = get_type_hints(kind), [one.name for one in fields(described) if one.name not in kind._beside]
-        _FIELDS[kind] = [_field(name, kind._names.get(name) or _camel_case(name), hints[name]) for name in names]
-    return _FIELDS[kind]
+        found = _FIELDS[kind] = [
+            _field(name, kind._names.get(name) or _camel_case(name), hints[name]) for name in names
+        ]
+    return found
 
 
 def _field(attribute: str, name: str, hint: Any) -> _Field:
@@ -120,18 +126,18 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _reader(hint: Any) -> Callable[[Any], Any]:
+def _reader(hint: Any) -> Callable[[Any], Any] | None:
     kind, is_nullable = without_none(hint)
     read = _reader_of(kind)
-    return (lambda value: None if value is None else read(value)) if is_nullable else read
+    return read if read is None or not is_nullable else lambda value: None if value is None else read(value)
 
 
-def _reader_of(kind: Any) -> Callable[[Any], Any]:
+def _reader_of(kind: Any) -> Callable[[Any], Any] | None:
     if get_origin(kind) is tuple:
         item = _reader(get_args(kind)[0])
-        return lambda values: tuple(map(item, values))
+        return tuple if item is None else lambda values: tuple(map(item, values))
     if isinstance(kind, type) and issubclass(kind, Struct):
         return kind.of
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind
-    return lambda value: value
+    return None
