@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
+from balance_service.http import operations
 from balance_service.process.runtime import iso_time
 
 if TYPE_CHECKING:
@@ -85,20 +86,15 @@ class Cause:
     servers: tuple[str, ...] = ()
     follows: tuple[str, ...] = ()
 
-    def shown(self) -> dict[str, Any]:
-        """Returns the cause as JSON."""
-        return {
-            "kind": self.kind.value,
-            "urgency": self.urgency.name.lower(),
-            "what": self.what,
-            "since": None if self.since_ms is None else iso_time(self.since_ms),
-            "action": self.action,
-            "heals": self.heals,
-            "section": self.kind.section,
-            "tasks": [*self.tasks],
-            "servers": [*self.servers],
-            "follows": [*self.follows[:_MOST_FOLLOWING]],
-        }
+    def shown(self) -> operations.Cause:
+        """Returns the cause as clients see it."""
+        return operations.Cause.showing(
+            self,
+            urgency=self.urgency.name.lower(),
+            since=None if self.since_ms is None else iso_time(self.since_ms),
+            section=self.kind.section,
+            follows=self.follows[:_MOST_FOLLOWING],
+        )
 
 
 def starting(reason: str, since_ms: int) -> Cause:

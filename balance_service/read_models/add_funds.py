@@ -23,7 +23,7 @@ from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.errors import InvalidInputError, RetriableError
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem, unavailable
-from balance_service.http.handlers import Command
+from balance_service.http.commands import Command
 from balance_service.http.requests import POSITION_PATTERN, JsonBody, JsonNumber, Key, Parameters
 from balance_service.http.route import Header, RequestBody, Response, Route, Tag, problem, retry_later
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER, ConnectionErrors, not_authorized, producer_config
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from balance_service.avro.registry import SchemaRegistry
-    from balance_service.http.handlers import CommandContext
+    from balance_service.http.commands import CommandContext
     from balance_service.kafka.clients import ClientConfig
 
 _JSON_NUMBER = re.compile(r"[0-9]{1,32}(?:\.[0-9]{1,32})?(?:[eE][+-]?[0-9]{1,3})?")
@@ -308,11 +308,12 @@ class AddFundsHandler:
         self._publisher.close()
 
 
+_NOT_WRITTEN = "the event was certainly not written"
 _ROUTE = Route(
     name="addFunds",
     method="POST",
     path=api.ADD_FUNDS,
-    handle=lambda handlers, request: handlers.command("addFunds", request),
+    handle=lambda handlers, request: handlers.of(AddFundsHandler, _NOT_WRITTEN).answer(request),
     tag=Tag("balance", "Commands."),
     scopes=frozenset({Scope.ADD}),
     summary="Add funds to a customer",
@@ -361,7 +362,7 @@ _ROUTE = Route(
             "been written (compare the balance first).",
             not_written=(
                 "Safe to send again",
-                "this instance is starting; the event was certainly not written",
+                f"this instance is starting; {_NOT_WRITTEN}",
             ),
             unknown=(
                 "Compare the balance first",

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from balance_service.engine.records import Position
     from balance_service.http.routing import ReadableTask
-    from balance_service.http.streams.part import Point
 
 MOST_REMEMBERED = 50_000
 _MOST_COMMITS = 5_000
@@ -30,6 +29,17 @@ _MOST_COMMITS = 5_000
 _SHARE = 0.2
 # Tens of thousands may follow one key: so many take some 20 ms, during which nothing else is answered.
 _MOST_AT_ONCE = 200
+
+
+class Point(NamedTuple):
+    """A position in one history of a partition.
+
+    `changelog` is the topic id of the changelog whose states were seen. Each build has a changelog of its own, and may
+    have other states at the same position.
+    """
+
+    position: int
+    changelog: str
 
 
 class Follower(Protocol):

@@ -35,7 +35,7 @@ _MIB = 1 << 20
 
 def task(partition: int, role: Role, state: str = "RUNNING", *, answers: bool = True) -> TaskSnapshot:
     sizes = StoreSizes(file_bytes=10 * _MIB, memtable_bytes=2 * _MIB, table_reader_bytes=_MIB, keys=7)
-    return TaskSnapshot(TaskId("balance", partition), role, state, 3, 90, "", 5, 6, None, sizes, answers)
+    return TaskSnapshot("balance", partition, role, state, 3, 90, "", 5, 6, sizes=sizes, answers=answers)
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Engine:
         self.stages[name] = self._tasks(name, source, partitions)
 
     def _tasks(self, name: str, source: str, partitions: int) -> Tasks:
-        own = [replace(task, task_id=TaskId(name, task.task_id.partition)) for task in self.snapshots]
+        own = [replace(task, stage=name) for task in self.snapshots]
         hosted = SimpleNamespace(
             name=name,
             stage=Stage(name=name, owner=name, source=source, application_id="app"),
