@@ -1,6 +1,6 @@
 """Makes what a stage does with its batches, and the tables that it joins with, from a read model's declaration.
 
-The service and the test driver call the same functions, each with its own `Surroundings`.
+The service and the test driver call the same functions, each with its own `StageServices`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from balance_service.avro.codec import AvroCodec, AvroReader
 from balance_service.avro.schemas import fields_of, load_schema, subject_of
 from balance_service.engine.dead_letters import Letters
 from balance_service.engine.fold import FoldProcessor
+from balance_service.engine.misplaced import MisplacedKeys
 from balance_service.engine.outputs import Emission, Target, sender_of
-from balance_service.engine.placement import Placement
 from balance_service.engine.processor import Tolerance
 from balance_service.engine.stateless import EmitProcessor, JoinProcessor, RepartitionProcessor, RetryProcessor
 from balance_service.engine.table_partition import TableContext
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class StageServices:
     """The topics, registry, limits and clock that stages need in addition to their declarations.
 
     `partitions`, `topic_id` and `config` take the name of a topic, `joined` a stage that joins with tables.
@@ -76,47 +76,48 @@ class Surroundings:
         )
 
 
-def processor_of(stage: Stage, read_model: ReadModel | None, around: Surroundings) -> StageProcessor:
+def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServices) -> StageProcessor:
     """Returns what the tasks of a stage do with their batches. `read_model` is None for a stage of retries.
 
     Raises:
         ConfigurationError: the registry rejects a schema.
         RetriableError: the registry or a broker does not respond.
     """
-    position_codec = around.codec(stage.changelog, load_schema("Position"))
+    position_codec = services.codec(stage.changelog, load_schema("Position"))
     letters = Letters(
-        codec=around.codec(stage.changelog, load_schema("Letter")),
-        every_ms=around.retry_every_ms,
+        codec=services.codec(stage.changelog, load_schema("Letter")),
+        every_ms=services.retry_every_ms,
         keeps_order=not stage.passes_on and read_model is not None and read_model.keeps_order,
-        now_ms=around.now_ms,
+        now_ms=services.now_ms,
     )
     if read_model is None:
-        (target,) = (around.target(topic, stage) for topic in stage.targets)
+        (target,) = (services.target(topic, stage) for topic in stage.targets)
         return RetryProcessor(source=stage.source, target=target, position_codec=position_codec, letters=letters)
     if stage.passes_on:
-        target = around.target(stage.rekeyed, stage)
+        target = services.target(stage.rekeyed, stage)
         if stage.makes is not None:
-            return _join_processor(stage, stage.makes, target, around, position_codec, letters)
+            return _join_processor(stage, stage.makes, target, services, position_codec, letters)
         return RepartitionProcessor(source=stage.source, target=target, position_codec=position_codec, letters=letters)
     if not read_model.has_states():
         for topic, schema in read_model.sent_schemas():
-            around.codec(topic, schema)
+            services.codec(topic, schema)
         return EmitProcessor(
             read_model=read_model.name,
             source=stage.source,
             records=stage.records,
             outputs=[
-                (emit, around.target(emit.topic, stage), _made(emit, read_model, around)) for emit in read_model.outputs
+                (emit, services.target(emit.topic, stage), _made(emit, read_model, services))
+                for emit in read_model.outputs
             ],
             position_codec=position_codec,
             letters=letters,
             tolerance=Tolerance(read_model.on_failure),
         )
-    return _fold_processor(stage, read_model, around, position_codec, letters)
+    return _fold_processor(stage, read_model, services, position_codec, letters)
 
 
 def _join_processor(
-    stage: Stage, makes: Schema, target: Target, around: Surroundings, position_codec: AvroCodec, letters: Letters
+    stage: Stage, makes: Schema, target: Target, services: StageServices, position_codec: AvroCodec, letters: Letters
 ) -> JoinProcessor:
     by = str(stage.by)
     key_type = KeyType.from_column(by, fields_of(makes)[by])
@@ -128,9 +129,9 @@ def _join_processor(
     return JoinProcessor(
         source=stage.source,
         record=stage.records[0],
-        joined=around.joined(stage),
+        joined=services.joined(stage),
         schema=makes,
-        codec=around.codec(target.topic, makes),
+        codec=services.codec(target.topic, makes),
         key_type=key_type,
         target=target,
         position_codec=position_codec,
@@ -139,39 +140,39 @@ def _join_processor(
 
 
 def _fold_processor(
-    stage: Stage, read_model: ReadModel, around: Surroundings, position_codec: AvroCodec, letters: Letters
+    stage: Stage, read_model: ReadModel, services: StageServices, position_codec: AvroCodec, letters: Letters
 ) -> FoldProcessor:
-    state_codec = around.codec(stage.changelog, read_model.state_schema)
+    state_codec = services.codec(stage.changelog, read_model.state_schema)
     return FoldProcessor(
         read_model=read_model,
         acceleration=read_model.acceleration(state_codec),
         state_codec=state_codec,
-        largest_bytes=around.largest_in(around.config(stage.changelog)),
+        largest_bytes=services.largest_in(services.config(stage.changelog)),
         position_codec=position_codec,
         letters=letters,
-        marker_codec=around.codec(stage.changelog, load_schema("IdempotencyMarker")),
-        placement=Placement(stage.source, Partitioning(around.partitions(stage.source), stage.partitioner)),
-        idempotency_window_ms=around.idempotency_window_ms,
+        marker_codec=services.codec(stage.changelog, load_schema("IdempotencyMarker")),
+        misplaced=MisplacedKeys(stage.source, Partitioning(services.partitions(stage.source), stage.partitioner)),
+        idempotency_window_ms=services.idempotency_window_ms,
         tolerance=Tolerance(read_model.on_failure),
-        emission=_emission(stage, read_model, around),
+        emission=_emission(stage, read_model, services),
     )
 
 
-def _emission(stage: Stage, read_model: ReadModel, around: Surroundings) -> Emission | None:
+def _emission(stage: Stage, read_model: ReadModel, services: StageServices) -> Emission | None:
     if not read_model.outputs:
         return None
     (emit,) = read_model.outputs
     return Emission(
         read_model=read_model,
         emit=emit,
-        target=around.target(emit.topic, stage),
-        codec=_made(emit, read_model, around) or around.codec(emit.topic, read_model.state_schema),
+        target=services.target(emit.topic, stage),
+        codec=_made(emit, read_model, services) or services.codec(emit.topic, read_model.state_schema),
         source=stage.source,
     )
 
 
-def _made(emit: Emit, read_model: ReadModel, around: Surroundings) -> AvroCodec | None:
-    return None if emit.record is None else around.codec(emit.topic, read_model.made_schemas[emit.record])
+def _made(emit: Emit, read_model: ReadModel, services: StageServices) -> AvroCodec | None:
+    return None if emit.record is None else services.codec(emit.topic, read_model.made_schemas[emit.record])
 
 
 def table_contexts(
@@ -206,7 +207,7 @@ def table_contexts(
             topic=prepared[topic],
             codec=AvroReader(registry, schema),
             history_ms=history // timedelta(milliseconds=1),
-            placement=Placement(topic, Partitioning(prepared[topic].partitions, tables[0].partitioner)),
+            misplaced=MisplacedKeys(topic, Partitioning(prepared[topic].partitions, tables[0].partitioner)),
         )
     return contexts
 

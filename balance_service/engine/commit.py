@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from balance_service.avro.codec import AvroCodec
+    from balance_service.engine.batch import TaskBatch
     from balance_service.engine.changelog_writer import ChangelogWriter
     from balance_service.engine.dead_letters import LetterChanges
     from balance_service.engine.processor import StageProcessor
-    from balance_service.engine.records import DeadLetter, Output, Position, Record, TaskBatch
+    from balance_service.engine.records import DeadLetter, Output, Position, Record
     from balance_service.engine.store import StateStore
 
 
@@ -90,7 +91,8 @@ def commit(
         return Committed(0, 0, 0, 0)
     unsent = frozenset(offset for offset, letter in known.items() if not letter.is_sent)
     outcome = processor.outcome(replace(batch, unsent=unsent), partition, stands_at, store)
-    failed = sorted((*batch.dead_letters, *outcome.dead_letters), key=lambda letter: letter.offset)
+    updates = batch.updates
+    failed = sorted((*updates.dead_letters, *outcome.dead_letters), key=lambda letter: letter.offset)
     changes = processor.letters.on_commit(
         store, known, failed, batch.forgotten, outcome.letters, is_silent=batch.is_silent
     )
@@ -111,8 +113,8 @@ def commit(
     _write(moved, processor.position_codec, store, writer, records, fresh, [*outcome.outputs, *audit])
     reach("stored")
     return Committed(
-        applied=batch.applied - len(outcome.dead_letters) - outcome.duplicates - len(outcome.letters),
-        ignored=sum(batch.ignored.values()),
+        applied=updates.applied - len(outcome.dead_letters) - outcome.duplicates - len(outcome.letters),
+        ignored=sum(updates.ignored.values()),
         duplicates=outcome.duplicates,
         dead_lettered=len(failed),
         causes=Counter(letter.cause for letter in changes.fresh),
@@ -120,7 +122,7 @@ def commit(
         sent=len(outcome.outputs),
         healed=changes.applied,
         scheduled=len(outcome.letters),
-        others={name: records for name, records in batch.ignored.items() if name},
+        others={name: records for name, records in updates.ignored.items() if name},
         changed_keys=outcome.changed_keys,
         refused={letter.cause: letter for letter in reversed(fresh)},
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.store import StoreView
-    from balance_service.engine.task import Bound, Task
+    from balance_service.engine.task import StopAt, Task
     from balance_service.engine.tasks import Tasks
     from balance_service.model.events import State
 
@@ -31,33 +31,33 @@ MOST_DIFFERENCES = 20
 def aligned(serving: Task, building: Task) -> tuple[StoreView, StoreView]:
     """Returns a view of each task's states, both after the same events of the source.
 
-    The serving task never stops. The other one stops where it is, and then goes on to the position of the serving one's
-    view, which cannot be behind it by then.
+     1. The task that is built stops at its position p, or beyond it by the events that it has in hand.
+     2. The serving one never stops. Once it is at p or beyond, it gives a view, at q.
+     3. The other one goes on to q, stops there, and gives a view too.
 
     Raises:
         RetriableError: a task did not get there in time, or does not answer.
     """
     until = time.monotonic() + _ALIGN_SECONDS
     try:
-        # It may go beyond its position by the events that it has in hand.
-        _wait(building.bind(building.position), building, until)
+        _wait(building.stop_at(building.position), building, until)
         while serving.position < building.position:
             if time.monotonic() > until:
                 raise RetriableError(f"{serving.task_id} did not reach position {building.position} in time")
             time.sleep(_LOOK_SECONDS)
         view = _view_of(serving)
-        _wait(building.bind(offset_of(view)), building, until)
+        _wait(building.stop_at(offset_of(view)), building, until)
         other = _view_of(building)
     finally:
-        building.release()
+        building.go_on()
     if offset_of(other) > offset_of(view):
         raise RetriableError(f"{building.task_id} went beyond position {offset_of(view)}")
     return view, other
 
 
-def _wait(bound: Bound, task: Task, until: float) -> None:
-    if not bound.reached.wait(max(0.0, until - time.monotonic())):
-        raise RetriableError(f"{task.task_id} did not reach position {bound.offset} in time")
+def _wait(stop: StopAt, task: Task, until: float) -> None:
+    if not stop.reached.wait(max(0.0, until - time.monotonic())):
+        raise RetriableError(f"{task.task_id} did not reach position {stop.offset} in time")
 
 
 def compare(serving: Tasks, building: Tasks, tasks: tuple[Task, Task]) -> Generator[None, None, Compared]:

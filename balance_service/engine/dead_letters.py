@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from balance_service.avro.codec import AvroCodec
+    from balance_service.engine.batch import TaskBatch
     from balance_service.engine.database import Snapshot
-    from balance_service.engine.records import DeadLetter, Record, TaskBatch
+    from balance_service.engine.records import DeadLetter, Record
     from balance_service.engine.store import StateStore, StoreView
 
 
@@ -400,13 +401,6 @@ class Letters:
             if len(found) >= _MAX_RETRIED:
                 break
         return dict(sorted(found.items())[:_MAX_RETRIED])
-
-    def first_needed(self, view: StoreView) -> int:
-        """Returns the offset of the first record that is not applied: the position, or an open dead letter below it."""
-        if (position := view.position) is None:
-            return 0
-        letters = self._pages(view, 0, position.offset) if open_letters(position.letters) else ()
-        return next((letter.offset for letter in letters if letter.status.is_open), position.offset)
 
     def _pages(self, view: Snapshot, start: int, end: int = _BEYOND) -> Iterator[Letter]:
         """Yields the dead letters of a range of source offsets, in order."""

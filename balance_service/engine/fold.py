@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from balance_service.engine.batch import updates_in
 from balance_service.engine.dead_letter import BEHIND_CAUSE, blocks_key
 from balance_service.engine.idempotency import IdempotencyKeys
 from balance_service.engine.outputs import ENVELOPE_BYTES
-from balance_service.engine.placement import MOST_KEYS
 from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, Tolerance, call_own_code
 from balance_service.engine.records import MISPLACED
 from balance_service.errors import FatalError, PoisonRecordError, RetriableError
@@ -22,10 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from balance_service.avro.codec import AvroCodec
+    from balance_service.engine.batch import KeyedUpdate, TaskBatch
     from balance_service.engine.dead_letters import Letters
+    from balance_service.engine.misplaced import MisplacedKeys
     from balance_service.engine.outputs import BatchEmission, Emission
-    from balance_service.engine.placement import Placement
-    from balance_service.engine.records import CombinedUpdates, DeadLetter, KeyedUpdate, Output, Position, TaskBatch
+    from balance_service.engine.records import DeadLetter, Output, Position
     from balance_service.engine.store import StateStore
     from balance_service.model.addition import Addition
     from balance_service.model.events import Event, State
@@ -51,7 +51,7 @@ class FoldProcessor:
     position_codec: AvroCodec
     letters: Letters
     marker_codec: AvroCodec
-    placement: Placement
+    misplaced: MisplacedKeys
     idempotency_window_ms: int
     tolerance: Tolerance
     emission: Emission | None = None
@@ -67,7 +67,7 @@ class FoldProcessor:
             RetriableError: a record that must be read again is missing.
         """
         keys = IdempotencyKeys.of(
-            batch.events,
+            batch.updates.events,
             store,
             self.marker_codec,
             self.idempotency_window_ms,
@@ -76,15 +76,15 @@ class FoldProcessor:
         )
         outcome = BatchOutcome(keys.stream_time_ms)
         blocked = self._blocked(batch, store)
-        read_again, strangers = self._fold_combined(batch.updates, partition, store, blocked, outcome)
-        singly = _by_key(batch.events)
+        read_again, strangers = self._fold_combined(batch.updates.slices(), partition, store, blocked, outcome)
+        singly = _by_key(batch.updates.events)
         before = self._states(store, singly)
         # The partition of a key that has a state was checked with its first event.
         new = [key for key, state in before.items() if state is None]
-        places = zip(new, self.placement.partitioning.of_keys(new), strict=True)
+        places = zip(new, self.misplaced.partitioning.of_keys(new), strict=True)
         strangers |= {key for key, place in places if place != partition}
-        if strangers or self.placement.is_doubtful:
-            self.placement.examine(_last_keys(batch), partition, is_misplaced=bool(strangers))
+        if strangers:
+            self.misplaced.found(strangers, partition)
         emission = None if self.emission is None else self.emission.of_batch(batch, partition, position)
         one_by_one = _OneByOne(self, batch, partition, position.source, blocked, emission, keys, outcome)
         for key in singly.keys() - strangers:
@@ -92,14 +92,14 @@ class FoldProcessor:
                 read_again.add(key)
         again = sorted(read_again | strangers)
         before |= self._states(store, read_again - before.keys())
-        for key, events in _by_key(batch.singles(again) if again else ()).items():
+        for key, events in _by_key(batch.updates.singles(again) if again else ()).items():
             found = [event.record for event in events if event.record is not None]
             if len(found) < len(events):
                 raise RetriableError(
                     f"of {len(events)} records of a key of {position.source}, only {len(found)} could be read again"
                 )
             if key in strangers:
-                detail = self.placement.detail(key)
+                detail = self.misplaced.detail(key)
                 outcome.dead_letters += [replace(record, cause=MISPLACED, detail=detail) for record in found]
             else:
                 one_by_one.fold(before[key], events)
@@ -118,18 +118,20 @@ class FoldProcessor:
 
     def _blocked(self, batch: TaskBatch, store: StateStore) -> Mapping[bytes, int]:
         """Returns the offset after which the events of each blocked key must wait; empty if order does not matter."""
-        if not self.letters.keeps_order or not (batch.dead_letters or self.letters.blocks_keys(store)):
+        updates = batch.updates
+        if not self.letters.keeps_order or not (updates.dead_letters or self.letters.blocks_keys(store)):
             return {}
-        keys = {update.key for update in batch.events}.union(*(some.keys.to_pylist() for some in batch.updates))
+        combined = (some["key"].to_pylist() for some in updates.slices())
+        keys = {update.key for update in updates.events}.union(*combined)
         blocked = self.letters.blocked_after(store, keys, batch.retried)
-        for letter in batch.dead_letters:
+        for letter in updates.dead_letters:
             if letter.key in keys and letter.key is not None and blocks_key(letter.cause):
                 blocked[letter.key] = min(letter.offset, blocked.get(letter.key, letter.offset))
         return blocked
 
     def _fold_combined(
         self,
-        updates: Iterable[CombinedUpdates],
+        slices: Iterable[pa.RecordBatch],
         partition: int,
         store: StateStore,
         blocked: Mapping[bytes, int],
@@ -142,17 +144,17 @@ class FoldProcessor:
         inapplicable: set[bytes] = set()
         strangers: set[bytes] = set()
         decode = self.state_codec.decode
-        for some in updates:
-            keys = some.keys.to_pylist()
+        for some in slices:
+            keys = some["key"].to_pylist()
             frames = store.get_many(keys)
             after = self._accelerated(partition, frames, some)
             if blocked:
                 after = [None if key in blocked else frame for key, frame in zip(keys, after, strict=True)]
-            outcome.columns.append((some.keys, pa.array(after, pa.binary())))
+            outcome.columns.append((some["key"], pa.array(after, pa.binary())))
             outcome.created += sum(new is not None and frame is None for frame, new in zip(frames, after, strict=True))
             rest = [row for row, frame in enumerate(after) if frame is None]
-            for update, before in zip(some.take(rest), (frames[row] for row in rest), strict=True):
-                if before is None and self.placement.partitioning.of(update.key) != partition:
+            for update, before in zip(updates_in(some, rest), (frames[row] for row in rest), strict=True):
+                if before is None and self.misplaced.partitioning.of(update.key) != partition:
                     strangers.add(update.key)
                     continue
                 if update.key in blocked:
@@ -171,7 +173,7 @@ class FoldProcessor:
                     outcome.created += before is None
         return inapplicable, strangers
 
-    def _accelerated(self, partition: int, frames: Sequence[bytes | None], some: CombinedUpdates) -> list[bytes | None]:
+    def _accelerated(self, partition: int, frames: Sequence[bytes | None], some: pa.RecordBatch) -> list[bytes | None]:
         """Returns the next states that the acceleration computes, with None for those that the fold must compute.
 
         These states always fit the changelog: they contain a short key and numbers of 8 bytes.
@@ -179,7 +181,7 @@ class FoldProcessor:
         if self.acceleration is None:
             return [None] * len(frames)
         return self.acceleration.next_states(
-            some.keys, some.columns, frames, lambda keys: self.placement.partitioning.of_rows(keys) == partition
+            some["key"], some, frames, lambda keys: self.misplaced.partitioning.of_rows(keys) == partition
         )
 
     def step(self, state: State | None, update: KeyedUpdate, event: Event | None = None) -> State | None:
@@ -313,13 +315,6 @@ class _OneByOne:
     def _require_retried(self, error: OwnCodeFailedError, event: KeyedUpdate, why_not: str | None = "") -> None:
         model = self.processor.read_model.name
         error.require_retried(self.batch, model, self.source, event.offset, event.key, why_not)
-
-
-def _last_keys(batch: TaskBatch) -> list[bytes]:
-    """Returns as many keys as a placement examines, of columns and of single events, the last of each."""
-    columns = (some.keys.slice(max(0, len(some.keys) - MOST_KEYS)).to_pylist() for some in batch.updates)
-    keys = [*itertools.chain.from_iterable(columns), *(event.key for event in batch.events[-MOST_KEYS:])]
-    return keys[-MOST_KEYS:]
 
 
 def _by_key(updates: Iterable[KeyedUpdate]) -> dict[bytes, list[KeyedUpdate]]:

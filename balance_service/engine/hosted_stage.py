@@ -83,7 +83,7 @@ class HostedStage:
     @property
     def misplaced(self) -> str:
         """A sentence about keys that lie on other partitions than the partitioner says; empty if there are none."""
-        return self.processor.placement.problem if isinstance(self.processor, FoldProcessor) else ""
+        return self.processor.misplaced.problem if isinstance(self.processor, FoldProcessor) else ""
 
     @property
     def folds(self) -> ReadModel | None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from balance_service.avro.codec import AvroCodec
-    from balance_service.engine.records import KeyedUpdate, Record
+    from balance_service.engine.batch import KeyedUpdate
+    from balance_service.engine.records import Record
     from balance_service.engine.store import StateStore
 
 REUSED = "idempotency-key-reused"

@@ -119,7 +119,7 @@ def _check_can_be_folded_again(hosted: HostedStage, partition: int, changelog: T
         if next(iter(reader), None) is not None:
             return
     if hosted.stage.reads_rekeyed:
-        raise TaskHaltedError(was_purged(hosted.source.name, partition, start))
+        raise TaskHaltedError(rekeyed_was_cut(hosted.source.name, partition, start))
     raise TaskHaltedError(
         f"the changelog '{changelog.name}' was deleted or recreated, and the first {start} offsets of "
         f"{hosted.source.name}-{partition} are gone, so the local store cannot be folded again; the store is kept; "
@@ -145,7 +145,7 @@ def starting_position(
     end = hosted.topics.offsets(source.name, [partition])[partition]
     if stored is None:
         if start > 0 and hosted.stage.reads_rekeyed:
-            raise TaskHaltedError(was_purged(source.name, partition, start))
+            raise TaskHaltedError(rekeyed_was_cut(source.name, partition, start))
         if start > 0 and not (hosted.settings.allow_finite_retention or hosted.stage.retries):
             raise TaskHaltedError(was_cut(source.name, partition, start))
         return Position(
@@ -282,12 +282,9 @@ def was_repartitioned(source: str, before: int, now: int) -> str:
     )
 
 
-def was_purged(source: str, partition: int, start: int) -> str:
-    """Returns the message for a stage that would have to read purged records again."""
-    return (
-        f"the first {start} offsets of {source}-{partition} were deleted after they were applied "
-        f"(BALANCE_PURGE_REKEYED), so they cannot be applied again; {START_ANEW}"
-    )
+def rekeyed_was_cut(source: str, partition: int, start: int) -> str:
+    """Returns the message for a stage whose source, a topic between two stages, has lost its first records."""
+    return f"the first {start} offsets of {source}-{partition} are gone, and are not made again; {START_ANEW}"
 
 
 def was_cut(source: str, partition: int, start: int) -> str:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from balance_service.avro.codec import AvroCodec
-    from balance_service.engine.records import KeyedUpdate, Position, TaskBatch
+    from balance_service.engine.batch import KeyedUpdate, TaskBatch
+    from balance_service.engine.records import Position
     from balance_service.kafka.messages import Headers
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.events import Emit, Event, State
@@ -206,7 +207,7 @@ class BatchEmission:
 
 
 START_ANEW = "start with a new BALANCE_APPLICATION_ID, which reads everything from the first topic and sends it again"
-"""The remedy if records that a stage needs to read again were purged."""
+"""The remedy if records that a stage needs to read again are gone."""
 
 
 def sent_of(settings: Settings, topics: Topics, stage: Stage, source: Topic, partition: int) -> Iterator[int]:
@@ -217,7 +218,7 @@ def sent_of(settings: Settings, topics: Topics, stage: Stage, source: Topic, par
 
     Raises:
         RetriableError: the broker does not respond.
-        TaskHaltedError: records of the topic that the stage passes records on to were purged.
+        TaskHaltedError: records of the topic that the stage passes records on to are gone.
     """
     origins = _origin_prefix(stage.source, partition).encode()
     sender = sender_of(stage.sender, source.topic_id).encode()
@@ -231,8 +232,8 @@ def sent_of(settings: Settings, topics: Topics, stage: Stage, source: Topic, par
         starts = topics.offsets(name, partitions, earliest=True)
         if stage.passes_on and any(starts.values()) and not _has_begun(topics, stage):
             raise TaskHaltedError(
-                f"the changelog '{stage.changelog}' is gone, and records of '{name}' were deleted after they were "
-                f"applied (BALANCE_PURGE_REKEYED), so it is unknown what was passed on; {START_ANEW}"
+                f"the changelog '{stage.changelog}' is gone, and records of '{name}' were deleted, so it is unknown "
+                f"what was passed on; {START_ANEW}"
             )
         with LogReader(reader_config(settings), name, starts, ends) as reader:
             for message in reader:

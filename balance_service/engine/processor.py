@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from balance_service.avro.codec import AvroCodec
+    from balance_service.engine.batch import TaskBatch
     from balance_service.engine.dead_letter import Letter
     from balance_service.engine.dead_letters import Letters
-    from balance_service.engine.records import DeadLetter, Output, Position, Record, TaskBatch
+    from balance_service.engine.records import DeadLetter, Output, Position, Record
     from balance_service.engine.store import StateStore
     from balance_service.model.events import OnFailure
 

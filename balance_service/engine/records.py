@@ -8,19 +8,14 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-import pyarrow as pa
-
-from balance_service.avro.arrow_rows import rows_of
 from balance_service.errors import ConfigurationError
 from balance_service.model.generations import Comparison
 from balance_service.model.stream import Partitioner
 from balance_service.structs import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from typing import Any, Self
 
-    from balance_service.engine.dead_letter import Letter
 
 RESERVED_PREFIX = b"\xff"
 """The first byte of keys that are not keys of states. It does not occur in UTF-8."""
@@ -137,25 +132,6 @@ class DeadLetter:
     detail: str = ""
 
 
-class KeyedUpdate(NamedTuple):
-    """The update of one key by one event, or by several combined events.
-
-    Attributes:
-        record: the event's record; None if several events are combined, or if the record was not kept.
-        idempotency_key: names the event to its producer, so that repeated events count once. Such an event has its
-            record.
-        offset: of the event; -1 if several are combined.
-        timestamp_ms: of the event; -1 if several are combined, or if a model with standard folds emits nothing.
-    """
-
-    key: bytes
-    update: Mapping[str, Any]
-    record: DeadLetter | None = None
-    idempotency_key: bytes | None = None
-    offset: int = -1
-    timestamp_ms: int = -1
-
-
 BY_KEY = -1
 """The partition of an output whose producer chooses the partition by the key."""
 
@@ -170,65 +146,6 @@ class Output(NamedTuple):
     value: bytes | None
     timestamp_ms: int
     headers: list[tuple[str, bytes | None]]
-
-
-class CombinedUpdates(NamedTuple):
-    """Updates in columns: row by row, a binary key and the columns that change.
-
-    A stage with states has one row per key. A stage without states has one row per event in offset order, so keys may
-    repeat or be null.
-    """
-
-    keys: pa.Array
-    columns: pa.RecordBatch
-
-    def take(self, rows: Sequence[int]) -> list[KeyedUpdate]:
-        """Returns the updates of some rows."""
-        indices = pa.array(rows, pa.int64())
-        keys, updates = (
-            self.keys.take(indices).to_pylist(),
-            rows_of(self.columns.take(indices)),
-        )
-        return [KeyedUpdate(key, update) for key, update in zip(keys, updates, strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class TaskBatch:
-    """The source offsets `[start, end)`, which a task commits together.
-
-    Attributes:
-        updates: combined updates; in a stage with states, a key occurs at most once in all of them.
-        events: the events of the other keys, one by one, in offset order.
-        applied: how many events the batch has that are neither ignored nor dead letters.
-        ignored: how many records the stage does not take, by the name of their record: those of other types; with an
-            empty name, events that a condition excludes.
-        singles: reads the events of some keys again, with their records. The commit calls it if an update without
-            its record cannot be applied.
-        retried: the offsets of dead letters whose records the batch applies again. `start` and `end` are then the
-            position.
-        forgotten: closed dead letters that expire with this commit.
-        left_out: offsets of `[start, end)` that the batch lacks, because their dead letters are open or discarded.
-        unsent: offsets of records below the position whose outputs were never sent.
-        is_silent: whether another generation sends the outputs.
-    """
-
-    start: int
-    end: int
-    updates: Sequence[CombinedUpdates] = ()
-    events: Sequence[KeyedUpdate] = ()
-    applied: int = 0
-    ignored: Mapping[str, int] = field(default_factory=dict)
-    dead_letters: Sequence[DeadLetter] = ()
-    singles: Callable[[Sequence[bytes]], Sequence[KeyedUpdate]] = field(repr=False, default=lambda _keys: ())
-    retried: frozenset[int] = frozenset()
-    forgotten: Sequence[Letter] = ()
-    left_out: frozenset[int] = frozenset()
-    unsent: frozenset[int] = frozenset()
-    is_silent: bool = False
-
-    def is_to_be_sent(self, offset: int, sent_before: int) -> bool:
-        """Returns whether a record's outputs are sent. Those below `sent_before` were sent, except `unsent`."""
-        return not self.is_silent and (offset >= sent_before or offset in self.unsent)
 
 
 class Difference(NamedTuple):

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from balance_service.model.stage import Stage
 
 
-_NO_OFFSET = 2**63 - 1
-
-
 class Sibling(Protocol):
     """The task of a partition in one generation."""
 
@@ -41,9 +38,6 @@ class Generation(Protocol):
 
     def task(self, partition: int, /) -> Sibling | None:
         """Returns the task of a partition; None if it is not here."""
-
-    def first_needed(self, partition: int, /) -> int:
-        """Returns the first record that is not applied in a partition, 0 while that is unknown."""
 
 
 class Siblings:
@@ -111,11 +105,6 @@ class Siblings:
         tasks = self._generations.get(stage.generation)
         task = None if tasks is None else tasks.task(partition)
         return None if task is None else task.last_view
-
-    def first_needed(self, stage: Stage, partition: int) -> int:
-        """Returns the first record that another generation has not applied in a partition, 0 while that is unknown."""
-        others = [self._generations.get(number) for number in self._now().live if number != stage.generation]
-        return min((0 if tasks is None else tasks.first_needed(partition) for tasks in others), default=_NO_OFFSET)
 
     def have_same_code(self, one: Stage, other: Stage) -> bool:
         """Whether two generations are folded by one version of the model with one declaration."""

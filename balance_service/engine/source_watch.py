@@ -1,4 +1,4 @@
-"""Watches the topics of a stage: halts tasks whose source was replaced, and deletes applied records."""
+"""Watches the topics of a stage: halts tasks whose source was replaced, and tells what topics may lose."""
 
 from __future__ import annotations
 
@@ -107,34 +107,3 @@ class LossCheck:
         if found and builds:
             for task in self._tasks.answering().values():
                 task.halt(f"it would be built from what is left: {found[0]}; then drop this generation")
-
-
-class Purge:
-    """Deletes records that the owners here have applied from a topic between two stages (Kafka Streams: KAFKA-6150).
-
-    For one thread.
-    """
-
-    def __init__(self, tasks: Tasks) -> None:
-        self._tasks = tasks
-        self._letters = tasks.hosted.processor.letters
-        self._purged: dict[int, int] = {}
-        self._attempts = Attempts(log, "applied records are not deleted yet", "applied records are deleted again")
-
-    def run_once(self) -> None:
-        source = self._tasks.hosted.source.name
-        try:
-            hosted = self._tasks.hosted
-            needed = {
-                partition: min(self._letters.first_needed(view), hosted.siblings.first_needed(hosted.stage, partition))
-                for partition, task in self._tasks.answering().items()
-                if task.role is Role.ACTIVE and (view := task.view) is not None
-            }
-            fresh = {p: offset for p, offset in needed.items() if offset > self._purged.get(p, 0)}
-            self._tasks.hosted.topics.delete_before(source, fresh)
-            self._purged |= fresh
-        except BalanceServiceError as error:
-            self._attempts.failed(error, topic=source)
-        else:
-            if fresh:
-                self._attempts.succeeded()

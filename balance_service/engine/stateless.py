@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
+    from balance_service.engine.batch import PartitionUpdates, TaskBatch
     from balance_service.engine.dead_letters import Letters
     from balance_service.engine.outputs import Target
-    from balance_service.engine.records import CombinedUpdates, Output, Position, TaskBatch
+    from balance_service.engine.records import Output, Position
     from balance_service.engine.store import StateStore
     from balance_service.engine.tables import JoinedTables
     from balance_service.model.events import Emit
@@ -52,9 +53,9 @@ class RepartitionProcessor:
 
     def outcome(self, batch: TaskBatch, partition: int, position: Position, _store: StateStore) -> BatchOutcome:
         outcome, builder = BatchOutcome(position.stream_time_ms), OutputBuilder(self.target, self.source, partition)
-        for some in batch.updates:
-            columns = (some.columns[name].to_pylist() for name in _FORWARDED)
-            for key, offset, timestamp_ms, value, headers, own_key in zip(some.keys.to_pylist(), *columns, strict=True):
+        for some in batch.updates.slices():
+            columns = (some[name].to_pylist() for name in ("key", *_FORWARDED))
+            for key, offset, timestamp_ms, value, headers, own_key in zip(*columns, strict=True):
                 try:
                     output = builder.build(offset, timestamp_ms, key, value, forwarded(headers))
                 except PoisonRecordError as error:
@@ -244,7 +245,7 @@ def _of_each_event(
     return outcome
 
 
-def _rows_of(updates: Sequence[CombinedUpdates]) -> Iterator[tuple[bytes | None, Row]]:
+def _rows_of(updates: PartitionUpdates) -> Iterator[tuple[bytes | None, Row]]:
     """Yields the key and row of each event, in offset order."""
-    for some in updates:
-        yield from zip(some.keys.to_pylist(), arrow_rows.rows_of(some.columns), strict=True)
+    for some in updates.slices():
+        yield from zip(some["key"].to_pylist(), arrow_rows.rows_of(some.drop_columns(["key"])), strict=True)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from balance_service.avro.codec import AvroReader
-    from balance_service.engine.placement import Placement
+    from balance_service.engine.misplaced import MisplacedKeys
     from balance_service.engine.table_store import TableView
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Settings
@@ -53,7 +53,7 @@ _LISTEN_SECONDS = 0.1
 class TableContext:
     """What the partitions of a table share.
 
-    `topic` is the topic at the start of the instance, and `placement` where its producers write keys.
+    `topic` is the topic at the start of the instance, and `misplaced` says where its producers write keys.
     """
 
     settings: Settings
@@ -61,7 +61,7 @@ class TableContext:
     topic: Topic
     codec: AvroReader
     history_ms: int
-    placement: Placement
+    misplaced: MisplacedKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class TablePartition:
         self.name = f"{context.topic.name}_{partition}"
         """`<topic>_<partition>`."""
         self._log = log.bind(table=self.name)
-        self._rows = TableRows(context.codec, context.placement, partition, self._log)
+        self._rows = TableRows(context.codec, context.misplaced, partition, self._log)
         self._thread = threading.Thread(target=self._run, name=f"table-{self.name}", daemon=True)
 
     def start(self) -> None:
@@ -270,7 +270,7 @@ class TablePartition:
     def _open(self, topic_id: str) -> TableStore:
         store = TableStore(self._path, self._context.history_ms)
         # By another partitioner, other records are rows.
-        identity = f"{topic_id} {self._context.placement.partitioning.partitioner}"
+        identity = f"{topic_id} {self._context.misplaced.partitioning.partitioner}"
         if store.identity == identity:
             return store
         if store.identity is not None or store.offset is not None:
@@ -308,12 +308,12 @@ class TableRows:
     the latest timestamp of a joined event. Any thread may read the counters.
     """
 
-    def __init__(self, codec: AvroReader, placement: Placement, partition: int, log: FilteringBoundLogger) -> None:
+    def __init__(self, codec: AvroReader, misplaced: MisplacedKeys, partition: int, log: FilteringBoundLogger) -> None:
         self.skipped: Counter[str] = Counter()
         self.late = 0
         self.joined_up_to_ms = -(1 << 63)
         self._codec = codec
-        self._placement = placement
+        self._misplaced = misplaced
         self._partition = partition
         self._log = log
 
@@ -326,11 +326,9 @@ class TableRows:
             if key.startswith(RESERVED_PREFIX):
                 raise PoisonRecordError("key-reserved", "a record's key begins with 0xFF")
             # Joins look up the row of a key in one partition.
-            is_misplaced = self._placement.partitioning.of(key) != self._partition
-            if is_misplaced or self._placement.is_doubtful:
-                self._placement.examine([key], self._partition, is_misplaced=is_misplaced)
-            if is_misplaced:
-                raise PoisonRecordError(MISPLACED, self._placement.detail(key))
+            if self._misplaced.partitioning.of(key) != self._partition:
+                self._misplaced.found([key], self._partition)
+                raise PoisonRecordError(MISPLACED, self._misplaced.detail(key))
             if frame is not None:
                 frame = self._codec.framed(frame, readable_headers(message) or ())
                 self._codec.decode_foreign(frame)

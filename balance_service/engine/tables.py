@@ -50,7 +50,7 @@ class Tables:
 
     def partition_of(self, topic: str, key: bytes) -> int:
         """Returns the partition of a table where its producers write a key."""
-        return self._contexts[topic].placement.partitioning.of(key)
+        return self._contexts[topic].misplaced.partitioning.of(key)
 
     def codec(self, topic: str) -> AvroReader:
         """Returns the codec of a table's rows."""

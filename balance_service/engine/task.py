@@ -15,21 +15,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed, commit, decide, write_position
 from balance_service.engine.dead_letter import open_letters
 from balance_service.engine.dead_letters import DueLetters
 from balance_service.engine.decisions import Decision
 from balance_service.engine.inheritance import check_owner, inherit, last_positions, open_writer
 from balance_service.engine.opening import check_same_log, check_still_there, starting_changes, starting_position
-from balance_service.engine.records import (
-    NEVER,
-    STANDS_AFTER_SECONDS,
-    Role,
-    StoreSizes,
-    TaskBatch,
-    TaskSnapshot,
-    Waited,
-)
+from balance_service.engine.records import NEVER, STANDS_AFTER_SECONDS, Role, StoreSizes, TaskSnapshot, Waited
 from balance_service.engine.replica import Replica
 from balance_service.engine.store import offset_of
 from balance_service.errors import FatalError, RetriableError, TaskHaltedError, TaskMigratedError
@@ -97,8 +90,8 @@ _MOST_CHANGED_KEYS = 10_000
 _FIRST_RECORD_SECONDS = 3.0
 
 
-class Bound:
-    """An offset of the source that a task does not go beyond until it is released."""
+class StopAt:
+    """An offset of the source that a task does not go beyond until `Task.go_on`."""
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
@@ -167,7 +160,7 @@ class Task:
         self._decided_elsewhere: deque[Mapping[int, Letter]] = deque()
         self.compared: Compared | None = None
         """The comparison with the serving generation, once made."""
-        self.bound: Bound | None = None
+        self.stop: StopAt | None = None
         """How far the task folds now; None: as far as there are events."""
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
         self.replica = Replica(task_id, hosted, self._log)
@@ -264,17 +257,17 @@ class Task:
         """Notifies a watcher of the commits from now on, instead of the previous watcher; None: no watcher."""
         self._watcher = watcher
 
-    def bind(self, offset: int) -> Bound:
-        """Has the task stop at an offset of the source, until `release`.
+    def stop_at(self, offset: int) -> StopAt:
+        """Has the task stop at an offset of the source, until `go_on`.
 
         It applies what it has in hand, which may be beyond the offset.
         """
-        self.bound = bound = Bound(offset)
-        return bound
+        self.stop = stop = StopAt(offset)
+        return stop
 
-    def release(self) -> None:
-        """Lets the task fold on after `bind`."""
-        self.bound = None
+    def go_on(self) -> None:
+        """Lets the task fold on after `stop_at`."""
+        self.stop = None
 
     def snapshot(self) -> TaskSnapshot:
         store, state, restoration = self.replica.store, self._state, self.replica.restoration
@@ -457,7 +450,7 @@ class Task:
                 return "the generation that sends the outputs has not passed the record; try again"
             letter = verdict.set_aside(first)
             audit = hosted.decisions.output(partition, letter, verdict, hosted.processor.letters.now_ms())
-            self._commit(TaskBatch(start, offset + 1, dead_letters=[letter]), store, writer, [audit])
+            self._commit(TaskBatch(start, PartitionUpdates(offset + 1, dead_letters=[letter])), store, writer, [audit])
         self._log.warning("a record was set aside", offset=offset, by=verdict.by, reason=verdict.reason)
         return None
 

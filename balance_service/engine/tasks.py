@@ -211,21 +211,15 @@ class Tasks:
         """Returns the position of each task that has states to answer with, by partition."""
         return {p: task.position for p, task in self.with_states().items() if task.position >= 0}
 
-    def first_needed(self, partition: int) -> int:
-        """Returns the first record that is not applied in a partition, 0 while that is unknown."""
-        task = self.task(partition)
-        view = None if task is None else task.view
-        return 0 if view is None else self.hosted.processor.letters.first_needed(view)
-
     def look(self) -> None:
         """Notes how far the owned tasks are. To be called every second."""
         owned = [task for task in self.all() if task.role is Role.ACTIVE]
         self.hosted.progress.look({task.task_id.partition: self._seen(task) for task in owned})
 
     def _seen(self, task: Task) -> Seen:
-        position, bound = task.position, task.bound
+        position, stop = task.position, task.stop
         # A task does not go beyond these.
-        ends = [self.hosted.watermarks.end(task.task_id.partition), task.goal, None if bound is None else bound.offset]
+        ends = [self.hosted.watermarks.end(task.task_id.partition), task.goal, None if stop is None else stop.offset]
         end = min((end for end in ends if end is not None), default=None)
         restores = task.state in (TaskState.CREATED, TaskState.RESTORING)
         return Seen(position, None if end is None else max(0, end - position), restores)

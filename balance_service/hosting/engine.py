@@ -19,14 +19,14 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.generations import GenerationLog
 from balance_service.cluster.membership import Memberships
-from balance_service.engine.assembly import Surroundings, processor_of, table_contexts
+from balance_service.engine.assembly import StageServices, processor_of, table_contexts
 from balance_service.engine.database import Database, limit_open_files
 from balance_service.engine.decisions import DecisionLog
 from balance_service.engine.hosted_stage import HostedStage
 from balance_service.engine.records import TaskId
 from balance_service.engine.siblings import Siblings
-from balance_service.engine.source_watch import LossCheck, Purge, SourceCheck
-from balance_service.engine.standing import StandingStill
+from balance_service.engine.source_watch import LossCheck, SourceCheck
+from balance_service.engine.stalled import StalledStage
 from balance_service.engine.stateless import JoinProcessor
 from balance_service.engine.tables import JoinedTables, Tables
 from balance_service.engine.tasks import Tasks
@@ -77,7 +77,6 @@ _QUERIES_OF_A_PARTITION = 6
 _SAMPLE_EVERY_SECONDS = 5.0
 _LOOK_EVERY_SECONDS = 1.0
 # As often as Kafka Streams does.
-_PURGE_EVERY_SECONDS = 30.0
 
 
 class StartupRetries:
@@ -424,7 +423,7 @@ class Engine:
 
     def _runner(self, hosted: HostedStage) -> tuple[Runner, Callable[[], None] | None]:
         if hosted.stands_still:
-            return StandingStill(hosted.stands_still), None
+            return StalledStage(hosted.stands_still), None
         with_traces = self._tracer is not UNTRACED
         decoder = Decoder(self.spark, hosted.read_model, hosted.stage, self.registry, with_traces=with_traces)
         self._decoders[hosted.stage.name] = decoder
@@ -434,7 +433,7 @@ class Engine:
 
     def _hosted(self, stage: Stage) -> HostedStage:
         settings, prepared = self.settings, self._prepared
-        around = Surroundings(
+        services = StageServices(
             registry=self.registry,
             partitions=lambda name: prepared[name].partitions,
             topic_id=lambda name: prepared[name].topic_id,
@@ -446,7 +445,7 @@ class Engine:
         )
         model = self.versions.read_model(stage)
         decisions_topic = settings.dead_letter_decisions_topic
-        processor = processor_of(stage, model, around)
+        processor = processor_of(stage, model, services)
         siblings = Siblings(partial(self.generations.of, stage.owner), partial(self.generations.newest, stage.owner))
         is_last = model is not None and not stage.passes_on
         return HostedStage(
@@ -460,7 +459,7 @@ class Engine:
             processor=processor,
             decisions=DecisionLog(
                 records=self.decision_records,
-                codec=around.codec(decisions_topic, load_schema("DeadLetterDecision")),
+                codec=services.codec(decisions_topic, load_schema("DeadLetterDecision")),
                 stage=stage.identity,
                 source_topic_id=prepared[stage.source].topic_id,
             ),
@@ -496,8 +495,6 @@ class Engine:
             losses.run_once()
 
         yield PeriodicThread(f"source-check-{tasks.name}", CHECK_EVERY_SECONDS, check)
-        if self.settings.purge_rekeyed and tasks.hosted.stage.reads_rekeyed:
-            yield PeriodicThread(f"purge-{tasks.name}", _PURGE_EVERY_SECONDS, Purge(tasks).run_once)
 
     def _release(
         self, topic: str, partitions: Partitions, timeout_seconds: float, *, leaves_views: bool = False

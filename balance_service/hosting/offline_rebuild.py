@@ -23,7 +23,7 @@ from balance_service.cluster.generations import GenerationLog
 from balance_service.cluster.membership import guard_config, refusal
 from balance_service.engine.decisions import DecisionLog
 from balance_service.engine.inheritance import check_owner, last_positions
-from balance_service.engine.opening import was_cut, was_purged, was_repartitioned
+from balance_service.engine.opening import rekeyed_was_cut, was_cut, was_repartitioned
 from balance_service.engine.state_directory import StateDirectory
 from balance_service.engine.task import TaskState
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError, RetriableError, TaskHaltedError
@@ -148,7 +148,7 @@ def _refuse_repartitioned(topics: Topics, stage: Stage, source: Topic) -> None:
 def _refuse_incomplete(settings: Settings, stage: Stage, source: Topic, starts: Mapping[int, int]) -> None:
     for partition, start in starts.items():
         if start > 0 and stage.reads_rekeyed:
-            raise ConfigurationError(was_purged(source.name, partition, start))
+            raise ConfigurationError(rekeyed_was_cut(source.name, partition, start))
         if start > 0 and not settings.allow_finite_retention:
             raise ConfigurationError(was_cut(source.name, partition, start))
 

@@ -8,7 +8,7 @@ import structlog
 
 from balance_service.engine.database import has_room_for, room_bytes
 from balance_service.engine.inheritance import last_positions
-from balance_service.engine.opening import was_purged
+from balance_service.engine.opening import rekeyed_was_cut
 from balance_service.engine.records import Role
 from balance_service.engine.task import TaskState
 from balance_service.errors import InvalidInputError, RetriableError
@@ -193,7 +193,7 @@ class RebuildChecks:
         starts = engine.topics.offsets(source.name, range(source.partitions), earliest=True)
         for partition, start in starts.items():
             if start > 0 and stage.reads_rekeyed:
-                raise InvalidInputError(was_purged(source.name, partition, start))
+                raise InvalidInputError(rekeyed_was_cut(source.name, partition, start))
             if start > 0 and not engine.settings.allow_finite_retention:
                 raise InvalidInputError(
                     f"a new generation of '{model}' would be built from what is left: the first {start} offsets of "

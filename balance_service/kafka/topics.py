@@ -152,15 +152,6 @@ class Topics:
             entries = futures[resource].result(_REQUEST_TIMEOUT_SECONDS)
         return {key: str(entry.value) for key, entry in entries.items()}
 
-    def delete_before(self, name: str, offsets: Mapping[int, int]) -> None:
-        """Deletes the records of partitions below an offset each."""
-        wanted = [TopicPartition(name, partition, offset) for partition, offset in offsets.items()]
-        if not wanted:
-            return
-        with self._mapped_errors(f"deleting records of topic {name}", f"Delete on topic '{name}'"):
-            for future in self._admin.delete_records(wanted, request_timeout=_REQUEST_TIMEOUT_SECONDS).values():
-                future.result(_REQUEST_TIMEOUT_SECONDS)
-
     def offsets(
         self, name: str, partitions: Iterable[int], *, earliest: bool = False, committed: bool = False
     ) -> dict[int, int]:

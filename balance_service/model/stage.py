@@ -72,7 +72,7 @@ class Stage:
     outputs: tuple[str, ...] = ()
     """The topics that the read model emits to."""
     reads_rekeyed: bool = False
-    """Whether the source is the re-keyed topic of the previous stage, which may be purged."""
+    """Whether the source is the re-keyed topic of the previous stage."""
     retries: bool = False
     """Whether the stage has no read model, and its source holds another consumer's dead letters."""
 

@@ -1,6 +1,6 @@
 """Settings of Kafka and of the schema registry. Part of `Settings`.
 
-The user's Kafka properties have librdkafka's names. They come from a JSON object, a properties file, or both. For
+The user's Kafka properties have librdkafka's names. They come from a JSON object, a file of lines, or both. For
 Spark's Kafka client, which runs in the JVM, properties of trust and identity are translated or refused; properties that
 only tune librdkafka are left out.
 """
@@ -23,7 +23,7 @@ from pydantic_settings import BaseSettings, NoDecode
 from balance_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 HIDDEN = "********"
 HTTP = r"^https?://"
@@ -43,9 +43,7 @@ _SECRET_WORDS = (
 )
 # Locations are no secrets, although their names have one of those words in them.
 _NO_SECRETS = {"sasl.oauthbearer.token.endpoint.url", "ssl.key.location", "ssl.keystore.location"}
-_PROPERTY = re.compile(r"(?P<name>(?:\\.|[^\\=:\s])+)(?:\s*[=:]\s*|\s+)(?P<value>.*)", re.DOTALL)
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
-_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
+_PROPERTY = re.compile(r"(?P<name>[\w.-]+)[ \t]*=[ \t]*(?P<value>.*)", re.DOTALL)
 
 _SAME = {
     "client.dns.lookup",
@@ -122,7 +120,7 @@ class KafkaSettings(BaseSettings):
     )
     kafka_config_file: Path | None = Field(
         None,
-        description="Properties file with more of them, read at start; keeps secrets out of the environment.",
+        description="File with more of them, a line `name=value` each; keeps secrets out of the environment.",
     )
 
     @field_validator("kafka_config", mode="before")
@@ -198,7 +196,7 @@ def parse_json(text: str) -> dict[str, str]:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    r"""Reads a file in Java's format: `name=value`, `#` or `!` for comments, `\` to escape and to continue a line.
+    """Reads a file of lines `name=value`, each taken as it is but for spaces around both; `#` begins a comment line.
 
     Raises:
         ValueError: the message has the number of the wrong line, never its content.
@@ -210,14 +208,16 @@ def read_properties(path: Path) -> dict[str, str]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8") from error
     properties: dict[str, str] = {}
-    for number, line in _logical_lines(text):
-        match = _PROPERTY.fullmatch(line)
+    # Not `splitlines`: a password may hold Unicode's line separators.
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = _PROPERTY.fullmatch(line.strip(" \t\r"))
         if match is None:
             raise ValueError(f"line {number} of {path} is not name=value")
-        name = _unescaped(match["name"])
-        if name in properties:
-            raise ValueError(f"{path} has {name} twice; keep one")
-        properties[name] = _unescaped(match["value"])
+        if match["name"] in properties:
+            raise ValueError(f"{path} has {match['name']} twice; keep one")
+        properties[match["name"]] = match["value"]
     return properties
 
 
@@ -228,32 +228,6 @@ def printable_properties(properties: Mapping[str, str]) -> str:
 
 def _is_secret(name: str) -> bool:
     return name not in _NO_SECRETS and any(word in name.lower() for word in _SECRET_WORDS)
-
-
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines with properties, each with the number of its first physical line; continued lines are joined."""
-    begun, parts = 0, ""
-    # Not `splitlines`: a password may hold Unicode's line separators.
-    for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1):
-        stripped = line.lstrip(" \t\f")
-        if not parts and (not stripped or stripped[0] in "#!"):
-            continue
-        begun = begun if parts else number
-        continues = (len(stripped) - len(stripped.rstrip("\\"))) % 2 == 1
-        parts += stripped[:-1] if continues else stripped
-        if not continues:
-            yield begun, parts
-            parts = ""
-    if parts:
-        yield begun, parts
-
-
-def _unescaped(text: str) -> str:
-    def character(match: re.Match[str]) -> str:
-        code = match[1]
-        return chr(int(code[1:], 16)) if len(code) > 1 else _ESCAPED.get(code, code)
-
-    return _ESCAPE.sub(character, text)
 
 
 def jvm_properties(config: Mapping[str, str]) -> dict[str, str]:

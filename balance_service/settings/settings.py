@@ -119,11 +119,6 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         description="Accept a source topic that is compacted or deletes old records, so that the model cannot be "
         "rebuilt from it in full.",
     )
-    purge_rekeyed: bool = Field(
-        False,
-        description="Delete the applied records from the topics between two stages of a read model. The topics take "
-        "less space, and the stages that read them cannot be rebuilt.",
-    )
     http_host: str = Field("127.0.0.1", description="Address the HTTP server listens on.")
     http_port: int = Field(
         DEFAULT_PORT, ge=0, le=65_535, description="Port the HTTP server listens on; 0 takes a free one."

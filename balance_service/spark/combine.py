@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -11,7 +11,9 @@ import pyarrow.compute as pc
 
 from balance_service.avro.arrow_rows import rows_of
 from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN, SCHEMA_HEADER
-from balance_service.engine.records import CombinedUpdates, DeadLetter, KeyedUpdate
+from balance_service.engine.batch import KeyedUpdate, PartitionUpdates
+from balance_service.engine.records import DeadLetter
+from balance_service.errors import BalanceServiceError
 from balance_service.model.standard_fold import Groups
 from balance_service.observability.tracing import TRACEPARENT_HEADER
 
@@ -29,78 +31,57 @@ UNRESOLVED = "unresolved"
 """The cause of a record whose schema is not known yet."""
 
 SCHEMA_ID_UNKNOWN = "schema-id-unknown"
-# As Python objects, keys and states take a multiple of their bytes, so they are created in slices.
-_SLICE_KEYS = 20_000
 # Combining in Arrow costs as much as this number of single events.
 _FEW_ROWS = 32
 # A batch may hold a million events, and every link is sent with the span.
 _MOST_LINKS = 32
-# A dead letter as a Python object.
-_LETTER_BYTES = 500
 _DECIMAL_DIGITS = 38
 _INTEGER_LIMIT = 2**63
 _ENVELOPE = frozenset({"offset", "key", "timestamp"})
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionUpdates:
-    """The combined events of a part of a partition; `updates`, `events` and `ignored` as in `TaskBatch`.
+class EventsNotKeptError(BalanceServiceError):
+    """The single events of merged parts are needed, which would have filled the memory; another query reads them."""
 
-    `combined` has one row for each key that has no entry in `events`: `key` and the update columns, sorted by key. For
-    a stage without states it has all events, in their order.
+
+def end_of(rows: pa.RecordBatch | pa.Table) -> int:
+    """Returns the offset after the last of some rows."""
+    return int(rows["offset"][-1].as_py()) + 1
+
+
+def merged(
+    one: PartitionUpdates, later: PartitionUpdates, combine: Mapping[str, Combination] | None
+) -> PartitionUpdates | None:
+    """Returns two parts as one, without their events; None if that could differ from applying one after the other.
+
+    They can be merged if the order does not matter, and sums are of one sign: then merging hides no overflow between
+    the parts.
     """
-
-    combined: pa.Table | None = None
-    events: Sequence[KeyedUpdate] = ()
-    applied: int = 0
-    ignored: Mapping[str, int] = field(default_factory=dict)
-    dead_letters: Sequence[DeadLetter] = ()
-
-    @property
-    def keys(self) -> int:
-        """The number of keys with a combined update."""
-        return 0 if self.combined is None else int(self.combined.num_rows)
-
-    @property
-    def combined_bytes(self) -> int:
-        return 0 if self.combined is None else int(self.combined.nbytes)
-
-    @property
-    def letter_bytes(self) -> int:
-        return sum(_LETTER_BYTES + len(letter.key or b"") + len(letter.value or b"") for letter in self.dead_letters)
-
-    @property
-    def updates(self) -> list[CombinedUpdates]:
-        if self.combined is None:
-            return []
-        slices = self.combined.to_batches(max_chunksize=_SLICE_KEYS)
-        return [CombinedUpdates(some["key"], some.drop_columns(["key"])) for some in slices]
-
-    def merged_with(
-        self, later: PartitionUpdates, combine: Mapping[str, Combination] | None
-    ) -> PartitionUpdates | None:
-        """Returns both parts as one; None if the result could differ from applying them one after the other.
-
-        They can be merged if the order does not matter, and sums are of one sign: then merging hides no overflow
-        between the parts.
-        """
-        if combine is None or self.events or later.events:
+    if combine is None or one.events or later.events:
+        return None
+    if not all(how.in_any_order for how in combine.values()):
+        return None
+    tables = [part.combined for part in (one, later) if part.combined is not None]
+    both = pa.concat_tables(tables) if tables else None
+    if both is not None and len(tables) > 1:
+        if _may_overflow(both, combine) or any(map(_is_of_both_signs, _sums(both, combine))):
             return None
-        if not all(how.in_any_order for how in combine.values()):
-            return None
-        tables = [part.combined for part in (self, later) if part.combined is not None]
-        both = pa.concat_tables(tables) if tables else None
-        if both is not None and len(tables) > 1:
-            if _may_overflow(both, combine) or any(map(_is_of_both_signs, _sums(both, combine))):
-                return None
-            both = _aggregated(both, combine)
-        return PartitionUpdates(
-            both,
-            (),
-            self.applied + later.applied,
-            Counter(self.ignored) + Counter(later.ignored),
-            (*self.dead_letters, *later.dead_letters),
-        )
+        both = _aggregated(both, combine)
+    return PartitionUpdates(
+        later.end,
+        both,
+        (),
+        one.applied + later.applied,
+        Counter(one.ignored) + Counter(later.ignored),
+        (*one.dead_letters, *later.dead_letters),
+        _not_kept,
+        one.traces or later.traces,
+    )
+
+
+def _not_kept(_keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
+    # Nothing is written yet. The next query gathers part by part, and each part keeps its events.
+    raise EventsNotKeptError("single events")
 
 
 class PartitionRows:
@@ -112,6 +93,7 @@ class PartitionRows:
 
     def __init__(self, rows: pa.Table) -> None:
         """Takes rows as `Decoder.updates` returns them."""
+        self._end = end_of(rows)
         notes = rows[NOTE]
         self.updates: pa.Table = rows.drop_columns([NOTE])
         noted = rows.filter(pc.is_valid(notes)) if notes.null_count < len(notes) else rows.slice(0, 0)
@@ -191,6 +173,7 @@ class PartitionRows:
         ignored = pc.value_counts(pc.fill_null(self.notes["record"].filter(is_ignored), ""))
         letters = self.notes.filter(pc.and_kleene(pc.is_valid(self.notes["cause"]), pc.invert(is_ignored)))
         return PartitionUpdates(
+            self._end,
             combined=updates,
             events=events,
             applied=self.updates.num_rows,

@@ -11,20 +11,20 @@ part as they arrive, so that memory holds keys, not events.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from balance_service.process.failpoints import part_size
-from balance_service.spark.combine import PartitionUpdates
+from balance_service.spark.combine import end_of, merged
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping, Sequence
 
+    from balance_service.engine.batch import PartitionUpdates
     from balance_service.model.standard_fold import Combination
-    from balance_service.spark.combine import PartitionRows
 
 _LEAST_PACE_SECONDS = 0.010
 _MOST_PACE_SECONDS = 0.025
@@ -49,24 +49,8 @@ _PART_BYTES = 8 << 20
 # A transaction must end before its timeout, and the records that it writes are in memory more than once.
 _MOST_KEYS = 1_000_000
 _MOST_LETTER_BYTES = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """The events of a partition below `end`, combined where that is possible."""
-
-    updates: PartitionUpdates
-    end: int
-    traces: Sequence[str] = ()
-    rows: PartitionRows | None = None
-    """The events; None once they are merged with others, because they would fill the memory."""
-
-    def merged_with(self, later: Gathered, combine: Mapping[str, Combination] | None) -> Gathered | None:
-        """Returns both as one; None if they must be committed one after the other."""
-        both = self.updates.merged_with(later.updates, combine)
-        if both is None or both.keys > _MOST_KEYS or both.letter_bytes > _MOST_LETTER_BYTES:
-            return None
-        return replace(later, updates=both, traces=self.traces or later.traces, rows=None)
+# A dead letter as a Python object.
+_LETTER_BYTES = 500
 
 
 @dataclass(slots=True)
@@ -86,22 +70,22 @@ class Gathering:
         pull: Callable[[float], pa.RecordBatch | None],
         timeout_seconds: float,
         known_end: int | None,
-        part: Callable[[pa.Table], Gathered],
+        part: Callable[[pa.Table], PartitionUpdates],
         interrupted: threading.Event,
-    ) -> list[Gathered]:
+    ) -> list[PartitionUpdates]:
         """Returns the parts to commit next, in order; empty if no event arrived in time.
 
         Args:
             pull: timeout in seconds → all rows that have arrived since the last pull; None if there are none.
             known_end: the partition's end as last read.
-            part: events in offset order → their combination. An error that it raises ends the gathering.
+            part: events in offset order → their updates. An error that it raises ends the gathering.
             interrupted: stops pulling once it is set.
         """
         self.sleep(max(0.0, self._next - self.clock()))
         batch = pull(timeout_seconds)
         if batch is None:
             return []
-        gathered: list[Gathered] = []
+        gathered: list[PartitionUpdates] = []
         pending, rows, end, until = [batch], batch.num_rows, end_of(batch), self.clock() + _GATHER_SECONDS
         while known_end is not None and end < known_end and rows < self.most_rows and self.clock() < until:
             if interrupted.is_set():
@@ -132,17 +116,22 @@ class Gathering:
         """Gathers part by part until the known end is reached: the failed commit may have been too large."""
         self._part_by_part = True
 
-    def _with(self, gathered: list[Gathered], later: Gathered) -> list[Gathered]:
-        both = gathered[-1].merged_with(later, self.combine) if gathered else None
-        return [*gathered, later] if both is None else [*gathered[:-1], both]
+    def _with(self, gathered: list[PartitionUpdates], later: PartitionUpdates) -> list[PartitionUpdates]:
+        both = merged(gathered[-1], later, self.combine) if gathered else None
+        if both is None or both.keys > _MOST_KEYS or _letter_bytes(both) > _MOST_LETTER_BYTES:
+            return [*gathered, later]
+        return [*gathered[:-1], both]
 
-    def _is_part(self, batches: Sequence[pa.RecordBatch], gathered: Sequence[Gathered]) -> bool:
+    def _is_part(self, batches: Sequence[pa.RecordBatch], gathered: Sequence[PartitionUpdates]) -> bool:
         rows, size = (sum(counts) for counts in zip(*((b.num_rows, b.nbytes) for b in batches), strict=True))
-        least = _PART_ROWS_SINGLY if self.combine is None else _PART_ROWS
-        # A part is as large as the one it is merged with: smaller ones would sort all keys again for few events.
-        before = gathered[-1].updates if gathered else PartitionUpdates()
-        return bool(rows >= max(part_size(least), before.keys) or size >= max(_PART_BYTES, before.combined_bytes))
+        least_rows = part_size(_PART_ROWS_SINGLY if self.combine is None else _PART_ROWS)
+        least_bytes = _PART_BYTES
+        if gathered and (before := gathered[-1].combined) is not None:
+            # A part is as large as the one it is merged with: smaller ones would sort all keys again for few events.
+            least_rows, least_bytes = max(least_rows, before.num_rows), max(least_bytes, before.nbytes)
+        return bool(rows >= least_rows or size >= least_bytes)
 
 
-def end_of(rows: pa.RecordBatch | pa.Table) -> int:
-    return int(rows["offset"][-1].as_py()) + 1
+def _letter_bytes(updates: PartitionUpdates) -> int:
+    """Returns about how many bytes the dead letters take as Python objects."""
+    return sum(_LETTER_BYTES + len(one.key or b"") + len(one.value or b"") for one in updates.dead_letters)

@@ -20,12 +20,13 @@ import structlog
 
 from balance_service.avro.codec import schema_id_of
 from balance_service.avro.registry import ask_together
+from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.dead_letter import DECODER_FAILED, GONE
-from balance_service.engine.records import DeadLetter, TaskBatch
+from balance_service.engine.records import DeadLetter
 from balance_service.errors import PoisonRecordError
 from balance_service.kafka.log_reader import records_at, records_from, records_left_at
 from balance_service.kafka.messages import headers_of, offset_of
-from balance_service.spark.combine import SCHEMA_ID_UNKNOWN, PartitionRows, PartitionUpdates, unknown_schema
+from balance_service.spark.combine import SCHEMA_ID_UNKNOWN, PartitionRows, unknown_schema
 from balance_service.spark.row_query import QueryEndedError, in_short
 from balance_service.spark.session import require_jvm
 from balance_service.spark.trials import Trials
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from pyspark.sql import SparkSession
 
+    from balance_service.engine.batch import KeyedUpdate
     from balance_service.engine.dead_letters import DueLetters
-    from balance_service.engine.records import KeyedUpdate
     from balance_service.kafka.topics import Topics
     from balance_service.settings import Settings
     from balance_service.spark.decode import Decoder
@@ -176,7 +177,8 @@ class Redrive:
             tried = [offset for offset in tried if offset < end]
             failed = [letter for letter in failed if letter.offset < end]
         batch = redriven(decoded, tried, letters, position, due, has_states=self._has_states)
-        return replace(batch, dead_letters=(*batch.dead_letters, *failed))
+        updates = replace(batch.updates, dead_letters=(*batch.updates.dead_letters, *failed))
+        return replace(batch, updates=updates)
 
     def _still_unknown(self, due: DueLetters, records: Sequence[Mapping[str, Any]]) -> dict[int, int | None]:
         """Returns the schemas that the registry still lacks, by offset. Needs no Spark job."""
@@ -320,27 +322,18 @@ def redriven(
         letters: the records by offset, without causes.
         has_states: whether decoded events are folded, and so handed over one by one.
     """
-    part = PartitionUpdates() if rows is None else rows.uncombined()
+    updates = PartitionUpdates(position) if rows is None else replace(rows.uncombined(), end=position)
     events: Sequence[KeyedUpdate] = ()
     if has_states and rows is not None:
         events = rows.single_updates(rows.updates, letters)
+        updates = replace(updates, combined=None, events=events)
 
     def singles(keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
         return [event for event in events if event.key in keys]
 
     gone = [DeadLetter(at, -1, None, None, GONE) for at in tried if at not in letters]
-    return TaskBatch(
-        position,
-        position,
-        () if has_states else part.updates,
-        events,
-        part.applied,
-        part.ignored,
-        (*part.dead_letters, *gone),
-        singles,
-        retried=frozenset(tried),
-        forgotten=due.forgotten,
-    )
+    updates = replace(updates, dead_letters=(*updates.dead_letters, *gone), singles=singles)
+    return TaskBatch(position, updates, retried=frozenset(tried), forgotten=due.forgotten)
 
 
 def _row(offset: int, message: Message) -> dict[str, Any]:

@@ -37,6 +37,8 @@ _MOST_BYTES = 4 << 20
 _BATCH = "24 hours"
 _ASK = b"\1"
 _COUNT_BYTES = 8
+# `Handover` sends it in place of a number of rows.
+_COMPLETED = -1
 _CONNECT_SECONDS = 60.0
 _LOOK_EVERY_SECONDS = 0.2
 _END_SECONDS = 5.0
@@ -44,6 +46,7 @@ _END_SECONDS = 5.0
 _SEND_SECONDS = 30.0
 # The message of `Handover` in a second batch.
 _SECOND_BATCH = "a query runs one batch only"
+_BATCH_ENDED = "Spark's batch has come to its end"
 # The text is in one of the inner causes.
 _FORBIDDEN = re.compile(r"Not authorized to access topics: \[[^\]]*\]")
 
@@ -137,11 +140,13 @@ class RowQuery:
                 except Exception as error:
                     failure = error
                 is_full_time = failure is None or _SECOND_BATCH in str(failure)
-                self._end = (
-                    BatchEndedError("Spark's batch has come to its end")
-                    if is_full_time
-                    else QueryEndedError(in_short(failure))
-                )
+                self._end = BatchEndedError(_BATCH_ENDED) if is_full_time else QueryEndedError(in_short(failure))
+            return type(self._end)(str(self._end))
+
+    def completed(self) -> QueryEndedError:
+        """Notes that Spark has completed the batch, which the query outlives by the time of its last checkpoint."""
+        with self._ending:
+            self._end = self._end or BatchEndedError(_BATCH_ENDED)
             return type(self._end)(str(self._end))
 
     def _start(self) -> None:
@@ -204,9 +209,10 @@ class PartitionStream:
     def __init__(self, query: RowQuery, position: int) -> None:
         self.position = position
         """The first offset."""
+        self.next = position
+        """The offset after the last row that was pulled."""
         self.is_closed = False
         self._query = query
-        self._next = position
         self._count = 0
         self._opened = ExitStack()
         self._path = Path()
@@ -243,18 +249,20 @@ class PartitionStream:
                 self._asked = True
             if not _is_readable(connection, timeout_seconds):
                 return None
-            before = int.from_bytes(self._file.read(_COUNT_BYTES))
+            before = int.from_bytes(self._file.read(_COUNT_BYTES), signed=True)
+            if before == _COMPLETED:
+                raise self._query.completed()
             rows: pa.RecordBatch = self._batches.read_next_batch()
         except (OSError, pa.ArrowInvalid, StopIteration) as error:
             raise self._query.ended() from error
         self._asked = False
         first, last = rows["offset"][0].as_py(), rows["offset"][-1].as_py()
-        if before != self._count or first < self._next:
+        if before != self._count or first < self.next:
             raise QueryEndedError(
-                f"Spark handed over offset {first} after {self._next - 1}, and {before} rows before it "
+                f"Spark handed over offset {first} after {self.next - 1}, and {before} rows before it "
                 f"where {self._count} have arrived"
             )
-        self._count, self._next = before + rows.num_rows, last + 1
+        self._count, self.next = before + rows.num_rows, last + 1
         return rows
 
     def close(self) -> None:

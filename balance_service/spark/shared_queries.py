@@ -6,10 +6,10 @@ events again, or returns after a wait, asks again and gets a stream of another q
 wait in Spark, where they cost a thread and nothing else.
 
 Once nothing has changed for some seconds, one query over all partitions replaces several, or one with partitions that
-have left, or one that is nearly a day old. It is made before the others are broken: each task changes over between two
-commits, once the new query reads its partition, and leaves out the rows that it has committed.
+have left, or one that is nearly a day old. The new query starts before the old ones end: each task changes over between
+two commits, once the new query reads its partition, and leaves out the rows that it has committed.
 
-A query that fails is replaced by two, each for half of its partitions, until the partition to blame is alone.
+A query that fails is replaced by one for each of its partitions: the fault of one must not stop the others.
 """
 
 from __future__ import annotations
@@ -75,14 +75,6 @@ class Slots:
         with self._changed:
             self._free += count
             self._changed.notify_all()
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """The failure of a query: the most partitions of a next one, and until when that holds."""
-
-    most: int
-    until: float
 
 
 @dataclass(eq=False, slots=True)
@@ -191,7 +183,8 @@ class SharedQueries:
         self._running: list[_Running] = []
         self._threads: dict[threading.Thread, float] = {}
         self._replace_at = 0.0
-        self._apart: dict[int, _Failure] = {}
+        self._apart: dict[int, float] = {}
+        """Partitions of queries that failed → until when each has a query of its own."""
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=f"queries-{name}", daemon=True)
         self._thread.start()
@@ -235,12 +228,14 @@ class SharedQueries:
             if after.query.is_over:
                 member.next = None
                 return None
-            stream = after.query.rows[member.partition]
-            if not stream.has_rows and self._clock() - after.since < _GRACE_SECONDS:
+            old, stream = before.query.rows[member.partition], after.query.rows[member.partition]
+            # What the old query has handed over since then, the new one hands over too: the task would wait for it.
+            is_behind = old.next > stream.position or self._clock() - after.since < _GRACE_SECONDS
+            if is_behind and not stream.has_rows:
                 return None
             member.running, member.next = after, None
             self._wait_to_replace()
-            before.query.rows[member.partition].close()
+            old.close()
             return stream
 
     def stop(self, timeout_seconds: float) -> bool:
@@ -302,10 +297,7 @@ class SharedQueries:
         if not (is_complete and is_turn):
             return None
         self._forget_failures()
-        group = [member for member in self._asking if member.partition not in self._apart]
-        if not group:
-            failure = self._apart[self._asking[0].partition]
-            group = [member for member in self._asking if self._apart[member.partition] is failure][: failure.most]
+        group = [member for member in self._asking if member.partition not in self._apart] or self._asking[:1]
         self._asking = [member for member in self._asking if member not in group]
         return group
 
@@ -418,11 +410,10 @@ class SharedQueries:
             self._keep_apart(members, error)
 
     def _keep_apart(self, members: Sequence[_Member], error: BalanceServiceError) -> None:
-        """Has each of these partitions share its next query with half of them at most."""
+        """Has each of these partitions share no query for a while, unless the error says nothing about any of them."""
         if not _GENERAL.search(str(error)):
-            failure = _Failure(max(1, (len(members) + 1) // 2), self._clock() + _APART_SECONDS)
-            self._apart |= {member.partition: failure for member in members}
+            self._apart |= dict.fromkeys((member.partition for member in members), self._clock() + _APART_SECONDS)
 
     def _forget_failures(self) -> None:
         now = self._clock()
-        self._apart = {partition: failure for partition, failure in self._apart.items() if failure.until > now}
+        self._apart = {partition: until for partition, until in self._apart.items() if until > now}

@@ -10,6 +10,7 @@ import threading
 import time
 from bisect import bisect_left
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,8 @@ import pyarrow.compute as pc
 import structlog
 from opentelemetry.trace import SpanKind
 
+from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.changelog_writer import SecondWriterError
-from balance_service.engine.records import TaskBatch
 from balance_service.engine.task import TaskState
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
 from balance_service.kafka.clients import reader_config
@@ -27,8 +28,8 @@ from balance_service.kafka.log_reader import LogReader
 from balance_service.observability.other_records import DeadRecords, OtherRecords
 from balance_service.observability.tracing import TRACEPARENT_HEADER, UNTRACED, W3C, links_to, open_span
 from balance_service.process.failpoints import reach
-from balance_service.spark.combine import PartitionRows, PartitionUpdates
-from balance_service.spark.gathering import Gathered, Gathering, end_of
+from balance_service.spark.combine import EventsNotKeptError, PartitionRows, end_of
+from balance_service.spark.gathering import Gathering
 from balance_service.spark.redrive import Redrive, read_singles
 from balance_service.spark.row_query import BatchEndedError, QueryEndedError, QueryInterruptedError, RowQuery
 from balance_service.spark.rows_apart import RowsApart, RowsApartEndedError
@@ -36,14 +37,13 @@ from balance_service.spark.session import jvm_has_ended, one_record, read_source
 from balance_service.spark.shared_queries import SharedQueries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from opentelemetry.trace import Tracer
     from pyspark.sql import DataFrame, SparkSession
 
     from balance_service.engine.commit import Committed
     from balance_service.engine.hosted_stage import HostedStage
-    from balance_service.engine.records import KeyedUpdate
     from balance_service.engine.task import Task
     from balance_service.observability.metrics import Metrics
     from balance_service.spark.decode import Decoder
@@ -171,7 +171,7 @@ class TaskRunner:
             while not interrupted.is_set() and task.state is TaskState.RUNNING:
                 try:
                     self._run_query(task, reason, interrupted)
-                except _AnotherQueryError as needed:
+                except (_AnotherQueryError, EventsNotKeptError) as needed:
                     reason = str(needed)
                 except RowsApartEndedError:
                     reason = "read apart"
@@ -262,7 +262,7 @@ class TaskRunner:
         end = end if limit is None else min(end, limit)
         if end <= start:
             return left_out
-        task.process(TaskBatch(start, end, left_out=frozenset(left_out)))
+        task.process(TaskBatch(start, PartitionUpdates(end), left_out=frozenset(left_out)))
         return left_out[end - start :]
 
     @contextmanager
@@ -353,13 +353,13 @@ class TaskRunner:
         log.info("dead letters tried again", task=str(task.task_id), letters=len(batch.retried), applied=done.healed)
         return 0.0
 
-    def _part(self, partition: int, left_out: pa.Array, table: pa.Table) -> Gathered:
+    def _part(self, partition: int, left_out: pa.Array, table: pa.Table) -> PartitionUpdates:
         """Combines the decoded rows of a part, except those at `left_out`."""
         end = end_of(table)
         if len(left_out):
             table = table.filter(pc.invert(pc.is_in(table["offset"], left_out)))
             if not table.num_rows:
-                return Gathered(PartitionUpdates(), end)
+                return PartitionUpdates(end)
         rows = PartitionRows(table)
         if (unresolved := rows.unresolved()).num_rows:
             try:
@@ -368,29 +368,23 @@ class TaskRunner:
                 raise _WaitError(str(error)) from error
             if known.num_rows:
                 rows = PartitionRows(self._redrive.resolved(partition, table, known))
-        traces = () if self._tracer is UNTRACED else rows.traceparents()
         updates = rows.combined(self._combine) if self._has_states else rows.uncombined()
-        return Gathered(updates, end, traces, rows)
+        return replace(
+            updates,
+            end=end,
+            singles=partial(read_singles, self._settings, self._source, partition, rows),
+            traces=() if self._tracer is UNTRACED else rows.traceparents(),
+        )
 
     def _commit(
-        self, gathered: Gathered, start: int, left_out: frozenset[int], task: Task, gathering: Gathering
+        self, updates: PartitionUpdates, start: int, left_out: frozenset[int], task: Task, gathering: Gathering
     ) -> int:
         """Returns the number of committed records; offsets may be missing between them."""
-        began, part = time.monotonic(), gathered.updates
-        batch = TaskBatch(
-            start,
-            gathered.end,
-            part.updates,
-            part.events,
-            part.applied,
-            part.ignored,
-            part.dead_letters,
-            partial(self._singles, task.task_id.partition, gathered.rows),
-            left_out=left_out,
-        )
+        began = time.monotonic()
+        batch = TaskBatch(start, updates, left_out=left_out)
         reach("batch-read")
         try:
-            done = commit_traced(self._tracer, task, batch, gathered.traces) if gathered.traces else task.process(batch)
+            done = commit_traced(self._tracer, task, batch) if updates.traces else task.process(batch)
         except BalanceServiceError:
             # A transaction that timed out looks as if another producer had fenced it.
             gathering.failed()
@@ -400,12 +394,6 @@ class TaskRunner:
         self._dead_records.tell(task.task_id.partition, done.causes, done.refused)
         self._metrics.batch_seconds.observe(time.monotonic() - began)
         return done.applied + done.ignored + done.duplicates + done.dead_lettered
-
-    def _singles(self, partition: int, rows: PartitionRows | None, keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
-        if rows is None:
-            # Nothing was written. The next query gathers part by part, and each part keeps its events.
-            raise _AnotherQueryError("single events")
-        return read_singles(self._settings, self._source, partition, rows, keys)
 
     def _pass_over(self, start: int, left_out: frozenset[int], task: Task, interrupted: threading.Event) -> int | None:
         """Moves the position past offsets without committed records: control records and aborted transactions.
@@ -432,12 +420,12 @@ class TaskRunner:
         except RetriableError as error:
             log.warning("the offsets after the position cannot be read", task=str(task.task_id), error=str(error))
             return start
-        task.process(TaskBatch(start, stable, left_out=left_out))
+        task.process(TaskBatch(start, PartitionUpdates(stable), left_out=left_out))
         return stable
 
 
 class _BoundedRows:
-    """The rows of a task up to its bound and its limit, and as many as it may take at once; the rest waits here."""
+    """The rows of a task up to its `stop` and its `limit`, and as many as it may take at once; the rest waits here."""
 
     def __init__(
         self,
@@ -457,28 +445,28 @@ class _BoundedRows:
 
     def pull(self, timeout_seconds: float) -> pa.RecordBatch | None:
         """Returns the rows that have arrived, as the query's own `pull`; None too if all are to wait."""
-        bound, limit, most = self._task.bound, self._task.limit, self._most()
-        if bound is None and limit is None and most is None:
+        stop, limit, most = self._task.stop, self._task.limit, self._most()
+        if stop is None and limit is None and most is None:
             batch, self.rest = self.rest, None
             batch = batch if batch is not None else self._pull(timeout_seconds)
             self._end = self._end if batch is None else end_of(batch)
             return batch
         # Rows that were returned may still be to be committed: the task then pulls again.
         has_committed = self._task.position >= self._end
-        if bound is not None and has_committed and self._task.position >= bound.offset:
-            bound.reached.set()
+        if stop is not None and has_committed and self._task.position >= stop.offset:
+            stop.reached.set()
         if self.rest is None:
             self.rest = self._pull(timeout_seconds)
         if self.rest is None:
             return None
         offsets = self.rest["offset"]
-        ends = (None if bound is None else bound.offset, limit)
+        ends = (None if stop is None else stop.offset, limit)
         first = offsets[0].as_py()
         end = min((offset for offset in ends if offset is not None), default=end_of(self.rest))
         # Most often, all are beyond it: the task waits there.
         if first >= end:
-            if bound is not None and has_committed and first >= bound.offset:
-                bound.reached.set()
+            if stop is not None and has_committed and first >= stop.offset:
+                stop.reached.set()
             time.sleep(_AT_END_SECONDS)
             return None
         below = self.rest.slice(0, bisect_left(offsets.to_pylist(), end)).slice(0, most)
@@ -487,18 +475,18 @@ class _BoundedRows:
         return below
 
 
-def commit_traced(tracer: Tracer, task: Task, batch: TaskBatch, traces: Sequence[str]) -> Committed:
-    """Commits in a span that continues the first event's trace and links to the others. Raises as `Task.process`.
+def commit_traced(tracer: Tracer, task: Task, batch: TaskBatch) -> Committed:
+    """Commits in a span that continues the first of the batch's traces and links to the others.
 
-    Args:
-        traces: the `traceparent` headers of the batch's sampled events, at least one.
+    Raises as `Task.process`.
     """
+    traces = batch.updates.traces
     attributes: dict[str, str | int] = {
         "messaging.system": "kafka",
         "messaging.operation.type": "process",
         "messaging.operation.name": "commit",
         "messaging.destination.partition.id": str(task.task_id.partition),
-        "messaging.batch.message_count": batch.applied,
+        "messaging.batch.message_count": batch.updates.applied,
         "balance.batch.start": batch.start,
         "balance.batch.end": batch.end,
     }

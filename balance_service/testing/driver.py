@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
 
 from balance_service.avro.codec import AvroCodec
-from balance_service.engine.assembly import Surroundings, processor_of
+from balance_service.engine.assembly import StageServices, processor_of
+from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed, commit, decide, write_position
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor
-from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position, TaskBatch
+from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position
 from balance_service.engine.stateless import JoinProcessor
 from balance_service.engine.store import StateStore
 from balance_service.errors import TaskMigratedError
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
 
     from _typeshed import DataclassInstance
 
+    from balance_service.engine.batch import KeyedUpdate
     from balance_service.engine.dead_letter import Letter
-    from balance_service.engine.records import KeyedUpdate, Output
+    from balance_service.engine.records import Output
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
 
@@ -83,7 +85,7 @@ class DrivenTask:
         self._few_rows = few_rows
         self._has_states = not stage.passes_on and read_model.has_states()
         self.now_ms = 0
-        around = Surroundings(
+        services = StageServices(
             registry=registry,
             partitions=lambda _name: 1,
             topic_id=lambda _name: "source",
@@ -94,7 +96,7 @@ class DrivenTask:
             idempotency_window_ms=idempotency_window_ms,
             now_ms=lambda: self.now_ms,
         )
-        processor = processor_of(stage, read_model, around)
+        processor = processor_of(stage, read_model, services)
         if isinstance(processor, FoldProcessor) and not is_accelerated:
             processor = replace(processor, acceleration=None)
         self.processor = processor
@@ -129,19 +131,10 @@ class DrivenTask:
     def batch(self, start: int, end: int, events: Mapping[int, InputEvent]) -> TaskBatch:
         """Returns the batch of the events of `[start, end)`, by offset; without those that are left out."""
         if not events:
-            return TaskBatch(start, end)
+            return TaskBatch(start, PartitionUpdates(end))
         rows = PartitionRows(rows_of(self._read_model, self.stage, events))
-        part = rows.combined(self._read_model.combine, **self._few_rows) if self._has_states else rows.uncombined()
-        return TaskBatch(
-            start=start,
-            end=end,
-            updates=part.updates,
-            events=part.events,
-            applied=part.applied,
-            ignored=part.ignored,
-            dead_letters=part.dead_letters,
-            singles=partial(self._singles, rows),
-        )
+        updates = rows.combined(self._read_model.combine, **self._few_rows) if self._has_states else rows.uncombined()
+        return TaskBatch(start, replace(updates, end=end, singles=partial(self._singles, rows)))
 
     def due(self) -> TaskBatch | None:
         """Returns the dead letters that must be retried or forgotten now; None if there are none."""

@@ -81,7 +81,7 @@ MUTATIONS = (
         "                elif (ends := self._topics.offsets(self._source, [partition], committed=True)) and (\n"
         "                    ends[partition] > start\n"
         "                ):\n"
-        "                    task.process(TaskBatch(start, ends[partition]))\n"
+        "                    task.process(TaskBatch(start, PartitionUpdates(ends[partition])))\n"
         '                    raise _AnotherQueryError("a planted bug")\n',
         QUIET,
         WRONG,

@@ -186,7 +186,7 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "Spark may hand over rows twice",
         "spark/row_query.py",
-        "        if before != self._count or first < self._next:\n",
+        "        if before != self._count or first < self.next:\n",
         "        if before != self._count:\n",
         "unit/spark/test_row_query",
         "test_a_batch_that_is_handed_over_twice_ends_the_query",
@@ -256,16 +256,16 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "rows that Spark has lost are not missed",
         "spark/row_query.py",
-        "        if before != self._count or first < self._next:\n",
-        "        if first < self._next:\n",
+        "        if before != self._count or first < self.next:\n",
+        "        if first < self.next:\n",
         "unit/spark/test_row_query",
         "test_a_batch_after_lost_rows_ends_the_query",
     ),
     _pinpoint(
         "parts are combined although their sum may overflow",
         "spark/combine.py",
-        "            if _may_overflow(both, combine) or any(",
-        "            if any(",
+        "        if _may_overflow(both, combine) or any(",
+        "        if any(",
         "unit/spark/test_combine",
         "test_batches_whose_result_depends_on_their_order_are_not_merged",
     ),
@@ -512,7 +512,7 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a table keeps the rows of its former partitioner",
         "engine/table_partition.py",
-        '        identity = f"{topic_id} {self._context.placement.partitioning.partitioner}"\n',
+        '        identity = f"{topic_id} {self._context.misplaced.partitioning.partitioner}"\n',
         "        identity = topic_id\n",
         "integration/test_tables",
         "test_a_table_is_read_again_by_another_partitioner",

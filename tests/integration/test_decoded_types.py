@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import frame_header, opened
 from balance_service.avro.schemas import fields_of, load_schema, without_null
+from balance_service.engine.batch import updates_in
 from balance_service.errors import PoisonRecordError
 from balance_service.model.conditions import col
 from balance_service.model.events import Emit
@@ -107,7 +108,8 @@ def test_a_running_query_hands_over_what_folds_of_some_events_add(spark: SparkSe
     offset = rows.updates["offset"][0].as_py()
     expected = PartitionRows(rows_of(read_model, stage, {offset: given}))
     assert repr(rows.single_updates(rows.updates)) == repr(expected.single_updates(expected.updates))
-    (found,) = (some for part in rows.combined(read_model.combine, few_rows=0).updates for some in part.take([0]))
+    slices = rows.combined(read_model.combine, few_rows=0).slices()
+    (found,) = (update for some in slices for update in updates_in(some, [0]))
     assert found.update["mean"] == {"sum": Decimal("12.34"), "count": 1}
 
 

@@ -20,6 +20,7 @@ from balance_service.kafka.topics import Topics
 from balance_service.spark.combine import SCHEMA_ID_UNKNOWN
 from balance_service.spark.redrive import Redrive
 from tests.integration.engines import prepare, settings_for
+from tests.support.kafka import delete_before
 from tests.support.waiting import eventually
 from tests.unit.spark.decoded import table
 from tests.unit.spark.spark_side import lone_session
@@ -192,7 +193,7 @@ def test_a_read_is_bounded_in_bytes_but_returns_at_least_one_record(
     settings: Settings, size_of: Callable[[int], int], kept_from: int, looked_for: int
 ) -> None:
     topic = topic_of(settings, 1_000, lambda at: bytes(size_of(at)))
-    Topics(settings).delete_before(topic, {0: kept_from})
+    delete_before(settings.bootstrap_servers, topic, {0: kept_from})
 
     found, records = records_left_at(settings, Topics(settings), topic, 0, range(1_000), _SECONDS, 8_000)
 
@@ -217,7 +218,7 @@ def test_dead_letters_are_retried_in_batches_that_fit_into_memory(
 ) -> None:
     size = 900_000
     topic = topic_of(settings, 16, lambda _: bytes(size))
-    Topics(settings).delete_before(topic, {0: 2})
+    delete_before(settings.bootstrap_servers, topic, {0: 2})
     redrive = redrive_of(settings, topic, set())
     monkeypatch.setattr(redrive, "_decoded", lambda _records: table([]))
     monkeypatch.setattr("balance_service.spark.redrive._READ_SECONDS", _SECONDS)
@@ -226,7 +227,7 @@ def test_dead_letters_are_retried_in_batches_that_fit_into_memory(
     batch = redrive.batch(0, 16, due, tmp_path / "suspects")
 
     assert batch.retried == frozenset(range(2 + (8 << 20) // size))
-    assert [letter.offset for letter in batch.dead_letters] == [0, 1]
+    assert [letter.offset for letter in batch.updates.dead_letters] == [0, 1]
 
 
 def test_records_whose_schema_is_still_unknown_cost_no_spark_job(
@@ -247,7 +248,7 @@ def test_records_whose_schema_is_still_unknown_cost_no_spark_job(
     batch = redrive.batch(0, 4, due, tmp_path / "suspects")
 
     assert decoded == [1, 2]
-    assert [(letter.offset, letter.cause) for letter in batch.dead_letters] == [
+    assert [(letter.offset, letter.cause) for letter in batch.updates.dead_letters] == [
         (0, SCHEMA_ID_UNKNOWN),
         (3, SCHEMA_ID_UNKNOWN),
     ]

@@ -1,4 +1,4 @@
-"""Re-keyed streams, outputs and purges, from the source topic to an independent consumer."""
+"""Re-keyed streams and outputs, from the source topic to an independent consumer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from balance_service.cluster.directory import ServerTable
 from balance_service.engine.task import TaskState
 from balance_service.errors import ConfigurationError, InvalidInputError
-from balance_service.hosting import engine as engine_module
 from balance_service.hosting.offline_rebuild import rebuild
 from balance_service.hosting.online_rebuilds import Rebuilds
 from balance_service.kafka import topic_specs
@@ -30,11 +27,10 @@ from tests.integration.purchases import (
     named,
     points_of,
 )
-from tests.support.kafka import read_topic
+from tests.support.kafka import delete_before, read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from decimal import Decimal
     from pathlib import Path
 
@@ -130,10 +126,10 @@ def test_a_rebuild_restores_the_states_and_emits_nothing(
             assert points(engine, models) == points_of(sales(60))
         assert_notified_once(stack, till, models, rekeyed)
 
-        # Records that were purged from the output topic also count as sent.
+        # Records that were deleted from the output topic also count as sent.
         topics = Topics(settings)
         ends = topics.offsets(models.notifications, range(2))
-        purge(stack, models.notifications, ends)
+        delete_before(stack.bootstrap_servers, models.notifications, ends)
         rebuild(settings, models.rewards(), lambda _at, _of: None)
 
         assert topics.offsets(models.notifications, range(2)) == ends
@@ -258,20 +254,11 @@ def test_a_model_without_states_is_not_rebuilt(stack: LocalStack, names: dict[st
         rebuild(settings_for(stack, names, tmp_path / "state"), models.purchases(), lambda _at, _of: None)
 
 
-def purge(stack: LocalStack, topic: str, ends: Mapping[int, int]) -> None:
-    """Deletes every record of a topic below the given offsets."""
-    admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
-    deleted = admin.delete_records([TopicPartition(topic, partition, end) for partition, end in ends.items()])
-    for future in deleted.values():
-        future.result(10)
-
-
 def places(messages: list[Any]) -> list[tuple[int, int, bytes]]:
     """Returns partition, offset and value of each record."""
     return [(m.partition(), m.offset(), m.value()) for m in messages]
 
 
-PURGED_WITHIN_SECONDS = 20.0
 HALTS_WITHIN_SECONDS = 60.0
 
 
@@ -281,27 +268,20 @@ def models(names: dict[str, str]) -> Named:
 
 
 @pytest.fixture
-def settings(
-    stack: LocalStack, names: dict[str, str], models: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Settings:
-    monkeypatch.setattr(engine_module, "_PURGE_EVERY_SECONDS", 0.2)
-    return settings_for(stack, names, tmp_path / "state", models=(models.rewards.name,), purge_rekeyed=True)
+def settings(stack: LocalStack, names: dict[str, str], models: Named, tmp_path: Path) -> Settings:
+    return settings_for(stack, names, tmp_path / "state", models=(models.rewards.name,))
 
 
 def rekeyed(engine: Engine, models: Named) -> str:
     return engine.stages[models.rewards.name].hosted.source.name
 
 
-def wait_until_purged(engine: Engine, topic: str) -> None:
-    """Waits until all applied records are deleted."""
+def delete_applied(stack: LocalStack, engine: Engine, topic: str) -> None:
+    """Deletes all applied records of a topic, as an operator may."""
     wait_until_caught_up(engine)
     ends = engine.topics.offsets(topic, range(2), committed=True)
     assert any(ends.values())
-
-    def starts() -> dict[int, int]:
-        return engine.topics.offsets(topic, range(2), earliest=True)
-
-    eventually(lambda: starts() == ends, lambda: f"{topic} begins at {ends}, not {starts()}", PURGED_WITHIN_SECONDS)
+    delete_before(stack.bootstrap_servers, topic, ends)
 
 
 def reason_of_halt(engine: Engine, stage: str) -> str:
@@ -312,38 +292,17 @@ def reason_of_halt(engine: Engine, stage: str) -> str:
     return halted()[0]
 
 
-def test_applied_records_are_deleted_and_every_event_still_counts_once(
-    stack: LocalStack, settings: Settings, models: Named
-) -> None:
-    with Till(stack, models.pos) as till:
-        with running_engine(settings) as engine:
-            topic = rekeyed(engine, models)
-            till.sell(*sales(40))
-            wait_until_purged(engine, topic)
-            till.sell(*sales(20, first=41))
-            wait_until_purged(engine, topic)
-        shutil.rmtree(settings.state_dir)
-
-        with running_engine(settings) as engine:
-            till.sell(*sales(20, first=61))
-            wait_until_purged(engine, topic)
-            assert points(engine, models) == points_of(sales(80))
-
-    assert len(read_topic(stack, models.notifications)) == sum(s["customerType"] == "PRIME" for s in sales(80))
-    assert read_topic(stack, topic) == []
-
-
-def test_a_rebuild_from_a_purged_topic_is_refused_before_anything_is_dropped(
+def test_a_rebuild_from_a_topic_between_stages_that_lost_records_is_refused_before_anything_is_dropped(
     stack: LocalStack, settings: Settings, models: Named
 ) -> None:
     with Till(stack, models.pos) as till, running_engine(settings) as engine:
         till.sell(*sales(20))
-        wait_until_purged(engine, rekeyed(engine, models))
+        delete_applied(stack, engine, rekeyed(engine, models))
         before = states(engine, models.rewards.name)
-        with pytest.raises(InvalidInputError, match=r"were deleted after they were applied.*BALANCE_APPLICATION_ID"):
+        with pytest.raises(InvalidInputError, match=r"are gone, and are not made again.*BALANCE_APPLICATION_ID"):
             Rebuilds(engine, ServerTable(), Switch.NEVER).checks.buildable(models.rewards.name)
 
-    with pytest.raises(ConfigurationError, match=r"were deleted after they were applied.*BALANCE_APPLICATION_ID"):
+    with pytest.raises(ConfigurationError, match=r"are gone, and are not made again.*BALANCE_APPLICATION_ID"):
         rebuild(settings, models.rewards(), lambda _at, _of: None)
 
     with running_engine(settings) as engine:
@@ -351,7 +310,7 @@ def test_a_rebuild_from_a_purged_topic_is_refused_before_anything_is_dropped(
         assert states(engine, models.rewards.name) == before
 
 
-def test_a_changelog_lost_after_a_purge_halts_its_stage_and_sends_nothing_twice(
+def test_a_changelog_lost_after_the_records_between_stages_halts_its_stage_and_sends_nothing_twice(
     stack: LocalStack, settings: Settings, models: Named
 ) -> None:
     # The setting allows a source that lost irrelevant records; these records make up half of the states.
@@ -359,7 +318,7 @@ def test_a_changelog_lost_after_a_purge_halts_its_stage_and_sends_nothing_twice(
     with Till(stack, models.pos) as till, running_engine(settings) as engine:
         till.sell(*sales(20))
         topic, name = rekeyed(engine, models), models.rewards.name
-        wait_until_purged(engine, topic)
+        delete_applied(stack, engine, topic)
         passing = next(stage for stage in engine.stages if stage != name)
         changelogs = [tasks.hosted.stage.changelog for tasks in engine.stages.values()]
     for changelog in changelogs:
@@ -368,5 +327,5 @@ def test_a_changelog_lost_after_a_purge_halts_its_stage_and_sends_nothing_twice(
 
     with running_engine(settings) as engine:
         assert "it is unknown what was passed on" in reason_of_halt(engine, passing)
-        assert "were deleted after they were applied" in reason_of_halt(engine, name)
+        assert "are gone, and are not made again" in reason_of_halt(engine, name)
         assert read_topic(stack, topic) == []

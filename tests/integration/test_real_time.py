@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
+    from balance_service.engine.batch import TaskBatch
     from balance_service.engine.commit import Committed
-    from balance_service.engine.records import TaskBatch
+    from balance_service.hosting.engine import Engine
 
 IN_0, IN_1 = customers_in(0), customers_in(1)
 LAG_WITHIN_SECONDS = 15
@@ -132,10 +133,14 @@ def test_a_position_never_skips_a_record_that_arrives_during_the_end_offset_requ
         assert_counted_once(stack, engine)
         starts, ends = [batch.start for batch in taken], [batch.end for batch in taken]
         assert starts == [0, *ends[:-1]]
-        moved = [range(batch.start, batch.end) for batch in taken if not batch.applied]
+        moved = [range(batch.start, batch.end) for batch in taken if not batch.updates.applied]
         assert bool(moved) == (moment == "after the end offset response")
         records = {message.offset() for message in read_topic(stack, settings.topic)}
         assert records.isdisjoint(offset for offsets in moved for offset in offsets)
+
+
+def _replaced(engine: Engine) -> list[int]:
+    return [queries(engine, partition, "replaced") for partition in (0, 1)]
 
 
 def _has_more_than(found: Sized, count: int) -> bool:
@@ -179,6 +184,8 @@ def test_ended_spark_batches_lose_and_double_nothing_under_load(
 ) -> None:
     # The minimum that Spark accepts.
     monkeypatch.setattr(row_query, "_BATCH", "5 seconds")
+    # How long Spark takes to end the query after the batch does not matter.
+    monkeypatch.setattr(row_query, "_END_SECONDS", 0.001)
     settings = settings_for(stack, names, tmp_path / "state")
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         with Load(writer, [*IN_0, *IN_1], per_second=300) as load:
@@ -232,11 +239,11 @@ def test_queries_that_replace_others_under_load_lose_and_double_nothing(
     monkeypatch.setattr(shared_queries, "_MOST_AGE_SECONDS", 1.0)
     settings = settings_for(stack, names, tmp_path / "state")
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
-        with Load(writer, [*IN_0, *IN_1], per_second=500) as load, Progress(engine, 0) as progress:
-            eventually(
-                lambda: min(queries(engine, partition, "replaced") for partition in (0, 1)) >= 3,
-                "three queries have replaced others",
-            )
+        with Load(writer, [*IN_0, *IN_1], per_second=500) as load:
+            eventually(lambda: min(_replaced(engine)) >= 1, "the first queries are started and replaced")
+            enough = max(_replaced(engine)) + 3
+            with Progress(engine, 0) as progress:
+                eventually(lambda: min(_replaced(engine)) >= enough, "three more queries have replaced others")
         assert_counted_once(stack, engine, load.events)
         assert progress.longest_pause < PAUSE_SECONDS
         assert [queries(engine, partition, "failed") for partition in (0, 1)] == [0, 0]

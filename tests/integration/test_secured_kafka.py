@@ -75,10 +75,7 @@ def settings(secured: SecuredStack, names: dict[str, str], tmp_path_factory: pyt
     (folder / "events").mkdir()
     (folder / "spark-defaults.conf").write_text(_SPARK_DEFAULTS.format(folder=(folder / "events").as_uri()))
     (folder / "kafka.properties").write_text(
-        "".join(
-            f"{name}={value}\n".replace("\\", "\\\\")
-            for name, value in secured.sasl_properties("SCRAM-SHA-512").items()
-        )
+        "".join(f"{name}={value}\n" for name, value in secured.sasl_properties("SCRAM-SHA-512").items())
     )
     return {
         "BALANCE_TOPIC": names["topic"],

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from balance_service.avro.codec import AvroReader
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
-from balance_service.engine.placement import Placement
+from balance_service.engine.misplaced import MisplacedKeys
 from balance_service.engine.table_partition import TableContext, TablePartition
 from balance_service.errors import RetriableError, StoreCorruptedError
 from balance_service.kafka.partitioner import Partitioning
@@ -67,7 +67,7 @@ class Players:
                 topic=self.topic,
                 codec=self.codec,
                 history_ms=A_DAY_MS,
-                placement=Placement(self.name, self.partitioning),
+                misplaced=MisplacedKeys(self.name, self.partitioning),
             ),
             0,
             self.path,

@@ -139,6 +139,13 @@ def admin(stack: LocalStack) -> AdminClient:
     return _admin(stack.bootstrap_servers)
 
 
+def delete_before(bootstrap_servers: str, topic: str, offsets: Mapping[int, int]) -> None:
+    """Deletes the records of partitions below an offset each."""
+    wanted = [TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
+    for future in _admin(bootstrap_servers).delete_records(wanted).values():
+        future.result(10)
+
+
 def create_topic(stack: LocalStack, name: str, config: Mapping[str, str], partitions: int = PARTITIONS) -> None:
     """Creates a topic with a configuration that the service would not choose."""
     topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config))

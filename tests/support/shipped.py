@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from balance_service.avro.schemas import load_schema
-from balance_service.engine.assembly import Surroundings
+from balance_service.engine.assembly import StageServices
 from balance_service.http.app import routes_of
 from balance_service.kafka.clients import producer_config
 from balance_service.model.placing import hosted_stages, stages_of_retries
@@ -57,9 +57,9 @@ def declared(name: str, source: Stream, needed: Iterable[str] = ()) -> tuple[Sta
 
 def surroundings(
     settings: Settings, topics: Any, prepared: Mapping[str, Topic], registry: SchemaRegistry
-) -> Surroundings:
+) -> StageServices:
     """Returns the surroundings of an engine on fake topics, without joins."""
-    return Surroundings(
+    return StageServices(
         registry=registry,
         partitions=lambda name: prepared[name].partitions,
         topic_id=lambda name: prepared[name].topic_id,

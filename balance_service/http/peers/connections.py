@@ -101,6 +101,8 @@ class AnswerReader:
         self._received = b""
         self._head: _Head | None = None
         self._proof = ""
+        self._body: list[bytes] = []
+        self._length = 0
 
     @property
     def is_within(self) -> bool:
@@ -113,22 +115,27 @@ class AnswerReader:
         Raises:
             UnexpectedAnswerError: they are not an instance's answer, or continue beyond it.
         """
-        received = self._received = self._received + data if self._received else data
         head = self._head
         if head is None:
+            received = self._received = self._received + data if self._received else data
             end = received.find(_END_OF_HEAD, 0, MAX_HEAD_BYTES)
             if end < 0:
                 _check_begin(received)
                 return None
             without_proof, self._proof = _cut(received[:end])
             head = self._head = _head(without_proof)
-            received = self._received = received[end + len(_END_OF_HEAD) :]
-        if len(received) < head.length:
+            data = received[end + len(_END_OF_HEAD) :]
+            self._received, self._body, self._length = b"", [], 0
+        # Joined once: a page of 1 MiB arrives in many pieces.
+        self._body.append(data)
+        self._length += len(data)
+        if self._length < head.length:
             return None
-        if len(received) > head.length:
+        if self._length > head.length:
             raise UnexpectedAnswerError("answered with more bytes than it announced")
-        self._received, self._head, self.is_last = b"", None, head.is_last
-        return Received(Answer(head.status, received, head.content_type, head.headers), self._proof)
+        self._head, self.is_last = None, head.is_last
+        body = b"".join(self._body)
+        return Received(Answer(head.status, body, head.content_type, head.headers), self._proof)
 
 
 def _check_begin(received: bytes) -> None:

@@ -323,7 +323,8 @@ class Connection(AheadOfAiohttp):
         wire = self._wire
         if wire is None:
             return
-        if not wire.get_write_buffer_size():
+        # One that closes has unsent bytes, or waits for the client; a TLS transport no longer tells how many.
+        if not wire.is_closing() and not wire.get_write_buffer_size():
             self._unsent_since = None
         elif self._unsent_since is None:
             self._unsent_since = now

@@ -25,7 +25,8 @@ import org.apache.spark.sql.util.ArrowUtils;
  *
  * The process sends a byte to request rows. As soon as there are any, it receives all that have arrived: the number of
  * rows before them, eight bytes, then one record batch. Without that number, the data is a stream in Arrow's IPC format:
- * the schema, then the record batches.
+ * the schema, then the record batches. When Spark has completed the batch and all rows are sent, -1 takes the place of
+ * the number: a connection that ends without it has failed.
  *
  * Spark's task thread adds rows; a thread of this class sends them. At the bound the task thread waits, so that further
  * events stay in Kafka. Once the process has closed the connection, it never takes rows of this query again: the task
@@ -42,6 +43,7 @@ public class Handover extends PythonForeachWriter implements Runnable {
   private transient boolean connected;
   private transient boolean left;
   private transient boolean ended;
+  private transient boolean completed;
   private transient Throwable failure;
   private transient Thread sender;
 
@@ -60,6 +62,7 @@ public class Handover extends PythonForeachWriter implements Runnable {
     this.connected = false;
     this.left = false;
     this.ended = false;
+    this.completed = false;
     this.failure = null;
     this.sender = null;
     try {
@@ -118,6 +121,7 @@ public class Handover extends PythonForeachWriter implements Runnable {
     }
     synchronized (this) {
       this.ended = true;
+      this.completed = error == null;
       this.notifyAll();
     }
     try {
@@ -138,7 +142,7 @@ public class Handover extends PythonForeachWriter implements Runnable {
       sending = new Rows(this.sentType, 0);
       WriteChannel out = new WriteChannel(this.channel);
       ByteBuffer ask = ByteBuffer.allocate(1);
-      ByteBuffer before = ByteBuffer.allocate(8);
+      ByteBuffer number = ByteBuffer.allocate(8);
       MessageSerializer.serialize(out, sending.root.getSchema());
       while (true) {
         ask.clear();
@@ -161,15 +165,12 @@ public class Handover extends PythonForeachWriter implements Runnable {
           sending = full;
           this.notifyAll();
         }
-        before.clear();
-        before.putLong(sending.before);
-        before.flip();
-        while (before.hasRemaining()) {
-          this.channel.write(before);
-        }
+        this.send(number, sending.before);
         sending.moveTo(out);
       }
-      this.fail(new IOException("the rows have ended"));
+      if (this.completed) {
+        this.send(number, -1);
+      }
     } catch (IOException e) {
       // The process has closed the connection while it was sent rows.
       synchronized (this) {
@@ -186,6 +187,15 @@ public class Handover extends PythonForeachWriter implements Runnable {
         }
         this.filling.free();
       }
+    }
+  }
+
+  private void send(ByteBuffer buffer, long number) throws IOException {
+    buffer.clear();
+    buffer.putLong(number);
+    buffer.flip();
+    while (buffer.hasRemaining()) {
+      this.channel.write(buffer);
     }
   }
 

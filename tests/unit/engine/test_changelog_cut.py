@@ -10,9 +10,10 @@ import pytest
 import structlog
 
 from balance_service.engine import changelog_writer as writers
+from balance_service.engine.batch import KeyedUpdate, PartitionUpdates, TaskBatch
 from balance_service.engine.changelog_writer import ChangelogCutError, ChangelogWriter, SecondWriterError
 from balance_service.engine.commit import commit, write_position
-from balance_service.engine.records import KeyedUpdate, Output, Position, TaskBatch, TaskId
+from balance_service.engine.records import Output, Position, TaskId
 from balance_service.engine.replica import Replica
 from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError, StoreCorruptedError
@@ -78,7 +79,7 @@ def fenced() -> ChangelogWriter:
 
 def batch(start: int, *keys: bytes) -> TaskBatch:
     events = [KeyedUpdate(key, {"amount": Decimal("1.00")}, None, None, start + n) for n, key in enumerate(keys)]
-    return TaskBatch(start, start + len(keys), [], events, len(keys))
+    return TaskBatch(start, PartitionUpdates(start + len(keys), None, events, len(keys)))
 
 
 @pytest.mark.shows("lost-changelog")

@@ -15,22 +15,15 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
+from balance_service.engine.batch import KeyedUpdate, PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed, commit, decide, write_position
 from balance_service.engine.database import Database
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor
+from balance_service.engine.misplaced import MisplacedKeys
 from balance_service.engine.opening import check_same_changelog
-from balance_service.engine.placement import Placement
 from balance_service.engine.processor import BatchOutcome, Tolerance
-from balance_service.engine.records import (
-    MISPLACED,
-    POSITION_KEY,
-    RESERVED_PREFIX,
-    DeadLetter,
-    KeyedUpdate,
-    Position,
-    TaskBatch,
-)
+from balance_service.engine.records import MISPLACED, POSITION_KEY, RESERVED_PREFIX, DeadLetter, Position
 from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.kafka.partitioner import Partitioning, partition_of
@@ -58,7 +51,7 @@ FOLDING = FoldProcessor(
     position_codec=POSITIONS,
     letters=letters(REGISTRY),
     marker_codec=AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),
-    placement=Placement("balance", Partitioning(PARTITIONS, "murmur2")),
+    misplaced=MisplacedKeys("balance", Partitioning(PARTITIONS, "murmur2")),
     idempotency_window_ms=1_000,
     tolerance=Tolerance(HALT),
 )
@@ -82,10 +75,9 @@ class Source:
         end = len(self.events) if end is None else end
         taken = self.events[start:end]
         rows = [row(start + n, key, amount) for n, (key, amount) in enumerate(taken)]
-        part = combined(rows, Balance().combine, pa.decimal128(38, 2))
-        return TaskBatch(
-            start, end, part.updates, part.events, end - start, {}, letters, partial(self.singles, start, end)
-        )
+        updates = combined(rows, Balance().combine, pa.decimal128(38, 2))
+        singles = partial(self.singles, start, end)
+        return TaskBatch(start, replace(updates, end=end, applied=end - start, dead_letters=letters, singles=singles))
 
     def singles(self, start: int, end: int, keys: Sequence[bytes]) -> list[KeyedUpdate]:
         self.asked.append(keys)
@@ -217,7 +209,7 @@ def test_nothing_is_written_to_the_store_if_the_changelog_write_fails(
 
 
 def test_a_batch_without_updates_moves_the_position_too(store: StateStore, writer: FakeWriter) -> None:
-    done = committed(store, writer, TaskBatch(0, 7, [], [], 0, {"a.B": 4, "": 2}, [], lambda _keys: []))
+    done = committed(store, writer, TaskBatch(0, PartitionUpdates(7, ignored={"a.B": 4, "": 2})))
 
     assert done == Committed(applied=0, ignored=6, duplicates=0, dead_lettered=0, others={"a.B": 4})
     assert store.position == Position(7, EPOCH, "t")
@@ -293,7 +285,7 @@ def test_updates_that_are_not_combined_are_folded_in_offset_order(store: StateSt
     source = Source(events("1.00", "2.00"))
     updates = [KeyedUpdate(key, {"amount": amount}) for key, amount in source.events]
 
-    committed(store, writer, TaskBatch(0, 2, [], updates, 2, {}, [], partial(source.singles, 0, 2)))
+    committed(store, writer, TaskBatch(0, PartitionUpdates(2, None, updates, 2, singles=partial(source.singles, 0, 2))))
 
     assert balances(store) == {MINE[0]: Decimal("3.00")}
     assert len(writer.commits[0][0]) == 1
@@ -304,7 +296,9 @@ def test_an_overflow_among_uncombined_updates_counts_none_of_them_twice(store: S
     source = Source(events("0.50", "0.75", "0.25"))
     updates = [KeyedUpdate(key, {"amount": amount}) for key, amount in source.events]
 
-    done = committed(store, writer, TaskBatch(0, 3, [], updates, 3, {}, [], partial(source.singles, 0, 3)))
+    done = committed(
+        store, writer, TaskBatch(0, PartitionUpdates(3, None, updates, 3, singles=partial(source.singles, 0, 3)))
+    )
 
     assert str(balances(store)[MINE[0]]) == "9" * 35 + "9.74"
     assert [dead.offset for dead in writer.commits[0][1]] == [1]
@@ -407,7 +401,7 @@ def decide_on(store: StateStore, writer: FakeWriter) -> None:
 def test_a_decision_that_the_store_has_no_room_for_reopens_the_task(
     store: StateStore, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    committed(store, writer, TaskBatch(0, 1, dead_letters=[letter(0)]))
+    committed(store, writer, TaskBatch(0, PartitionUpdates(1, dead_letters=[letter(0)])))
     monkeypatch.setattr(store, "write", is_full)
 
     with pytest.raises(RetriableError, match="make room"):
@@ -417,11 +411,11 @@ def test_a_decision_that_the_store_has_no_room_for_reopens_the_task(
 def test_after_a_store_that_lacks_a_commit_nothing_puts_the_position_back(
     store: StateStore, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    committed(store, writer, TaskBatch(0, 1, dead_letters=[letter(0)]))
+    committed(store, writer, TaskBatch(0, PartitionUpdates(1, dead_letters=[letter(0)])))
     with monkeypatch.context() as full:
         full.setattr(store, "write", is_full)
         with pytest.raises(StoreFullError):
-            committed(store, writer, TaskBatch(1, 2, dead_letters=[letter(1)]))
+            committed(store, writer, TaskBatch(1, PartitionUpdates(2, dead_letters=[letter(1)])))
     written = len(writer.commits)
 
     with pytest.raises(TaskMigratedError):

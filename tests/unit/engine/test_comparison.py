@@ -19,7 +19,7 @@ from balance_service.engine import comparison as module
 from balance_service.engine.comparison import MOST_DIFFERENCES, aligned, compare
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.hosted_stage import HostedStage
-from balance_service.engine.placement import Placement
+from balance_service.engine.misplaced import MisplacedKeys
 from balance_service.engine.processor import Tolerance
 from balance_service.engine.records import POSITION_KEY, Compared, Position, TaskId
 from balance_service.engine.siblings import Siblings
@@ -59,7 +59,7 @@ def processor() -> FoldProcessor:
         position_codec=POSITIONS,
         letters=letters(REGISTRY),
         marker_codec=AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),
-        placement=Placement("balance", Partitioning(1, "murmur2")),
+        misplaced=MisplacedKeys("balance", Partitioning(1, "murmur2")),
         idempotency_window_ms=1_000,
         tolerance=Tolerance(HALT),
     )
@@ -303,19 +303,19 @@ def test_a_damaged_store_is_restored_by_its_task(pair: Pair, monkeypatch: pytest
 
 @contextmanager
 def stopping(side: Side, in_hand: int | None = None) -> Iterator[None]:
-    """Plays the thread of a task: it stops at each bound, after what it has in hand."""
+    """Plays the thread of a task: it stops where it is to, after what it has in hand."""
     stopped = threading.Event()
 
     def fold() -> None:
         seen, beyond = None, in_hand
         while not stopped.is_set():
-            if (bound := side.task.bound) is None or bound is seen:
+            if (stop := side.task.stop) is None or stop is seen:
                 continue
-            to = max(bound.offset, side.task.position if beyond is None else beyond)
+            to = max(stop.offset, side.task.position if beyond is None else beyond)
             if to != side.task.position:
                 side.hold(side.held, to)
-            beyond, seen = None, bound
-            bound.reached.set()
+            beyond, seen = None, stop
+            stop.reached.set()
 
     thread = threading.Thread(target=fold)
     thread.start()
@@ -341,14 +341,14 @@ def test_the_generation_that_is_built_is_brought_to_the_position_of_the_serving_
         views = aligned(pair.serving.task, pair.building.task)
 
     assert offsets(views) == [(AT, 1), (AT, 2)]
-    assert pair.building.task.bound is None
-    assert pair.serving.task.bound is None
+    assert pair.building.task.stop is None
+    assert pair.serving.task.stop is None
 
 
 def test_the_serving_generation_is_waited_for_if_the_other_one_is_ahead(pair: Pair) -> None:
     pair.building.hold({}, AT - 10)
 
-    # It had rows in hand when it was bound.
+    # It had rows in hand when it was to stop.
     with stopping(pair.building, in_hand=AT + 10):
         moving = threading.Timer(0.2, lambda: pair.serving.hold({}, AT + 20))
         moving.start()
@@ -364,7 +364,7 @@ def test_a_task_that_does_not_stop_in_time_folds_on(pair: Pair, monkeypatch: pyt
     with pytest.raises(RetriableError, match=rf"balance.g2_0 did not reach position {AT} in time"):
         aligned(pair.serving.task, pair.building.task)
 
-    assert pair.building.task.bound is None
+    assert pair.building.task.stop is None
 
 
 def test_a_serving_task_that_stays_behind_does_not_hold_the_other_one(
@@ -376,7 +376,7 @@ def test_a_serving_task_that_stays_behind_does_not_hold_the_other_one(
     with stopping(pair.building), pytest.raises(RetriableError, match=rf"balance_0 did not reach position {AT}"):
         aligned(pair.serving.task, pair.building.task)
 
-    assert pair.building.task.bound is None
+    assert pair.building.task.stop is None
 
 
 @pytest.mark.parametrize("closed", ["serving", "building"])
@@ -386,7 +386,7 @@ def test_a_task_that_does_not_answer_is_not_compared(pair: Pair, closed: str) ->
     with stopping(pair.building), pytest.raises(RetriableError, match="does not answer now"):
         aligned(pair.serving.task, pair.building.task)
 
-    assert (pair.serving.task.bound, pair.building.task.bound) == (None, None)
+    assert (pair.serving.task.stop, pair.building.task.stop) == (None, None)
 
 
 def test_a_stage_answers_while_it_is_halted_if_its_read_model_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

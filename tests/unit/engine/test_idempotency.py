@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
+from balance_service.engine.batch import KeyedUpdate, PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed, commit, write_position
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.idempotency import REUSED
-from balance_service.engine.placement import Placement
+from balance_service.engine.misplaced import MisplacedKeys
 from balance_service.engine.processor import Tolerance
-from balance_service.engine.records import RESERVED_PREFIX, DeadLetter, KeyedUpdate, Position, TaskBatch
+from balance_service.engine.records import RESERVED_PREFIX, DeadLetter, Position
 from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError
 from balance_service.kafka.partitioner import Partitioning
@@ -43,7 +44,7 @@ FOLDING = FoldProcessor(
     position_codec=POSITIONS,
     letters=letters(REGISTRY),
     marker_codec=MARKERS,
-    placement=Placement("balance", Partitioning(1, "murmur2")),
+    misplaced=MisplacedKeys("balance", Partitioning(1, "murmur2")),
     idempotency_window_ms=WINDOW_MS,
     tolerance=Tolerance(HALT),
 )
@@ -80,7 +81,7 @@ class Partition:
             return [event.update(offset, with_record=True) for offset, event in numbered if event.key in keys]
 
         updates = [event.update(offset, with_record=False) for offset, event in enumerate(events, start)]
-        batch = TaskBatch(start, self.position, [], updates, len(events), {}, [], singles)
+        batch = TaskBatch(start, PartitionUpdates(self.position, None, updates, len(events), singles=singles))
         return commit(batch, 0, FOLDING, self.store, self.writer)
 
     def balance(self, key: bytes = b"c1") -> Decimal | None:

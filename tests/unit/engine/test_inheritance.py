@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.engine import inheritance
+from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import write_position
 from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.inheritance import Predecessor
-from balance_service.engine.records import Output, Position, TaskBatch, TaskId
+from balance_service.engine.records import Output, Position, TaskId
 from balance_service.engine.siblings import Siblings
 from balance_service.engine.store import StateStore
 from balance_service.engine.task import Task, TaskState
@@ -110,9 +111,6 @@ class Generation:
 
     def task(self, _partition: int) -> Task:
         return self.the_task
-
-    def first_needed(self, _partition: int) -> int:
-        raise NotImplementedError
 
     def commit(self, events: Sequence[InputEvent]) -> Committed:
         """As the runner: what the generation that sends has not applied is left out."""
@@ -454,7 +452,7 @@ def test_dead_letters_of_records_that_the_new_task_has_not_read_are_taken_over(p
     assert pair.new.the_task.left_out() == [0, 1]
     # A batch that was gathered before would count them now, and again later.
     with pytest.raises(RetriableError, match="before it was read"):
-        pair.new.deliver(TaskBatch(0, 3))
+        pair.new.deliver(TaskBatch(0, PartitionUpdates(3)))
 
 
 def test_a_silent_task_retries_a_record_once_the_one_that_sends_is_as_far_and_has_applied_it(pair: Pair) -> None:
@@ -481,7 +479,7 @@ def test_a_record_that_is_discarded_before_it_is_read_is_not_applied_by_a_batch_
 
     pair.new.the_task.follow_sender()
     with pytest.raises(RetriableError, match="before it was read"):
-        pair.new.deliver(TaskBatch(0, 1))
+        pair.new.deliver(TaskBatch(0, PartitionUpdates(1)))
 
 
 def found_in_topics(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
@@ -590,7 +588,7 @@ def test_a_task_that_waits_carries_decisions_out(pair: Pair) -> None:
     view = pair.new.the_task.view
     assert view is not None
     # The query shows it too.
-    assert pair.new.hosted.processor.letters.first_needed(view) == 1
+    assert pair.new.hosted.processor.letters.all(view)[0].status is Status.DISCARDED
 
 
 def test_decisions_are_carried_out_once_and_in_order(pair: Pair) -> None:

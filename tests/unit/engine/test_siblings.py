@@ -64,11 +64,6 @@ class Here:
     def task(self, partition: int) -> Standing | None:
         return self._tasks.get(partition)
 
-    def first_needed(self, partition: int) -> int:
-        task = self.task(partition)
-        view: Any = None if task is None else task.view
-        return 0 if view is None else view.needed
-
 
 def siblings(now: Generations, *here: Here) -> Siblings:
     made = Siblings(lambda: now)
@@ -195,32 +190,3 @@ def test_no_decision_is_nothing_to_follow() -> None:
     siblings(SWITCHED, Here(1, {0: old}), Here(2, {})).follow(stage(2), 0, {})
 
     assert old.told == []
-
-
-def test_a_record_is_needed_while_another_generation_may_retry_it() -> None:
-    old = Standing(1, at(9))
-    cast("Any", old.view).needed = 3
-
-    assert siblings(SWITCHED, Here(1, {0: old}), Here(2, {0: Standing(2, at(9))})).first_needed(stage(2), 0) == 3
-
-
-def test_records_are_needed_from_the_least_position_of_the_other_generations_on() -> None:
-    here = [Here(1, {0: Standing(1, at(9))}), Here(2, {0: Standing(2, at(4)), 1: Standing(2, at(2))})]
-    known = siblings(SWITCHED, *here)
-
-    assert [known.first_needed(stage(number), 0) for number in (1, 2, 3)] == [4, 9, 4]
-
-
-@pytest.mark.parametrize("tasks", [{}, {0: Standing(2, None)}])
-def test_every_record_is_needed_while_a_position_is_unknown(tasks: dict[int, Standing]) -> None:
-    here = [Here(1, {0: Standing(1, at(9))}), Here(2, tasks)]
-
-    assert siblings(SWITCHED, *here).first_needed(stage(1), 0) == 0
-
-
-def test_every_record_is_needed_by_a_generation_that_is_built_elsewhere() -> None:
-    assert siblings(BUILT, Here(1, {0: Standing(1, at(9))})).first_needed(stage(1), 0) == 0
-
-
-def test_a_lone_generation_needs_no_record_for_others() -> None:
-    assert siblings(FIRST, Here(1, {0: Standing(1, at(9))})).first_needed(stage(1), 0) > 10**18

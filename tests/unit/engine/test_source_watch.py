@@ -1,8 +1,7 @@
-"""Checks of a source topic, and the deletion of records that every stage has applied."""
+"""Checks of a source topic, and of what topics may lose."""
 
 from __future__ import annotations
 
-from decimal import Decimal
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,37 +9,29 @@ import pytest
 from structlog.testing import capture_logs
 
 from balance_service.engine.records import Role
-from balance_service.engine.source_watch import LossCheck, Purge, SourceCheck
+from balance_service.engine.source_watch import LossCheck, SourceCheck
 from balance_service.errors import RetriableError
 from balance_service.kafka.topic_specs import CHANGELOG, FOREVER
 from balance_service.kafka.topics import Topic
 from balance_service.model.placing import stages_of
 from balance_service.read_models.balance import Balance
 from balance_service.settings import load_settings
-from balance_service.testing import event
-from balance_service.testing.driver import DrivenTask
-from balance_service.testing.fakes import FakeTables
-from balance_service.testing.rows import driven_stages
-from tests.support.fakes import Clock, FakeRegistry, InMemoryTopics, letters
+from tests.support.fakes import Clock, InMemoryTopics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
 OURS = Topic("balance", "id", 2)
-UNKNOWN = "schema-id-unknown"
-EVERY_MS = 300_000
 (STAGE,) = stages_of(Balance(), load_settings())
 CHANGELOG_OF_2 = STAGE.of_generation(2).changelog
 
 
 class Broker:
-    """A source topic from offset 5 to 9. Records the requests for deletion. Does not respond if it is down."""
+    """A source topic from offset 5 to 9. Does not respond if it is down."""
 
     def __init__(self) -> None:
         self.topic: Topic | None = OURS
         self.is_up = True
-        self.deleted: list[dict[int, int]] = []
 
     def find_patiently(self, _name: str) -> Topic | None:
         self._respond()
@@ -48,11 +39,6 @@ class Broker:
 
     def offsets(self, _name: str, partitions: Sequence[int], *, earliest: bool = False) -> dict[int, int]:
         return dict.fromkeys(partitions, 5 if earliest else 9)
-
-    def delete_before(self, name: str, offsets: dict[int, int]) -> None:
-        assert name == OURS.name
-        self._respond()
-        self.deleted.append(offsets)
 
     def _respond(self) -> None:
         if not self.is_up:
@@ -233,82 +219,3 @@ def test_configurations_are_read_at_most_every_15_seconds(monkeypatch: pytest.Mo
     now.now += 0.1
     check.run_once()
     assert len(here.tasks.losses) == 1
-
-
-class Purged:
-    """A task on partition 3 of a topic between two stages, and the purge of that topic."""
-
-    def __init__(self, broker: Broker, folder: Path) -> None:
-        registry, model = FakeRegistry(), Balance()
-        stages = driven_stages(model)
-        tables = FakeTables(model.name, stages, registry, folder)
-        options: Any = {"few_rows": {}, "is_accelerated": True, "idempotency_window_ms": 1_000}
-        self.task = DrivenTask(model, stages[-1], registry, tables, str(folder), **options)
-        self.role = Role.ACTIVE
-        self.needed = 2**63 - 1
-        self.hosted = SimpleNamespace(
-            topics=broker,
-            source=OURS,
-            stage=None,
-            processor=SimpleNamespace(letters=letters(registry)),
-            siblings=SimpleNamespace(first_needed=lambda _stage, _partition: self.needed),
-        )
-        self._broker = broker
-        self._purge = Purge(cast("Any", self))
-
-    def answering(self) -> dict[int, Any]:
-        return {3: SimpleNamespace(role=self.role, view=self.task.store.view)}
-
-    def purge(self) -> list[dict[int, int]]:
-        """Returns the offsets by partition below which the purge deletes records."""
-        self._broker.deleted.clear()
-        self._purge.run_once()
-        return [deleted for deleted in self._broker.deleted if deleted]
-
-
-@pytest.fixture
-def purged(broker: Broker, tmp_path: Path) -> Iterator[Purged]:
-    made = Purged(broker, tmp_path)
-    yield made
-    made.task.store.close()
-
-
-def funds(unreadable: str | None = None) -> Any:
-    return event("FundsAdded", {"customerId": "alice", "amount": Decimal("1.00")}, unreadable=unreadable)
-
-
-def test_a_purge_deletes_the_records_below_the_position_once(purged: Purged) -> None:
-    purged.task.commit([funds(), funds(), funds()])
-
-    assert purged.purge() == [{3: 3}]
-    assert purged.purge() == []
-
-
-def test_a_standby_purges_nothing(purged: Purged) -> None:
-    purged.task.commit([funds()])
-    purged.role = Role.STANDBY
-
-    assert purged.purge() == []
-
-
-def test_a_purge_keeps_a_record_while_its_dead_letter_is_open(purged: Purged) -> None:
-    task = purged.task
-    task.commit([funds(), funds(unreadable=UNKNOWN), funds()])
-    assert purged.purge() == [{3: 1}]
-
-    task.mend(UNKNOWN)
-    task.now_ms += EVERY_MS
-    batch = task.due()
-    assert batch is not None
-    task.deliver(batch)
-
-    assert purged.purge() == [{3: 3}]
-
-
-def test_a_purge_that_the_broker_did_not_carry_out_is_repeated(broker: Broker, purged: Purged) -> None:
-    purged.task.commit([funds()])
-    broker.is_up = False
-    assert purged.purge() == []
-    broker.is_up = True
-
-    assert purged.purge() == [{3: 1}]

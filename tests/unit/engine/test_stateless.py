@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
+from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed, commit, decide, write_position
 from balance_service.engine.dead_letter import GONE, Letter, Status
 from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.hosted_stage import HostedStage
 from balance_service.engine.opening import starting_changes, starting_position
 from balance_service.engine.outputs import Target
-from balance_service.engine.records import CombinedUpdates, DeadLetter, Output, Position, TaskBatch
+from balance_service.engine.records import DeadLetter, Output, Position
 from balance_service.engine.siblings import Siblings
 from balance_service.engine.stateless import JoinProcessor, RetryProcessor
 from balance_service.engine.store import StateStore
@@ -99,6 +100,7 @@ class ScoreJoin:
         self._followed.view = self.store.view
         rows = [
             {
+                "key": b"key",
                 "offset": offset,
                 "timestamp": at,
                 "value": b"score",
@@ -109,11 +111,11 @@ class ScoreJoin:
         ]
         of_event = pa.struct([("score", pa.float64()), ("product_id", pa.int64()), ("player_id", pa.int64())])
         columns = {"offset": pa.int64(), "timestamp": pa.int64(), "value": pa.binary(), "headers": _HEADERS}
-        batch = pa.RecordBatch.from_pylist(rows, pa.schema({**columns, "ScoreEvent": of_event}))
-        keys = pa.array([b"key"] * len(rows), pa.binary())
+        columns |= {"key": pa.binary(), "ScoreEvent": of_event}
+        table = pa.Table.from_pylist(rows, pa.schema(columns))
         no_store: Any = None
         return self._processor.outcome(
-            TaskBatch(0, len(rows), [CombinedUpdates(keys, batch)]),
+            TaskBatch(0, PartitionUpdates(len(rows), table)),
             PARTITION,
             Position(0, 1, "id", emitted_up_to=emitted_up_to),
             no_store,
@@ -236,23 +238,18 @@ class RetryStage:
         end, left_out = len(self.records), self.processor.letters.left_out_from(self.store, start)
         taken = [at for at in range(start, end) if at not in left_out]
         skipped = frozenset(left_out)
-        return self._commit(TaskBatch(start, end, self._updates(taken), applied=len(taken), left_out=skipped))
+        updates = PartitionUpdates(end, self._rows(taken), applied=len(taken))
+        return self._commit(TaskBatch(start, updates, left_out=skipped))
 
     def retry(self, gone: frozenset[int] = frozenset()) -> Committed:
         """Commits the due dead letters. The records at the offsets `gone` are no longer in the topic."""
         due = self.processor.letters.due(self.store)
         there = [letter.offset for letter in due.again if letter.offset not in gone]
-        return self._commit(
-            TaskBatch(
-                len(self.records),
-                len(self.records),
-                self._updates(there),
-                applied=len(there),
-                dead_letters=[DeadLetter(at, -1, None, None, GONE) for at in sorted(gone)],
-                retried=frozenset(letter.offset for letter in due.again),
-                forgotten=due.forgotten,
-            )
-        )
+        lost = [DeadLetter(at, -1, None, None, GONE) for at in sorted(gone)]
+        position = len(self.records)
+        updates = PartitionUpdates(position, self._rows(there), applied=len(there), dead_letters=lost)
+        retried = frozenset(letter.offset for letter in due.again)
+        return self._commit(TaskBatch(position, updates, retried=retried, forgotten=due.forgotten))
 
     def decide(self, status: Status) -> None:
         """Carries out a decision about all dead letters."""
@@ -274,9 +271,10 @@ class RetryStage:
     def _commit(self, batch: TaskBatch) -> Committed:
         return commit(batch, 1, self.processor, self.store, self.writer)
 
-    def _updates(self, offsets: Sequence[int]) -> list[CombinedUpdates]:
+    def _rows(self, offsets: Sequence[int]) -> pa.Table:
         found = [self.records[at] for at in offsets]
         columns = {
+            "key": pa.array([key for key, *_ in found], pa.binary()),
             "offset": pa.array(offsets, pa.int64()),
             "timestamp": pa.array([timestamp for _, _, timestamp, _ in found], pa.int64()),
             "value": pa.array([value for _, value, _, _ in found], pa.binary()),
@@ -284,8 +282,7 @@ class RetryStage:
                 [[{"key": name, "value": of} for name, of in headers] or None for *_, headers in found], _HEADERS
             ),
         }
-        keys = pa.array([key for key, *_ in found], pa.binary())
-        return [CombinedUpdates(keys, pa.RecordBatch.from_pydict(columns))]
+        return pa.table(columns)
 
 
 @pytest.fixture

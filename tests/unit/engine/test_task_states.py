@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed
-from balance_service.engine.records import FailedAt, TaskBatch, TaskId
+from balance_service.engine.records import FailedAt, TaskId
 from balance_service.engine.task import ANSWERING, TRANSITIONS, Task, TaskState
 from balance_service.errors import FatalError, TaskMigratedError
 
@@ -52,7 +52,7 @@ WAYS = {
     TaskState.CLOSED: [TaskState.CLOSED],
 }
 ALL = list(product(TaskState, TaskState))
-EMPTY_BATCH = TaskBatch(0, 0, [], [], 0, {}, [], lambda _keys: [])
+EMPTY_BATCH = TaskBatch(0, PartitionUpdates(0))
 
 
 _FAILED_AT = FailedAt(b"a", "x.py:1", "KeyError")
@@ -331,7 +331,7 @@ def test_who_begins_to_watch_during_a_commit_is_told_of_it(monkeypatch: pytest.M
         return Committed(1, 0, 0, 0, changed_keys=lambda _most: [b"c1"])
 
     monkeypatch.setattr("balance_service.engine.task.commit", commit)
-    task.process(replace(EMPTY_BATCH, end=3))
+    task.process(TaskBatch(0, PartitionUpdates(3)))
 
     assert told == [(0, 3, [b"c1"], True)]
 
@@ -403,7 +403,7 @@ def test_a_task_that_has_committed_waits_from_the_next_wait_on(monkeypatch: pyte
     task.resume()
     task._sends = True
 
-    task.process(replace(EMPTY_BATCH, end=3))
+    task.process(TaskBatch(0, PartitionUpdates(3)))
     now[0] += 500
     task.wait("the disk is full")
 

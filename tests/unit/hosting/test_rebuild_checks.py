@@ -299,11 +299,13 @@ def test_a_generation_is_not_begun_if_first_events_are_gone_unless_that_is_allow
     assert rebuilds.checks.buildable("balance").begins == (500, 500)
 
 
-def test_a_generation_is_not_begun_if_records_between_two_stages_were_purged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generation_is_not_begun_if_records_between_two_stages_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(BUILT, Here(1, Standing(1, sends=True)))
     rebuilds = buildable(engine, monkeypatch, free_mib=10_000)
     engine.settings = engine.settings.model_copy(update={"allow_finite_retention": True})
     engine.topics.starts[FIRST.source] = 500
 
-    with pytest.raises(InvalidInputError, match=r"the first 500 offsets of .* were deleted after.*APPLICATION_ID"):
+    with pytest.raises(
+        InvalidInputError, match=r"the first 500 offsets of .* are gone, and are not made.*APPLICATION_ID"
+    ):
         rebuilds.checks.buildable("rewards")

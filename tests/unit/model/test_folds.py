@@ -31,6 +31,7 @@ from balance_service import (
     col,
     scale,
 )
+from balance_service.engine.batch import updates_in
 from balance_service.errors import ConfigurationError
 from balance_service.model.standard_fold import Combine, Parts, StandardFold
 from balance_service.model.versions import declaration_of
@@ -251,7 +252,7 @@ def test_a_key_whose_events_add_nothing_has_no_combined_update() -> None:
 
     part = PartitionRows(rows_of(model, stage, dict(enumerate(events)))).combined(model.combine, few_rows=0)
 
-    ((a, b),) = ([one.update for one in some.take([0, 1])] for some in part.updates)
+    ((a, b),) = ([one.update for one in updates_in(some, [0, 1])] for some in part.slices())
     assert all(a[name] in (None, []) for name in names if name != "count")
     assert b["mean"] == {"sum": Decimal("6.00"), "count": 2}
     assert b["range"] == {"least": Decimal("1.00"), "greatest": Decimal("5.00")}

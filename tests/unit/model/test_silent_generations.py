@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed, commit, write_position
-from balance_service.engine.records import TaskBatch
 from balance_service.model.events import LAST, Emit
 from balance_service.read_models.purchases import Purchases
 from balance_service.read_models.rewards import Rewards
@@ -77,8 +77,13 @@ HEALING = [(Paid, paid), (LastPaid, paid), (Noted, paid), (Purchases, bought)]
 
 @given(st.integers(0))
 def test_no_offset_is_sent_by_a_silent_task_not_even_one_that_was_never_sent(offset: int) -> None:
-    assert TaskBatch(offset, offset + 1, unsent=frozenset([offset]), is_silent=True).is_to_be_sent(offset, 0) is False
-    assert TaskBatch(offset, offset + 1, is_silent=True).is_to_be_sent(offset, 0) is False
+    assert (
+        TaskBatch(offset, PartitionUpdates(offset + 1), unsent=frozenset([offset]), is_silent=True).is_to_be_sent(
+            offset, 0
+        )
+        is False
+    )
+    assert TaskBatch(offset, PartitionUpdates(offset + 1), is_silent=True).is_to_be_sent(offset, 0) is False
 
 
 def test_the_last_state_is_sent_though_a_batch_that_begins_with_sent_events_leads_back_to_the_state_before_it() -> None:

@@ -13,8 +13,9 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 from opentelemetry.trace import SpanKind
 
+from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed
-from balance_service.engine.records import TaskBatch, TaskId
+from balance_service.engine.records import TaskId
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.http.answer import PROBLEM_JSON
 from balance_service.http.app import traced
@@ -213,7 +214,8 @@ def test_a_commit_continues_the_trace_of_its_first_event_and_links_to_all(
     task: Any = SimpleNamespace(task_id=TaskId("balance", 1), process=lambda _batch: done)
     first = f"00-{_TRACE}-{_SPAN}-01"
 
-    assert commit_traced(tracing.tracer, task, TaskBatch(7, 10, applied=2), [first, _OTHER]) is done
+    updates = PartitionUpdates(10, applied=2, traces=[first, _OTHER])
+    assert commit_traced(tracing.tracer, task, TaskBatch(7, updates)) is done
     tracing.stop(_STOP_SECONDS)
 
     (span,) = collector.spans

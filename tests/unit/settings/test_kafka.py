@@ -131,41 +131,24 @@ def read(folder: Path, text: str) -> dict[str, str]:
     return read_properties(file)
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["sasl.password=a b", "sasl.password = a b", "  sasl.password: a b", "sasl.password a b", "sasl.password\ta b"],
-)
-def test_name_and_value_are_separated_as_in_java(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize("line", ["sasl.password=a b", "sasl.password = a b", "  sasl.password\t=a b \r"])
+def test_spaces_around_name_and_value_are_ignored(tmp_path: Path, line: str) -> None:
     assert read(tmp_path, line) == {"sasl.password": "a b"}
 
 
 def test_comments_and_empty_lines_are_ignored(tmp_path: Path) -> None:
-    assert read(tmp_path, "# a=b\r\n\r\n  ! c=d\n   \na=1\rb=2") == {"a": "1", "b": "2"}
+    assert read(tmp_path, "# a=b\r\n\r\n  # c=d\n   \na=1\r\nb=2") == {"a": "1", "b": "2"}
 
 
-def test_a_value_may_hold_separators_and_comment_signs(tmp_path: Path) -> None:
-    assert read(tmp_path, "a=x=y:z # w!\nb=\n") == {"a": "x=y:z # w!", "b": ""}
+@pytest.mark.parametrize("value", ["x=y:z # w!", "", "back\\\\slash\\", '"quoted"', "x\u2028y\x0bz"])
+def test_a_value_is_taken_as_it_is(tmp_path: Path, value: str) -> None:
+    assert read(tmp_path, f"a={value}\nb=1\n") == {"a": value, "b": "1"}
 
 
-def test_a_backslash_escapes_a_character_or_continues_the_line(tmp_path: Path) -> None:
-    text = r"""a=one\
-      two
-b=back\\slash
-c=\u00e9\n\t\"
-d=ends in \\
-e=1"""
-
-    assert read(tmp_path, text) == {"a": "onetwo", "b": "back\\slash", "c": 'é\n\t"', "d": "ends in \\", "e": "1"}
-
-
-def test_a_unicode_line_separator_does_not_end_a_line(tmp_path: Path) -> None:
-    assert read(tmp_path, "a=x\u2028y\x0bz\n") == {"a": "x\u2028y\x0bz"}
-
-
-@pytest.mark.parametrize("text", ["a=1\nhunter2\n", "a=1\n=hunter2\n", "a=1\nhunter2\\\n"])
-def test_a_malformed_line_is_refused_by_its_number_without_its_content(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("line", ["hunter2", "=hunter2", "sasl.password: hunter2=", "sasl.password hunter2="])
+def test_a_malformed_line_is_refused_by_its_number_without_its_content(tmp_path: Path, line: str) -> None:
     with pytest.raises(ValueError, match=r"line 2 of .*kafka\.properties is not name=value") as caught:
-        read(tmp_path, text)
+        read(tmp_path, f"a=1\n{line}\n")
 
     assert "hunter2" not in str(caught.value)
 

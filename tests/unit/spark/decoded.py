@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from balance_service.spark.combine import NOTE, PartitionRows, PartitionUpdates
+from balance_service.engine.batch import PartitionUpdates
+from balance_service.spark.combine import NOTE, PartitionRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -50,4 +51,4 @@ def combined(
 ) -> PartitionUpdates:
     """Returns the updates of a batch, combined even if it has few rows."""
     batch = table(rows, amount, **more)
-    return PartitionRows(batch).combined(combine, few_rows=0) if batch.num_rows else PartitionUpdates()
+    return PartitionRows(batch).combined(combine, few_rows=0) if batch.num_rows else PartitionUpdates(0)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
-from balance_service.engine.records import DeadLetter, KeyedUpdate
+from balance_service.engine.batch import KeyedUpdate, PartitionUpdates
+from balance_service.engine.records import DeadLetter
 from balance_service.model.standard_fold import Combine
-from balance_service.spark.combine import PartitionUpdates
-from balance_service.spark.gathering import Gathered, Gathering
+from balance_service.spark.gathering import Gathering
 
 IDLE_SECONDS = 0.25
 SUM = {"amount": Combine.SUM}
@@ -85,18 +84,23 @@ class Partition:
         """Starts another query from the beginning."""
         self.arrivals = Arrivals(self.time)
 
-    def part(self, table: pa.Table) -> Gathered:
+    def part(self, table: pa.Table) -> PartitionUpdates:
         offsets = table["offset"].to_pylist()
         self.parts.append(offsets)
         letters = [DeadLetter(offsets[0], 0, b"", bytes(self.letters_of), "")] if self.letters_of else []
         events = [KeyedUpdate(b"a", {})] if self.singly else []
-        rows: Any = table
         keys = pa.array([b"%d" % offset for offset in offsets] if self.each_its_key else [], pa.binary())
         combined = pa.table({"key": keys, "amount": pa.array([1] * len(keys), pa.int64())})
-        updates = PartitionUpdates(combined if len(keys) else None, events, len(offsets), {}, letters)
-        return Gathered(updates, offsets[-1] + 1, (str(offsets[0]),), rows)
+        return PartitionUpdates(
+            offsets[-1] + 1,
+            combined if len(keys) else None,
+            events,
+            len(offsets),
+            dead_letters=letters,
+            traces=[str(offsets[0])],
+        )
 
-    def gathered(self, known_end: int | None = None) -> list[Gathered]:
+    def gathered(self, known_end: int | None = None) -> list[PartitionUpdates]:
         return self.gathering.gather(self.arrivals.pull, IDLE_SECONDS, known_end, self.part, self.interrupted)
 
     def gather(self, known_end: int | None = None) -> list[int]:
@@ -104,7 +108,7 @@ class Partition:
         known = len(self.parts)
         found = self.gathered(known_end)
         offsets = [offset for part in self.parts[known:] for offset in part]
-        assert sum(one.updates.applied for one in found) == len(offsets)
+        assert sum(one.applied for one in found) == len(offsets)
         assert [one.end for one in found][-1:] == [offset + 1 for offset in offsets[-1:]]
         return offsets
 

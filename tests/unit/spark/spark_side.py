@@ -43,8 +43,8 @@ def message(*offsets: int) -> Message:
 class Spark:
     """The parts of Spark that a query uses: session, DataFrame, writer and query in one.
 
-    It opens one partition. It sends the schema, then a message for each byte that requests one; then it closes the
-    connection, if `ends`.
+    It opens one partition. It sends the schema, then a message for each byte that requests one; then it tells that the
+    batch is completed, if `completes`, and closes the connection, if `ends`.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Spark:
         ends: bool = True,
         connects: bool = True,
         failure: Exception | None = None,
+        completes: bool = False,
         is_endless: bool = False,
         on_start: Callable[[], None] = lambda: None,
         on_stop: Callable[[], None] = lambda: None,
@@ -65,6 +66,7 @@ class Spark:
         self._ends = ends
         self._connects = connects
         self._failure = failure
+        self._completes = completes
         self._is_endless = is_endless
         self._on_start = on_start
         self._on_stop = on_stop
@@ -160,6 +162,8 @@ class Spark:
                 self.has_rows.wait(LONG)
                 connection.sendall(before.to_bytes(8) + data)
                 before += rows + self._lost_rows
+            if self._completes and self._is_asked(connection):
+                connection.sendall((-1).to_bytes(8, signed=True))
             while not self._ends and self._is_asked(connection):
                 pass
 

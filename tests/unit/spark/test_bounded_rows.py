@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from balance_service.engine.records import TaskId
-from balance_service.engine.task import Bound, Task
+from balance_service.engine.task import StopAt, Task
 from balance_service.spark.task_runner import _BoundedRows
 
 if TYPE_CHECKING:
@@ -78,54 +78,54 @@ def test_a_task_without_a_bound_gets_all_rows() -> None:
 def test_rows_at_and_beyond_the_bound_wait_until_it_is_released(offset: int) -> None:
     # There is no record at offset 3, as after a transaction.
     partition = Partition([0, 1, 2, 4, 5], [6])
-    bound = partition.task.bind(offset)
+    stop = partition.task.stop_at(offset)
 
     before = [partition.gather() for _ in range(3)]
     partition.commit()
     at_bound = [partition.gather() for _ in range(3)]
-    partition.task.release()
+    partition.task.go_on()
 
     assert (before, at_bound) == ([[0, 1, 2], [], []], [[], [], []])
-    assert bound.reached.is_set()
+    assert stop.reached.is_set()
     assert [partition.gather() for _ in range(3)] == [[4, 5], [6], []]
 
 
 def test_a_bound_is_reached_only_after_every_row_below_it_was_committed() -> None:
     partition = Partition([0, 1], [2, 3], [4])
-    bound = partition.task.bind(4)
+    stop = partition.task.stop_at(4)
 
     # One commit has the rows of several pulls.
     for expected in ([0, 1], [2, 3], []):
         assert partition.gather() == expected
-        assert not bound.reached.is_set()
+        assert not stop.reached.is_set()
     partition.commit()
 
     assert partition.gather() == []
-    assert bound.reached.is_set()
+    assert stop.reached.is_set()
 
 
 def test_a_bound_without_a_row_beyond_it_is_reached_by_the_position() -> None:
     partition = Partition([0, 1])
-    bound = partition.task.bind(3)
+    stop = partition.task.stop_at(3)
     partition.gather()
     partition.commit()
 
     partition.gather()
-    is_reached_before = bound.reached.is_set()
+    is_reached_before = stop.reached.is_set()
     # The task has read offset 2, which is a control record.
     partition.task.at = 3
     partition.gather()
 
-    assert (is_reached_before, bound.reached.is_set()) == (False, True)
+    assert (is_reached_before, stop.reached.is_set()) == (False, True)
 
 
 def test_a_task_at_its_bound_gets_no_row_from_the_start() -> None:
     partition = Partition([0, 1])
 
-    bound = partition.task.bind(0)
+    stop = partition.task.stop_at(0)
 
     assert [partition.gather() for _ in range(3)] == [[], [], []]
-    assert bound.reached.is_set()
+    assert stop.reached.is_set()
 
 
 def test_a_task_beyond_its_bound_stops_at_once() -> None:
@@ -133,15 +133,15 @@ def test_a_task_beyond_its_bound_stops_at_once() -> None:
     partition.gather()
     partition.commit()
 
-    bound = partition.task.bind(1)
+    stop = partition.task.stop_at(1)
 
     assert [partition.gather() for _ in range(2)] == [[], []]
-    assert bound.reached.is_set()
+    assert stop.reached.is_set()
 
 
 def test_another_query_delivers_the_rows_that_waited_again() -> None:
     partition = Partition([0, 1, 2, 3])
-    partition.task.bind(2)
+    partition.task.stop_at(2)
     partition.gather()
     partition.commit()
     partition.gather()
@@ -149,7 +149,7 @@ def test_another_query_delivers_the_rows_that_waited_again() -> None:
     # As the task runner does when a query replaces another.
     partition.rows.rest = None
     partition.query.coming = [[2, 3, 4]]
-    partition.task.release()
+    partition.task.go_on()
 
     assert [partition.gather() for _ in range(2)] == [[2, 3, 4], []]
 
@@ -157,14 +157,14 @@ def test_another_query_delivers_the_rows_that_waited_again() -> None:
 def test_a_row_that_was_gathered_before_the_bound_keeps_it_from_being_reached() -> None:
     partition = Partition([0, 1], [2])
     partition.gather()
-    bound = partition.task.bind(2)
+    stop = partition.task.stop_at(2)
 
     partition.gather()
-    is_reached_before = bound.reached.is_set()
+    is_reached_before = stop.reached.is_set()
     partition.commit()
     partition.gather()
 
-    assert (is_reached_before, bound.reached.is_set()) == (False, True)
+    assert (is_reached_before, stop.reached.is_set()) == (False, True)
 
 
 def test_rows_at_and_beyond_the_limit_wait_until_it_rises() -> None:
@@ -184,17 +184,17 @@ def test_rows_at_and_beyond_the_limit_wait_until_it_rises() -> None:
 def test_a_bound_beyond_the_limit_is_reached_once_the_limit_is_there() -> None:
     partition = Partition([0, 1, 2, 3, 4])
     partition.task.until = 2
-    bound = partition.task.bind(4)
+    stop = partition.task.stop_at(4)
 
     for until in (2, 3, 4):
         partition.task.until = until
-        assert not bound.reached.is_set()
+        assert not stop.reached.is_set()
         partition.gather()
         partition.commit()
     partition.gather()
 
     assert partition.applied == [0, 1, 2, 3]
-    assert bound.reached.is_set()
+    assert stop.reached.is_set()
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -205,7 +205,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.partition = Partition()
         self.log: list[int] = []
         self.read = 0
-        self.bound: Bound | None = None
+        self.stop: StopAt | None = None
 
     @rule(gaps=st.lists(st.integers(1, 3), min_size=1, max_size=6))
     def rows_arrive(self, gaps: list[int]) -> None:
@@ -222,23 +222,23 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def a_pull(self) -> None:
         found, limit = self.partition.gather(), self.partition.task.until
-        assert self.bound is None or all(offset < self.bound.offset for offset in found)
+        assert self.stop is None or all(offset < self.stop.offset for offset in found)
         assert limit is None or all(offset < limit for offset in found)
 
     @rule()
     def a_commit(self) -> None:
         self.partition.commit()
 
-    @precondition(lambda self: self.bound is None and not self.partition.gathered)
+    @precondition(lambda self: self.stop is None and not self.partition.gathered)
     @rule(ahead=st.integers(0, 8))
     def a_bound(self, ahead: int) -> None:
-        self.bound = self.partition.task.bind(self.partition.task.position + ahead)
+        self.stop = self.partition.task.stop_at(self.partition.task.position + ahead)
 
-    @precondition(lambda self: self.bound is not None and not self.partition.gathered)
+    @precondition(lambda self: self.stop is not None and not self.partition.gathered)
     @rule()
     def a_release(self) -> None:
-        self.partition.task.release()
-        self.bound = None
+        self.partition.task.go_on()
+        self.stop = None
 
     @rule(ahead=st.none() | st.integers(0, 8))
     def a_limit(self, ahead: int | None) -> None:
@@ -258,17 +258,17 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def a_reached_bound_has_every_row_below_it_committed(self) -> None:
-        if self.bound is not None and self.bound.reached.is_set():
-            applied, bound = self.partition.applied, self.bound.offset
-            assert self.partition.task.position <= bound
-            assert applied == [offset for offset in self.log[: self.read] if offset < bound][: len(applied)]
-            below = [offset for offset in self.log if offset < bound]
-            assert applied == below or not any(offset >= bound for offset in self.log[: self.read])
+        if self.stop is not None and self.stop.reached.is_set():
+            applied, stop = self.partition.applied, self.stop.offset
+            assert self.partition.task.position <= stop
+            assert applied == [offset for offset in self.log[: self.read] if offset < stop][: len(applied)]
+            below = [offset for offset in self.log if offset < stop]
+            assert applied == below or not any(offset >= stop for offset in self.log[: self.read])
 
     def teardown(self) -> None:
         self.partition.commit()
-        self.partition.task.release()
-        self.partition.task.until = self.bound = None
+        self.partition.task.go_on()
+        self.partition.task.until = self.stop = None
         self.partition.query.coming.append(self.log[self.read :] or [])
         self.partition.query.coming = [some for some in self.partition.query.coming if some]
         while self.partition.gather():

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.engine.records import DeadLetter, KeyedUpdate
+from balance_service.engine.batch import KeyedUpdate, PartitionUpdates, updates_in
+from balance_service.engine.records import DeadLetter
 from balance_service.errors import PoisonRecordError
 from balance_service.model.standard_fold import Combine
 from balance_service.read_models.balance import Balance
-from balance_service.spark.combine import IGNORED, UNRESOLVED, PartitionRows, PartitionUpdates
-from balance_service.spark.gathering import end_of
+from balance_service.spark.combine import IGNORED, UNRESOLVED, PartitionRows, end_of, merged
 from tests.unit.spark.decoded import MONEY, row, table
 from tests.unit.spark.decoded import combined as combined_by
 
@@ -38,7 +38,7 @@ def combined(rows: Iterable[Mapping[str, Any]], combine: Any = SUM, amount: pa.D
 
 
 def every(part: PartitionUpdates) -> list[KeyedUpdate]:
-    combined = [update for some in part.updates for update in some.take([*range(len(some.keys))])]
+    combined = [update for some in part.slices() for update in updates_in(some, [*range(some.num_rows)])]
     return [*combined, *part.events]
 
 
@@ -80,10 +80,10 @@ def test_amounts_of_both_signs_stay_single_because_their_sum_could_hide_an_overf
 
 def test_combined_updates_are_returned_in_slices() -> None:
     keys = pa.array([b"%06d" % n for n in range(45_000)])
-    updates = PartitionUpdates(pa.table({"key": keys, "amount": pa.array(range(45_000))})).updates
+    slices = PartitionUpdates(9, pa.table({"key": keys, "amount": pa.array(range(45_000))})).slices()
 
-    assert [len(some.keys) for some in updates] == [20_000, 20_000, 5_000]
-    assert pa.concat_arrays([some.keys for some in updates]) == keys
+    assert [some.num_rows for some in slices] == [20_000, 20_000, 5_000]
+    assert pa.concat_arrays([some["key"] for some in slices]) == keys
 
 
 def test_a_sum_may_be_wider_than_its_amounts() -> None:
@@ -345,7 +345,8 @@ def part(events: Sequence[Event], combine: Any = SUM, start: int = 0, **noted: A
 
 
 def combined_amounts(updates: PartitionUpdates) -> dict[bytes, Decimal]:
-    return {u.key: u.update["amount"] for some in updates.updates for u in some.take([*range(len(some.keys))])}
+    slices = updates.slices()
+    return {u.key: u.update["amount"] for some in slices for u in updates_in(some, [*range(some.num_rows)])}
 
 
 def event(amount: str, key: bytes = b"a") -> Event:
@@ -353,9 +354,7 @@ def event(amount: str, key: bytes = b"a") -> Event:
 
 
 def test_merged_batches_have_the_sums_of_both() -> None:
-    both = part([event("1.00"), event("2.00", b"b")]).merged_with(
-        part([event("0.10"), event("5.00", b"c")], start=2), SUM
-    )
+    both = merged(part([event("1.00"), event("2.00", b"b")]), part([event("0.10"), event("5.00", b"c")], start=2), SUM)
 
     assert both is not None
     assert combined_amounts(both) == {b"a": Decimal("1.10"), b"b": Decimal("2.00"), b"c": Decimal("5.00")}
@@ -365,7 +364,7 @@ def test_merged_batches_have_the_sums_of_both() -> None:
 def test_merging_a_batch_without_updates_changes_nothing() -> None:
     one = part([event("1.00")])
 
-    for both in (one.merged_with(PartitionUpdates(), SUM), PartitionUpdates().merged_with(one, SUM)):
+    for both in (merged(one, PartitionUpdates(1), SUM), merged(PartitionUpdates(0), one, SUM)):
         assert both is not None
         assert combined_amounts(both) == {b"a": Decimal("1.00")}
         assert both.applied == 1
@@ -383,7 +382,7 @@ def test_merging_keeps_dead_letters_and_ignored_records_of_both() -> None:
     ]
     first, second = (combined(some, SUM) for some in rows)
 
-    both = first.merged_with(second, SUM)
+    both = merged(first, second, SUM)
 
     assert both is not None
     assert [letter.offset for letter in both.dead_letters] == [1, 3]
@@ -412,34 +411,24 @@ def test_merging_keeps_dead_letters_and_ignored_records_of_both() -> None:
 def test_batches_whose_result_depends_on_their_order_are_not_merged(
     first: list[Event], second: list[Event], combine: Any
 ) -> None:
-    assert part(first, combine).merged_with(part(second, combine), combine) is None
+    assert merged(part(first, combine), part(second, combine), combine) is None
 
 
 def test_batches_with_idempotency_keys_are_not_merged() -> None:
     once: dict[str, Any] = {"idempotency_key": b"i", "timestamp": 9, "record_key": b"a", "value": b"frame"}
 
-    assert part([event("1.00")], **once).merged_with(part([event("1.00")], start=1), SUM) is None
-    assert part([event("1.00")]).merged_with(part([event("1.00")], start=1, **once), SUM) is None
+    assert merged(part([event("1.00")], **once), part([event("1.00")], start=1), SUM) is None
+    assert merged(part([event("1.00")]), part([event("1.00")], start=1, **once), SUM) is None
 
 
 def test_maxima_of_any_sign_are_merged() -> None:
     greatest = {"amount": Combine.MAX}
 
-    both = part([event("5.00"), event("-7.00", b"b")], greatest).merged_with(
-        part([event("-1.00"), event("-2.00", b"b")], greatest), greatest
-    )
+    one = part([event("5.00"), event("-7.00", b"b")], greatest)
+    both = merged(one, part([event("-1.00"), event("-2.00", b"b")], greatest), greatest)
 
     assert both is not None
     assert combined_amounts(both) == {b"a": Decimal("5.00"), b"b": Decimal("-2.00")}
-
-
-def test_the_size_of_dead_letters_is_counted() -> None:
-    dead = {"cause": "frame-missing", "timestamp": 5, "record_key": b"k" * 10, "value": b"v" * 1000}
-
-    one, two = (combined([row(n, None, **dead) for n in range(rows)], SUM) for rows in (1, 2))
-
-    assert 1010 < one.letter_bytes < 2010
-    assert two.letter_bytes == 2 * one.letter_bytes
 
 
 KEYS = st.sampled_from([b"a", b"b", "é".encode(), b"c" * 256])
@@ -452,7 +441,7 @@ BATCHES = st.lists(
 @given(BATCHES)
 def test_merged_and_separate_batches_have_the_same_sums(batches: list[list[Event]]) -> None:
     committed: dict[bytes, Decimal] = {}
-    gathered = PartitionUpdates()
+    gathered = PartitionUpdates(0)
 
     def commit(updates: PartitionUpdates) -> None:
         for key, amount in combined_amounts(updates).items():
@@ -463,7 +452,7 @@ def test_merged_and_separate_batches_have_the_same_sums(batches: list[list[Event
     applied = 0
     for events in batches:
         later = part(events)
-        both = gathered.merged_with(later, SUM)
+        both = merged(gathered, later, SUM)
         if both is None:
             commit(gathered)
             applied += gathered.applied

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.spark.combine import PartitionUpdates
-from balance_service.spark.gathering import Gathered
-from tests.unit.spark.fed_partition import IDLE_SECONDS, SUM, Partition
+from balance_service.spark.combine import EventsNotKeptError
+from tests.unit.spark.fed_partition import IDLE_SECONDS, Partition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from balance_service.engine.batch import PartitionUpdates
 
 
 @pytest.mark.parametrize("known_end", [None, 0, 1], ids=["unknown", "an older end", "the current end"])
@@ -184,8 +188,8 @@ def test_parts_after_a_failed_commit_keep_their_events() -> None:
 
     for rows in (80_000, 40_000):
         (gathered,) = partition.gathered(end)
-        assert gathered.rows is not None
-        assert gathered.updates.applied == rows
+        assert gathered.singles([]) == ()
+        assert gathered.applied == rows
 
 
 def test_many_events_are_combined_part_by_part() -> None:
@@ -195,9 +199,9 @@ def test_many_events_are_combined_part_by_part() -> None:
     (gathered,) = partition.gathered(end)
 
     assert [len(part) for part in partition.parts] == [80_000, 80_000, 40_000]
-    assert (gathered.updates.applied, gathered.end) == (200_000, end)
-    assert gathered.rows is None  # they would fill the memory
-    assert gathered.traces == ("0",)
+    assert (gathered.applied, gathered.end, gathered.traces) == (200_000, end, ["0"])
+    with pytest.raises(EventsNotKeptError):
+        gathered.singles([b"1"])
 
 
 def test_a_part_is_as_large_as_the_one_it_is_merged_with() -> None:
@@ -207,7 +211,7 @@ def test_a_part_is_as_large_as_the_one_it_is_merged_with() -> None:
     (gathered,) = partition.gathered(end)
 
     assert [len(part) for part in partition.parts] == [80_000, 80_000, 160_000, 320_000]
-    assert (gathered.updates.keys, gathered.end) == (640_000, end)
+    assert (gathered.keys, gathered.end) == (640_000, end)
 
 
 def test_a_part_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,20 +250,20 @@ def test_many_dead_letters_end_the_gathering() -> None:
     assert len(partition.gathered(end)) == 2
 
 
-def test_parts_with_too_many_keys_for_a_transaction_are_not_merged() -> None:
-    keys = pa.table({"key": pa.array([b"%d" % n for n in range(600_000)]), "amount": pa.array([1] * 600_000)})
-    other = keys.set_column(0, "key", pa.array([b"other %d" % n for n in range(600_000)]))
-    one, two = Gathered(PartitionUpdates(keys), 1), Gathered(PartitionUpdates(other), 2)
+def test_parts_with_too_many_keys_for_a_transaction_are_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balance_service.spark.gathering._MOST_KEYS", 150_000)
+    partition = Partition(each_its_key=True)
+    for _ in range(32):
+        end = partition.arrivals.add(20_000, after=0.03)
 
-    assert one.merged_with(one, SUM) is not None
-    assert one.merged_with(two, SUM) is None
+    assert [one.keys for one in partition.gathered(end)] == [80_000, 80_000]
 
 
 def test_an_error_in_a_part_ends_the_gathering() -> None:
     partition = Partition()
     partition.arrivals.add(1)
 
-    def part(_table: pa.Table) -> Gathered:
+    def part(_table: pa.Table) -> PartitionUpdates:
         raise LookupError("a schema")
 
     with pytest.raises(LookupError, match="a schema"):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from balance_service.engine.records import TaskBatch
+    from balance_service.engine.batch import TaskBatch
 
 LETTERS = 20
 FAILED = "decoder-failed"
@@ -55,7 +55,7 @@ def redrive(monkeypatch: pytest.MonkeyPatch, bad: set[int], session: Any = None)
     def decode(records: pa.Table, _seconds: float) -> pa.Table:
         if bad.intersection(records["offset"].to_pylist()):
             raise QueryEndedError("a job was aborted")
-        return table([])
+        return table([row(at) for at in records["offset"].to_pylist()])
 
     parts: Any = SimpleNamespace(resolve=lambda _: set(), framed=lambda record: record, ask_anew=lambda: None)
     made = Redrive(
@@ -79,7 +79,7 @@ def test_a_dead_letter_at_which_spark_fails_blocks_no_other(
     left, failed, tried = [*range(LETTERS)], [], []
     while left:
         done = batch(tried_by, left, tmp_path)
-        failed += [(letter.offset, letter.cause) for letter in done.dead_letters]
+        failed += [(letter.offset, letter.cause) for letter in done.updates.dead_letters]
         tried += sorted(done.retried)
         left = [offset for offset in left if offset not in done.retried]
 

@@ -123,6 +123,17 @@ def test_a_query_that_stops_sending_rows_without_ending_has_failed(opened: Calla
     assert not isinstance(caught.value, BatchEndedError)
 
 
+def test_a_completed_batch_is_no_failure_however_long_spark_takes_to_end_the_query(
+    opened: Callable[..., RowQuery],
+) -> None:
+    with opened(Spark(message(0), completes=True, is_endless=True)) as query:
+        assert offsets([query.rows[0].pull(LONG)]) == [0]
+        for _ in range(2):
+            with pytest.raises(BatchEndedError):
+                query.rows[0].pull(LONG)
+        assert query.is_over
+
+
 def test_a_batch_that_is_handed_over_twice_ends_the_query(opened: Callable[..., RowQuery]) -> None:
     with opened(Spark(message(0, 1), message(0, 1))) as query:
         query.rows[0].pull(LONG)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from balance_service.engine.batch import PartitionUpdates
 from balance_service.engine.records import TaskId
 from balance_service.engine.task import Task, TaskState
 from balance_service.errors import BalanceServiceError
 from balance_service.model.generations import Switch
-from balance_service.spark.combine import PartitionUpdates
-from balance_service.spark.gathering import Gathered
 from balance_service.spark.task_runner import TaskRunner
 from tests.support.fakes import DECLARED, alone
 from tests.unit.spark.test_task_runner import FIRST, runner
@@ -42,13 +41,15 @@ def note_commits(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Returns the offsets of each commit from now on; a commit applies them to the task."""
     commits: list[list[int]] = []
 
-    def part(_runner: TaskRunner, _partition: int, _left_out: pa.Array, table: pa.Table) -> Gathered:
-        rows: Any = table["offset"].to_pylist()
-        return Gathered(PartitionUpdates(), rows[-1] + 1, rows=rows)
+    def part(_runner: TaskRunner, _partition: int, _left_out: pa.Array, table: pa.Table) -> PartitionUpdates:
+        return PartitionUpdates(table["offset"].to_pylist()[-1] + 1, table)
 
-    def commit(_runner: TaskRunner, gathered: Gathered, start: int, _left_out: object, of: Running, _: object) -> int:
+    def commit(
+        _runner: TaskRunner, updates: PartitionUpdates, start: int, _left_out: object, of: Running, _: object
+    ) -> int:
         assert start == of.position
-        commits.append(cast("Any", gathered.rows))
+        assert updates.combined is not None
+        commits.append(updates.combined["offset"].to_pylist())
         of.applied += commits[-1]
         return len(commits[-1])
 
@@ -80,7 +81,7 @@ class Replaced:
         self._looks += 1
         if self._looks == 3:
             self._from = start
-            self._task.release()
+            self._task.go_on()
         return self._looks == 3
 
     def pull(self, _timeout_seconds: float) -> pa.RecordBatch | None:
@@ -96,7 +97,7 @@ class Replaced:
 def test_a_row_that_waited_is_applied_once_after_its_query_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     note_commits(monkeypatch)
     task, interrupted = Running(), threading.Event()
-    task.bind(4)
+    task.stop_at(4)
 
     run(runner(), Replaced(task, interrupted), task, interrupted)
 

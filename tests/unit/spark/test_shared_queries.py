@@ -216,6 +216,22 @@ def test_a_partition_without_events_changes_over_after_a_time(stage: Stage, monk
     eventually(lambda: stage.started[0].is_stopped, "the replaced query is stopped")
 
 
+def test_a_partition_with_events_changes_over_only_to_a_query_that_reads_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_queries, "_GRACE_SECONDS", 0.0)
+    rows = stage.read(0)[0]
+    stage.read(1)
+    eventually(lambda: len(stage.started) == 3, "one query replaces both")
+    arrive(stage.started[0], 0, 3)
+    assert offsets(rows) == [0, 1, 2]
+
+    assert stays(lambda: not rows.change_over(3), 0.3)
+
+    arrive(stage.started[2], 0, 1)
+    eventually(lambda: rows.change_over(3), "the task changes over")
+
+
 def test_a_task_that_leaves_disturbs_no_other_and_its_query_is_replaced(stage: Stage) -> None:
     rows = stage.read(0, 1)
 
@@ -251,21 +267,18 @@ def test_the_query_of_the_last_task_is_stopped(stage: Stage) -> None:
     assert stage.slots.take(100)
 
 
-def test_a_query_that_fails_is_replaced_by_halves_until_the_partition_to_blame_is_alone(stage: Stage) -> None:
-    to_blame, reading = 2, [0, 1, 2, 3]
-    stage.read(*reading)
-    for sizes in ([2, 2], [1, 1]):
-        (failed,) = [query for query in stage.started if to_blame in query.rows and query.end is None]
-        failed.end = QueryEndedError("a fault")
-        again = sorted(failed.rows)
-        before = len(stage.started)
-        stage.leave(*again)
-        stage.read(*again)
-        assert sorted(len(query.rows) for query in stage.started[before:]) == sizes
+def test_a_query_that_fails_is_replaced_by_one_for_each_of_its_partitions(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_queries, "_APART_SECONDS", 4 * SETTLE_SECONDS)
+    stage.read(0, 1, 2)
+    stage.started[0].end = QueryEndedError("a fault")
+    stage.leave(0, 1, 2)
+    stage.read(0, 1, 2)
 
-    (alone,) = [query for query in stage.started if to_blame in query.rows and query.end is None]
-    assert list(alone.rows) == [to_blame]
-    assert stays(lambda: len(stage.started) == 5, 2 * SETTLE_SECONDS)
+    assert sorted(stage.partitions()[1:]) == [[0], [1], [2]]
+    assert stays(lambda: len(stage.started) == 4, 2 * SETTLE_SECONDS)
+    eventually(lambda: stage.partitions()[4:] == [[0, 1, 2]], "they share one again")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from py4j.protocol import Py4JNetworkError
 from structlog.testing import capture_logs
 
+from balance_service.engine.batch import PartitionUpdates
 from balance_service.engine.changelog_writer import SecondWriterError
 from balance_service.engine.commit import Committed
 from balance_service.engine.progress import Progress
@@ -26,8 +27,7 @@ from balance_service.kafka.topics import Topic
 from balance_service.model.generations import Comparison, Generations, Switch
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
-from balance_service.spark.combine import PartitionUpdates
-from balance_service.spark.gathering import Gathered, Gathering
+from balance_service.spark.gathering import Gathering
 from balance_service.spark.row_query import QueryEndedError, RowQuery
 from balance_service.spark.session import JvmEndedError, SparkSampler, require_jvm
 from balance_service.spark.shared_queries import Slots
@@ -72,13 +72,13 @@ def test_after_a_failed_commit_only_a_part_is_gathered(error: Exception) -> None
     gathering = Gathering(1_000_000, Balance().combine, sleep=lambda _: None)
     task: Any = SimpleNamespace(task_id=TaskId("balance", 0), process=process)
     with pytest.raises(type(error)):
-        runner()._commit(Gathered(PartitionUpdates(), 5), 0, frozenset(), task, gathering)
+        runner()._commit(PartitionUpdates(5), 0, frozenset(), task, gathering)
 
     rows = pa.record_batch({"offset": pa.array(range(70_000), pa.int64())})
     pulled = iter([rows])
 
-    def part(_rows: pa.Table) -> Gathered:
-        return Gathered(PartitionUpdates(), 70_000)
+    def part(_rows: pa.Table) -> PartitionUpdates:
+        return PartitionUpdates(70_000)
 
     # A second pull would fail.
     assert gathering.gather(lambda _seconds: next(pulled), 0.0, 1_000_000, part, threading.Event())
@@ -106,7 +106,7 @@ def test_a_commit_logs_what_is_wrong_with_the_first_dead_letter_of_each_cause() 
     logging._metrics = Metrics()
 
     with capture_logs() as logs:
-        logging._commit(Gathered(PartitionUpdates(), 8), 0, frozenset(), task, Gathering(1_000_000, Balance().combine))
+        logging._commit(PartitionUpdates(8), 0, frozenset(), task, Gathering(1_000_000, Balance().combine))
 
     assert [(line["cause"], line["records"], line["offset"], line["detail"]) for line in logs] == [
         ("too-much", 3, 7, "50 is more than 10")
@@ -121,7 +121,7 @@ def test_a_bounded_rate_counts_records_and_not_the_offsets_that_are_missing_betw
     paced._metrics = metrics
 
     gathering = Gathering(1_000_000, Balance().combine)
-    assert paced._commit(Gathered(PartitionUpdates(), 2_000_000), 0, frozenset(), task, gathering) == 7
+    assert paced._commit(PartitionUpdates(2_000_000), 0, frozenset(), task, gathering) == 7
 
 
 def test_a_pace_ends_when_the_generation_serves() -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from balance_service.engine.task import Task
 
 
-class StandingStill:
+class StalledStage:
     """Runs tasks that answer, and fold nothing. Implements `engine.tasks.Runner`."""
 
     def __init__(self, reason: str) -> None:
