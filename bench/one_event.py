@@ -20,7 +20,7 @@ from confluent_kafka import Producer
 
 from balance_service.devtools.local.stack import LocalStack
 from balance_service.engine.state_directory import StateDirectory
-from balance_service.hosting.engine import Engine, Patience
+from balance_service.hosting.engine import Engine, StartupRetries
 from balance_service.model.placing import stages_of
 from balance_service.observability.metrics import Metrics
 from balance_service.process import failpoints
@@ -80,14 +80,14 @@ def main() -> None:
             application_id="way",
             state_dir=Path(folder) / "state",
         )
-        patience = Patience(threading.Event(), lambda _reason: None)
+        retries = StartupRetries(threading.Event(), lambda _reason: None)
         engine = Engine(
             settings,
             StateDirectory(settings.state_dir, settings.application_id),
             stages_of(Balance(), settings),
             [Balance()],
             Metrics(),
-            patience,
+            retries,
         )
         engine.start()
         favour_short_work()

@@ -110,7 +110,7 @@ class _Registered(NamedTuple):
     """Subject and version of each schema that it refers to."""
 
     @classmethod
-    def of(cls, answer: Any) -> _Registered:
+    def from_answer(cls, answer: Any) -> _Registered:
         if not isinstance(text := answer.get("schema"), str) or not text:
             raise _NoSchemaError
         references = [(str(one["subject"]), int(one["version"])) for one in answer.get("references") or ()]
@@ -241,14 +241,14 @@ class SchemaRegistry:
             if registered is None:
                 return None
             if registered.schema_type != _AVRO:
-                return WriterSchema.of_another_format(registered.schema_type, registered.text)
+                return WriterSchema.from_other_format(registered.schema_type, registered.text)
         except UnusableSchemaError as error:
             return WriterSchema.unusable(str(error))
         try:
             referenced = self._referenced(registered)
         except UnusableSchemaError as error:
             return WriterSchema.unusable(str(error), records_told(registered.text))
-        return None if referenced is None else WriterSchema.of_avro(registered.text, referenced)
+        return None if referenced is None else WriterSchema.from_avro(registered.text, referenced)
 
     def _with_id(self, schema_id: int) -> _Registered | None:
         try:
@@ -260,7 +260,7 @@ class SchemaRegistry:
             raise
 
     def _registered(self, path: str, **query: Any) -> _Registered:
-        return _Registered.of(self._answer(path, **query))
+        return _Registered.from_answer(self._answer(path, **query))
 
     def _answer(self, path: str, **query: Any) -> Any:
         """The answer to a request for a schema. The client's methods would also read what does not concern Avro."""
@@ -346,7 +346,7 @@ class SchemaRegistry:
             return self._listed[subject, version]
         try:
             answer = self._answer(_version_path(subject, version))
-            schema_id, registered = int(answer["id"]), _Registered.of(answer)
+            schema_id, registered = int(answer["id"]), _Registered.from_answer(answer)
         except Exception as error:  # the HTTP library has its own error types
             reason = _what_it_does(error)
             log.warning("a schema is left until a record names it", subject=subject, version=version, reason=reason)

@@ -51,22 +51,22 @@ class WriterSchema:
     """The cause of the dead letters of such values."""
 
     @classmethod
-    def of(cls, schema: Any) -> WriterSchema:
+    def from_schema(cls, schema: Any) -> WriterSchema:
         members = schema if isinstance(schema, list) else [schema]
         return cls(json.dumps(with_times(schema)), tuple(name for name in map(_record_name, members) if name))
 
     @classmethod
-    def of_avro(cls, text: str, referenced: Sequence[str] = ()) -> WriterSchema:
+    def from_avro(cls, text: str, referenced: Sequence[str] = ()) -> WriterSchema:
         """Args:
         referenced: the texts of the schemas that it refers to, and of those that they refer to.
         """
         try:
-            return cls.of(parsed_schema(text, referenced))
+            return cls.from_schema(parsed_schema(text, referenced))
         except UnusableSchemaError as error:
             return cls.unusable(str(error), records_told(text))
 
     @classmethod
-    def of_another_format(cls, schema_type: str, text: str) -> WriterSchema:
+    def from_other_format(cls, schema_type: str, text: str) -> WriterSchema:
         """Args:
         schema_type: as the registry names it: `JSON`, `PROTOBUF`, or another.
         """

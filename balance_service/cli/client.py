@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import threading
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from balance_service.cli.waiting import telling
 from balance_service.client import Client, ClientError, NotAllowedError, NotAnInstanceError, Position, UnavailableError
 from balance_service.errors import BalanceServiceError
 from balance_service.http.server.tls import TlsFiles, client_context
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
 
 T = TypeVar("T")
-TELL_AFTER_SECONDS = 2.0
-"""A command that has waited for that long says so."""
 ANSWER_SECONDS = 10.0
 CHANGE_SECONDS = 30.0
 """A step of generations is a transaction, which may wait for one that a killed instance has left open."""
@@ -160,16 +158,11 @@ class _TellingClient(Client):
     def __init__(self, url: str, *, timeout_seconds: float, **options: Any) -> None:
         super().__init__(url, timeout_seconds=timeout_seconds, **options)
         address = urlsplit(url).netloc.rpartition("@")[2]
-        self._waiting = f"waiting for the instance at {address}, up to {timeout_seconds:g} s …"
+        self._server = f"the instance at {address}, up to {timeout_seconds:g} s"
 
     def _run(self, call: Call[T]) -> T:
-        timer = threading.Timer(TELL_AFTER_SECONDS, click.echo, (self._waiting,), {"err": True})
-        timer.daemon = True
-        timer.start()
-        try:
+        with telling(self._server):
             return super()._run(call)
-        finally:
-            timer.cancel()
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from balance_service.cli.client import as_json, at_url, client_of, of_url
 from balance_service.client import ClientError
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.decisions import MAX_IDS, LetterId
-from balance_service.engine.records import MISPLACED
 from balance_service.errors import BalanceServiceError, InvalidInputError
 from balance_service.model.json_view import exact_json
 
@@ -33,6 +32,7 @@ _STATUSES = {
 }
 """The statuses that a filter selects for a command. A dead letter behind another is retried after that one."""
 _UNDECIDED = frozenset(status.value for status in Status if status.needs_decision)
+_LEFT_OUT_IF_EMPTY = frozenset({"detail", "discardWarning", "redriveRefused"})
 _CLOSED = frozenset(status.value for status in Status if not status.is_open)
 _COLUMNS = ("ID", "KEY", "CAUSE", "STATUS", "SINCE", "TRIED", "DUE")
 _MOST_NAMED = 10
@@ -105,7 +105,7 @@ def show(letter_id: str, url: str | None, *, as_json: bool) -> None:
     value, headers = letter.pop("valueBase64"), letter.pop("headers")
     letter["key"] = _key(letter)
     letter.pop("keyBase64", None)
-    told = {name: shown for name, shown in letter.items() if shown or name not in ("detail", "redriveRefused")}
+    told = {name: shown for name, shown in letter.items() if shown or name not in _LEFT_OUT_IF_EMPTY}
     width = max(map(len, [*told, "headers"]))
     for name, shown in told.items():
         click.echo(f"{name:<{width}}  {_dash(shown)}")
@@ -228,7 +228,7 @@ def _key(letter: dict[str, Any]) -> str:
 
 
 def _print_table(letters: Sequence[dict[str, Any]]) -> None:
-    """Prints a line for each, and below it what is wrong with the record, and why a redrive is refused."""
+    """Prints a line for each, and below it what is wrong with the record, and why no redrive or discard helps."""
     if not letters:
         click.echo("There are none.")
         return
@@ -241,6 +241,8 @@ def _print_table(letters: Sequence[dict[str, Any]]) -> None:
         # The status of a closed one says enough.
         if letter is not None and letter["redriveRefused"] and letter["status"] not in _CLOSED:
             click.echo(f"    no redrive: {letter['redriveRefused']}")
+        if letter is not None and letter["discardWarning"]:
+            click.echo(f"    no discard: {letter['discardWarning']}")
 
 
 def _print_next(letters: Sequence[dict[str, Any]], url: str | None, *, is_shown: bool = False) -> None:
@@ -251,11 +253,10 @@ def _print_next(letters: Sequence[dict[str, Any]], url: str | None, *, is_shown:
     refused = [one for one in undecided if one["redriveRefused"]]
     for decision, when, chosen in (
         ("redrive", "Retry, once the cause is removed", [one for one in undecided if not one["redriveRefused"]]),
-        # A rebuild with the right partitioner applies those that are misplaced.
         (
             "discard",
             "Exclude permanently, as no redrive is possible",
-            [one for one in refused if one["cause"] != MISPLACED],
+            [one for one in refused if not one["discardWarning"]],
         ),
     ):
         if chosen:

@@ -11,6 +11,7 @@ import click
 
 from balance_service.api import KEEP_OLD_SECONDS
 from balance_service.cli.client import as_json, at_url, client_of
+from balance_service.cli.waiting import servers_of, telling
 from balance_service.client import ClientError, InvalidCallError
 from balance_service.errors import BalanceServiceError
 from balance_service.model.json_view import exact_json
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from balance_service.client import Client
     from balance_service.hosting.offline_rebuild import Rebuilt
+    from balance_service.model.read_model import ReadModel
+    from balance_service.settings import Settings
 
 _LOOK_SECONDS = 0.5
 _MOST_LISTED = 5
@@ -182,17 +185,20 @@ def _remove(model: str, *, yes: bool) -> None:
     from balance_service.hosting.removal import Removal
 
     configure_logging("WARNING")
-    removal = Removal(load_settings(), model)
+    settings = load_settings()
+    with telling(servers_of(settings)):
+        removal = Removal(settings, model)
     for topic in removal.topics:
         click.echo(topic)
     if not yes:
         click.confirm("Delete these topics? Only a replay of the source brings their records back", abort=True)
-    removal.run()
+    with telling(servers_of(settings)):
+        removal.run()
     click.echo(f"{len(removal.topics)} topics of {model} are deleted")
 
 
 def _way_out(found: dict[str, Any]) -> str:
-    """Returns how to drop the generation beside which no other one can be built; empty if there is none."""
+    """Returns how to drop the generation that prevents the build of another one; empty if there is none."""
     for generation in found["generations"]:
         if generation["status"] != "serving":
             number, is_kept = generation["generation"], generation["status"] == "kept"
@@ -294,8 +300,6 @@ def _show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
 
 def _rebuild_offline(models: tuple[str, ...]) -> None:
     from balance_service.cli.models import chosen_models
-    from balance_service.devtools.progress import progress_bar
-    from balance_service.hosting.offline_rebuild import rebuild as run_rebuild
 
     settings = load_settings()
     configure_logging("WARNING")
@@ -305,9 +309,20 @@ def _rebuild_offline(models: tuple[str, ...]) -> None:
         if not models and not model.has_states():
             click.echo(f"{model.name} keeps no states: there is nothing to rebuild")
             continue
-        with progress_bar(f"replaying {model.name}", None) as (bar, task):
-            rebuilt = run_rebuild(settings, model, lambda at, of: bar.update(task, completed=at, total=of))
-        click.echo(_summary(model.name, rebuilt))
+        click.echo(_summary(model.name, _rebuilt(settings, model)))
+
+
+def _rebuilt(settings: Settings, model: ReadModel) -> Rebuilt:
+    from balance_service.devtools.progress import progress_bar
+    from balance_service.hosting.offline_rebuild import rebuild as run_rebuild
+
+    with telling(servers_of(settings)) as answered, progress_bar(f"replaying {model.name}", None) as (bar, task):
+
+        def show(at: int, of: int) -> None:
+            answered()
+            bar.update(task, completed=at, total=of)
+
+        return run_rebuild(settings, model, show)
 
 
 def _summary(model: str, rebuilt: Rebuilt) -> str:

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING
 import click
 
 from balance_service.cli.models import hosted_models, known_models, with_shipped
+from balance_service.cli.waiting import servers_of, telling
 from balance_service.errors import ConfigurationError
 from balance_service.observability.logs import quiet_logging
 from balance_service.settings import load_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
     from balance_service.model.read_model import ReadModel
@@ -51,7 +54,7 @@ def add_funds(customer: str, amount: str, *, idempotency_key: str | None, as_jso
         settings.topic,
         settings.read_timeout_seconds,
     )
-    with closing(publisher):
+    with telling(servers_of(settings)), closing(publisher):
         partition, offset = publisher.publish_and_wait(customer_id, funds, once)
     position = f"{partition}:{offset + 1}"
     click.echo(json.dumps({"position": position}) if as_json else f"added {funds}; visible from position {position} on")
@@ -76,7 +79,8 @@ def load(events: int, customers: int, rate: float | None) -> None:
 
     settings = load_settings()
     quiet_logging()
-    prepare_topics(Topics(settings), settings, stages_of(SHIPPED["balance"](), settings))
+    with telling(servers_of(settings)):
+        prepare_topics(Topics(settings), settings, stages_of(SHIPPED["balance"](), settings))
     with progress_bar("producing", events) as (bar, task):
         total = produce_load(
             producer_config(settings, settings.partitioner),
@@ -108,10 +112,17 @@ def produce(topic: str, key_separator: str | None, record: str | None) -> None:
     quiet_logging()
     if key_separator == "":
         raise click.UsageError("--key-separator must not be empty; omit it if lines have no key")
-    sent = produce_lines(
-        settings, known_models(settings), topic, sys.stdin.buffer, record=record, key_separator=key_separator
-    )
+    models = known_models(settings)
+    with telling(servers_of(settings)) as answered:
+        lines = _after(answered, sys.stdin.buffer)
+        sent = produce_lines(settings, models, topic, lines, record=record, key_separator=key_separator)
     click.echo(f"{sent} {'record' if sent == 1 else 'records'} acknowledged")
+
+
+def _after(answered: Callable[[], None], lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields lines that are read once the servers have answered."""
+    answered()
+    yield from lines
 
 
 @click.command()
@@ -131,8 +142,10 @@ def tail(topic: str, *, from_beginning: bool, limit: int | None) -> None:
     # KeyboardInterrupt is lost if it is raised in a callback of a client.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
-    with closing(tail_records(settings, topic, stopping, from_beginning=from_beginning)) as lines:
+    records = tail_records(settings, topic, stopping, from_beginning=from_beginning)
+    with telling(f"records of topic '{topic}' from {servers_of(settings)}") as answered, closing(records) as lines:
         for line in islice(lines, limit):
+            answered()
             click.echo(line)
 
 
@@ -152,7 +165,9 @@ def topics_create() -> None:
     quiet_logging()
     models = hosted_models(settings)
     stages = [*hosted_stages(models, settings), *stages_of_retries(with_shipped(models), settings)]
-    for topic in prepare_topics(Topics(settings), settings, stages).values():
+    with telling(servers_of(settings)):
+        prepared = prepare_topics(Topics(settings), settings, stages)
+    for topic in prepared.values():
         click.echo(f"topic {topic.name} with {topic.partitions} partitions, and its internal topics, exist")
 
 
@@ -174,7 +189,8 @@ def topics_checkpoint(*, leave_out_unknown: bool) -> None:
     if settings.peer_secret is None:
         raise ConfigurationError("a checkpoint is signed: set BALANCE_PEER_SECRET as the instances have it")
     for name in (settings.generations_topic, settings.dead_letter_decisions_topic):
-        count = vouch(settings, Topics(settings), name, leaves_out_unknown=leave_out_unknown)
+        with telling(servers_of(settings)):
+            count = vouch(settings, Topics(settings), name, leaves_out_unknown=leave_out_unknown)
         click.echo(f"{count} records of topic {name} count permanently")
 
 
@@ -210,10 +226,13 @@ def topics_copy(source: str, target: str, partitions: int | None, partitioner: P
     quiet_logging()
     models = [*load_models(settings.models, SHIPPED), *SHIPPED.values()]
     by = partitioner or written_by(source, models, settings)
-    with progress_bar("copying", None) as (bar, task):
-        copied = copy_topic(
-            settings, source, target, partitions, lambda at, of: bar.update(task, completed=at, total=of), by
-        )
+    with telling(servers_of(settings)) as answered, progress_bar("copying", None) as (bar, task):
+
+        def show(at: int, of: int) -> None:
+            answered()
+            bar.update(task, completed=at, total=of)
+
+        copied = copy_topic(settings, source, target, partitions, show, by)
     click.echo(
         f"copied {copied.records} records to {copied.target.partitions} partitions by {by}, "
         f"{copied.records / max(copied.seconds, 1e-9):,.0f} records/s"
@@ -247,13 +266,17 @@ def schemas_register() -> None:
     settings = load_settings()
     quiet_logging()
     models = hosted_models(settings)
-    with closing(SchemaRegistry.from_settings(settings)) as registry:
+    with closing(SchemaRegistry.from_settings(settings)) as registry, telling(_named(registry)):
         for subject, schema in _written_schemas(settings, models).items():
             click.echo(f"{subject}: schema id {registry.register(subject, schema)}")
         for topic, schema in _declared_events(settings, models):
             subject, (whole, is_new) = subject_of(topic, schema), with_producers_fields(registry, topic, schema)
             newest = f"schema id {registry.register(subject, contracted(whole))}" if is_new else _HAS_ALL
             click.echo(f"{subject}: {newest}")
+
+
+def _named(registry: SchemaRegistry) -> str:
+    return f"the schema registry at {registry.url}"
 
 
 def _declared_events(settings: Settings, hosted: list[ReadModel]) -> list[tuple[str, Schema]]:
@@ -323,7 +346,7 @@ def schemas_pull(topic: str, folder: Path) -> None:
 
     settings = load_settings()
     quiet_logging()
-    with closing(SchemaRegistry.from_settings(settings)) as registry:
+    with closing(SchemaRegistry.from_settings(settings)) as registry, telling(_named(registry)):
         found = _records_of(registry, topic)
     texts = {folder / f"{name}.avsc": json.dumps(schema, indent=2) + "\n" for name, schema in found.items()}
     for file, text in texts.items():
@@ -364,7 +387,7 @@ def schemas_types(given: tuple[str, ...]) -> None:
     if len(files) < len(given) or not given:
         settings = load_settings()
         quiet_logging()
-        with closing(SchemaRegistry.from_settings(settings)) as registry:
+        with closing(SchemaRegistry.from_settings(settings)) as registry, telling(_named(registry)):
             for topic in (one for one in given if not one.endswith(".avsc")):
                 found += _records_of(registry, topic).values()
             if not given:

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NoReturn
 
 from balance_service.errors import RetriableError
-from balance_service.model.binding import bound
+from balance_service.model.binding import bind_models
 from balance_service.model.loading import load_models
 from balance_service.model.placing import newest
 from balance_service.model.schemas import Schemas
@@ -27,7 +27,7 @@ def hosted_models(settings: Settings) -> list[ReadModel]:
         ConfigurationError: a model cannot be loaded, or its declaration is invalid.
         RetriableError: the registry, which has a schema that is needed, does not answer.
     """
-    return bound(load_models(settings.models, SHIPPED), settings)
+    return bind_models(load_models(settings.models, SHIPPED), settings)
 
 
 def check_models(settings: Settings) -> None:
@@ -57,4 +57,4 @@ def chosen_models(settings: Settings, names: Sequence[str]) -> list[ReadModel]:
     """Models by their name, if BALANCE_MODELS has them, or as in BALANCE_MODELS. Raises as `hosted_models`."""
     hosted = {model.name: model for model in sorted(load_models(settings.models, SHIPPED), key=attrgetter("version"))}
     chosen = [[hosted[name]] if name in hosted else load_models([name], SHIPPED, setting="MODEL") for name in names]
-    return bound(dict.fromkeys(model for models in chosen for model in models), settings)
+    return bind_models(dict.fromkeys(model for models in chosen for model in models), settings)

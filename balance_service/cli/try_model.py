@@ -135,7 +135,7 @@ def _run(given: _Input, file: Path, tables: Mapping[str, Path], limit: int) -> N
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, emoji=False, markup=False)
     rows = [row for topic, path in tables.items() for row in given.rows(topic, path)]
     events = [*given.events(file)]
-    trial = _Trial.of(given, rows, events)
+    trial = _Trial.from_input(given, rows, events)
     try:
         for section in _sections(trial, limit):
             _print_section(console, *section)
@@ -230,7 +230,7 @@ class _Trial:
     failure: str | None = None
 
     @classmethod
-    def of(cls, given: _Input, rows: Sequence[TableRow], events: Sequence[InputEvent]) -> _Trial:
+    def from_input(cls, given: _Input, rows: Sequence[TableRow], events: Sequence[InputEvent]) -> _Trial:
         """Commit events in batches, up to the first event at which the model's own code fails."""
         from balance_service.errors import TaskHaltedError
         from balance_service.testing.driver import Driver

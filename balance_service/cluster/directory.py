@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException
 
 from balance_service.cluster.signatures import FAREWELL, UntrustedRecordError
+from balance_service.engine.records import Role, TaskSnapshot
 from balance_service.errors import BalanceServiceError, NotAuthorizedError
 from balance_service.kafka.clients import not_authorized
 from balance_service.kafka.log_reader import LogReader, OffsetOutOfRangeError
@@ -20,10 +21,11 @@ from balance_service.kafka.messages import headers_of, offset_of
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.producers import RecoveringProducer
 from balance_service.kafka.signing import HEADER
-from balance_service.model.generations import Comparison
 from balance_service.model.keys import KeyType
 from balance_service.model.stage import model_and_generation
+from balance_service.model.stream import Partitioner
 from balance_service.process.runtime import Attempts, elapsed
+from balance_service.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +40,6 @@ log = structlog.get_logger(__name__)
 
 PUBLISH_EVERY_SECONDS = 1.0
 SUSPECT_AFTER_SECONDS = 3.0
-ACTIVE, STANDBY = "ACTIVE", "STANDBY"
 
 _FLUSH_SECONDS = 2.0
 # A record that is older than this is dropped: a newer one follows every second, and after an outage peers would reject
@@ -61,72 +62,7 @@ _MOST_RUNS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedTask:
-    """A task as its instance published it.
-
-    `restored`, `to_restore` and `seconds_left` are of its last restore; `dead_letters` counts the open ones by
-    `cause/status`; `comparison` is that of a generation that is built with the serving one, once it has caught up;
-    `sends_as_of` is the number of the state of the generations since which the task sends the outputs; -1 if it does
-    not; `since_ms` is when it came into its state, or began to stand still, in ms since 1970; 0 if that is not known.
-    """
-
-    stage: str
-    partition: int
-    role: str
-    state: str
-    epoch: int
-    position: int
-    reason: str = ""
-    restored: int = 0
-    to_restore: int = 0
-    seconds_left: float | None = None
-    dead_letters: Mapping[str, int] = field(default_factory=dict)
-    comparison: Comparison | None = None
-    sends_as_of: int = 0
-    since_ms: int = 0
-
-    @staticmethod
-    def of(record: Mapping[str, Any]) -> PublishedTask:
-        """Reads the Avro record `PublishedTask`."""
-        return PublishedTask(
-            record["readModel"],
-            record["partition"],
-            record["role"],
-            record["state"],
-            record["epoch"],
-            record["position"],
-            record["reason"],
-            record["restored"],
-            record["toRestore"],
-            record["secondsLeft"],
-            record["deadLetters"],
-            None if record["comparison"] is None else Comparison.of(record["comparison"]),
-            record["sendsAsOf"],
-            record["since"],
-        )
-
-    def record(self) -> dict[str, Any]:
-        """Returns the Avro record `PublishedTask`."""
-        return {
-            "readModel": self.stage,
-            "partition": self.partition,
-            "role": self.role,
-            "state": self.state,
-            "epoch": self.epoch,
-            "position": self.position,
-            "reason": self.reason[:_MOST_REASON],
-            "restored": self.restored,
-            "toRestore": self.to_restore,
-            "secondsLeft": self.seconds_left,
-            "deadLetters": dict(self.dead_letters),
-            "comparison": None if self.comparison is None else self.comparison.record(),
-            "sendsAsOf": self.sends_as_of,
-            "since": self.since_ms,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedModel:
+class PublishedModel(Struct, names={"has_number_keys": "numberKeys"}):
     """A generation of a read model that an instance hosts, and where the keys of its source are.
 
     `versions` are those of the read model whose classes the instance has; `problem` is why a step of the read model's
@@ -134,45 +70,32 @@ class PublishedModel:
     """
 
     name: str
-    partitioning: Partitioning
+    partitions: int
+    partitioner: Partitioner
     has_number_keys: bool = False
     versions: tuple[int, ...] = ()
     problem: str = ""
+
+    @property
+    def partitioning(self) -> Partitioning:
+        return Partitioning(self.partitions, self.partitioner)
 
     @property
     def key_type(self) -> KeyType:
         """The type of the keys. The name of their column is not published."""
         return KeyType("the key", self.has_number_keys)
 
-    @staticmethod
-    def of(record: Mapping[str, Any]) -> PublishedModel:
-        """Reads the Avro record `PublishedModel`."""
-        partitioning = Partitioning(record["partitions"], record["partitioner"])
-        return PublishedModel(
-            record["name"], partitioning, record["numberKeys"], tuple(record["versions"]), record["problem"]
-        )
-
-    def record(self) -> dict[str, Any]:
-        """Returns the Avro record `PublishedModel`."""
-        return {
-            "name": self.name,
-            **asdict(self.partitioning),
-            "numberKeys": self.has_number_keys,
-            "versions": [*self.versions],
-            "problem": self.problem[:_MOST_PROBLEM],
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class ApplicationServer:
-    """An instance as it last published itself. Times are of the local clock; `heard_at` is -inf for never."""
+class ApplicationServer(Struct, beside=("heard_at", "read_at", "is_shared")):
+    """An instance as it last published itself, the topic's record. Times are of the local clock, -inf for never."""
 
     address: str
     incarnation: str
     models: tuple[PublishedModel, ...]
-    tasks: tuple[PublishedTask, ...]
-    heard_at: float
-    read_at: float
+    tasks: tuple[TaskSnapshot, ...]
+    heard_at: float = float("-inf")
+    read_at: float = float("-inf")
     is_shared: bool = False
     """Whether two running instances publish under this address."""
 
@@ -266,11 +189,11 @@ class ServerTable:
             servers.pop(address, None)
             self._runs.pop(address, None)
         else:
-            tasks = tuple(map(PublishedTask.of, record["tasks"]))
-            models = tuple(map(PublishedModel.of, record["models"]))
-            heard_at, incarnation = now if live else float("-inf"), record["incarnation"]
-            is_shared = live and self._runs.setdefault(address, _Runs()).hear(incarnation, now)
-            servers[address] = ApplicationServer(address, incarnation, models, tasks, heard_at, now, is_shared)
+            heard_at = now if live else float("-inf")
+            is_shared = live and self._runs.setdefault(address, _Runs()).hear(record["incarnation"], now)
+            servers[address] = ApplicationServer.of(
+                {**record, "address": address}, heard_at=heard_at, read_at=now, is_shared=is_shared
+            )
         self._runs = {a: runs for a, runs in self._runs.items() if a in servers}
         self._servers = servers
 
@@ -289,7 +212,7 @@ class ServerTable:
         Counts the running instances that host the read model.
         """
         owned = [
-            sum(task.stage == stage and task.role == ACTIVE for task in server.tasks)
+            sum(task.stage == stage and task.role is Role.ACTIVE for task in server.tasks)
             for server in self.running()
             if server.hosts_any(read_model)
         ]
@@ -318,7 +241,7 @@ class ServerTable:
 
     def claims(
         self, stage: str, partition: int, *, suspects: bool = False
-    ) -> list[tuple[ApplicationServer, PublishedTask]]:
+    ) -> list[tuple[ApplicationServer, TaskSnapshot]]:
         """The instances that claim to own a partition, each with its task, by descending epoch.
 
         The highest epoch is the owner's, and a lower one that of a predecessor that does not know it yet. A forged
@@ -328,7 +251,7 @@ class ServerTable:
         Args:
             suspects: returns what suspects claimed, instead.
         """
-        live = self._live(stage, partition, ACTIVE, suspects=suspects)
+        live = self._live(stage, partition, Role.ACTIVE, suspects=suspects)
         claims = [(server, task) for server, task in live if task.epoch > 0]
         return sorted(claims, key=lambda claim: claim[1].epoch, reverse=True)
 
@@ -344,13 +267,16 @@ class ServerTable:
         if claims := self.claims(stage, partition):
             return claims[0][0]
         # A task that is restoring has no epoch yet.
-        opening = (server for server, _ in self._live(stage, partition, ACTIVE))
+        opening = (server for server, _ in self._live(stage, partition, Role.ACTIVE))
         return min(opening, key=lambda server: server.address, default=None)
 
     def taken(self) -> set[tuple[str, int]]:
         """The stages and partitions that an instance owns or is opening. A suspect has none."""
         return {
-            (task.stage, task.partition) for server in self.running() for task in server.tasks if task.role == ACTIVE
+            (task.stage, task.partition)
+            for server in self.running()
+            for task in server.tasks
+            if task.role is Role.ACTIVE
         }
 
     def standbys(
@@ -359,14 +285,14 @@ class ServerTable:
         """The instances with a standby in one of these states, by descending position."""
         able = [
             (task.position, server.address, server)
-            for server, task in self._live(stage, partition, STANDBY, suspects=suspects)
+            for server, task in self._live(stage, partition, Role.STANDBY, suspects=suspects)
             if task.state in states
         ]
         return [server for _, _, server in sorted(able, reverse=True)]
 
     def _live(
-        self, stage: str, partition: int, role: str, *, suspects: bool = False
-    ) -> Iterator[tuple[ApplicationServer, PublishedTask]]:
+        self, stage: str, partition: int, role: Role, *, suspects: bool = False
+    ) -> Iterator[tuple[ApplicationServer, TaskSnapshot]]:
         """The tasks of a partition in this role, without those of suspects; or those of suspects alone."""
         now = self._clock()
         for server in self._servers.values():
@@ -391,7 +317,7 @@ class Directory:
         codec: AvroCodec,
         signatures: RecordSignatures,
         models: Callable[[], Sequence[PublishedModel]],
-        tasks: Callable[[], Sequence[PublishedTask]],
+        tasks: Callable[[], Sequence[TaskSnapshot]],
         table: ServerTable,
         on_round: Callable[[], None] = lambda: None,
         on_refused: Callable[[str], None] = lambda _reason: None,
@@ -557,7 +483,7 @@ class Directory:
 
     def _published(self, error: KafkaError | None, _message: Message) -> None:
         if error is None:
-            self._publishing.succeeded(topic=self._topic)
+            self._publishing.succeeded()
         else:
             self._publishing.failed(error.str(), topic=self._topic)
         topic = f"topic '{self._topic}'"
@@ -568,9 +494,6 @@ class Directory:
         self._forbidden = {**self._forbidden, operation: problem}
 
     def _record(self) -> dict[str, Any]:
-        return {
-            "address": self.address,
-            "incarnation": self._incarnation,
-            "models": [model.record() for model in self._models()],
-            "tasks": [task.record() for task in self._tasks()],
-        }
+        models = tuple(replace(model, problem=model.problem[:_MOST_PROBLEM]) for model in self._models())
+        tasks = tuple(replace(task, reason=task.reason[:_MOST_REASON]) for task in self._tasks())
+        return ApplicationServer(self.address, self._incarnation, models, tasks).record()

@@ -286,7 +286,7 @@ class GenerationLog(PeriodicThread):
             reason, model = untrusted, record.key.decode(errors="replace")
             if not reason:
                 try:
-                    after = Generations.of(model, self._codec.decode_foreign(record.value))
+                    after = Generations.of(self._codec.decode_foreign(record.value), model=model)
                     reason = after.refusal(known.get(model) or Generations(model))
                 except (PoisonRecordError, UnreadableRecordError, ValueError) as error:
                     reason = f"it cannot be read: {error}"

@@ -155,9 +155,10 @@ class _Member:
         reported = None if message is None else message.error()
         if reported is not None:
             log.warning("the group reports", group=self._group, error=reported.str())
-            self._note(reported)
+            self.note(reported)
 
-    def _note(self, error: KafkaError) -> None:
+    def note(self, error: KafkaError) -> None:
+        """Notes an error of the group, and whether it is why the group does not admit this member."""
         refused = refusal(error, self._group, self._topic)
         if refused is not None and self.problem != str(refused):
             self.problem = str(refused)
@@ -187,8 +188,8 @@ class Guard(_Member):
         self.joined.set()
         self.problem = ""
 
-    def _note(self, error: KafkaError) -> None:
-        super()._note(error)
+    def note(self, error: KafkaError) -> None:
+        super().note(error)
         if error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL and self.joined.is_set():
             # The other member may own partitions too. A new start waits until it has left.
             raise FatalError(self.problem)
@@ -211,7 +212,7 @@ class Membership(_Member):
         positions: of the topic's partitions whose tasks answer. They are committed for tools, and to renew the lease.
         guarded: set once this instance is in the guard group; it does not join this group before.
         """
-        super().__init__({**config, "on_commit": self._committed}, topic)
+        super().__init__({**config, "on_commit": self.confirmed}, topic)
         self._listener = listener
         self._positions = positions
         self._guarded = guarded
@@ -246,9 +247,9 @@ class Membership(_Member):
         self._poll(
             _IDLE_POLL_SECONDS if self.joined.is_set() and self._renewed_for >= self.partitions else _POLL_SECONDS
         )
-        self._renew()
+        self.renew()
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
         """Commits positions asynchronously: a later poll serves the answer."""
         mine = {p: o for p, o in self._positions(self._topic).items() if p in self.partitions}
         now = elapsed()
@@ -264,7 +265,8 @@ class Membership(_Member):
             self._sent_at = None
             log.warning("the lease could not be renewed", topic=self._topic, error=str(error))
 
-    def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+    def confirmed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """The answer to a commit: the lease is renewed if the group has accepted a partition, from the request on."""
         sent_at, self._sent_at = self._sent_at, None
         failure = error or next((p.error for p in partitions if p.error), None)
         # The coordinator verifies the membership once for all partitions, and the ACL for the topic.
@@ -275,7 +277,7 @@ class Membership(_Member):
         if failure is not None:
             self._next_renewal = elapsed() + _POLL_SECONDS
             log.debug("the group did not confirm the lease", topic=self._topic, error=str(failure))
-            self._note(failure)
+            self.note(failure)
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         new = _numbers(assigned)

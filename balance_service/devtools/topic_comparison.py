@@ -108,7 +108,7 @@ def _hash(message: Message, headers: Headers) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TopicComparison:
     source: Contents
     """Up to the ends of the copy."""
     target: Contents
@@ -138,7 +138,7 @@ class Comparison:
             )
 
 
-def compare(settings: Settings, copied: Copied, progress: Callable[[int, int], None]) -> Comparison:
+def compare(settings: Settings, copied: Copied, progress: Callable[[int, int], None]) -> TopicComparison:
     """Read both topics and compare them. Of the result of the copy, only the ends are used.
 
     Args:
@@ -168,7 +168,7 @@ def compare(settings: Settings, copied: Copied, progress: Callable[[int, int], N
             for message in target.read():
                 right.add(message)
             progress(source.offsets_read + target.offsets_read, total)
-    return Comparison(left.contents(), right.contents(), grown, _undecided(topics, copied.source))
+    return TopicComparison(left.contents(), right.contents(), grown, _undecided(topics, copied.source))
 
 
 def _settle(topics: Topics, topic: Topic) -> None:

@@ -120,7 +120,7 @@ def _join_processor(
     stage: Stage, makes: Schema, target: Target, services: StageServices, position_codec: AvroCodec, letters: Letters
 ) -> JoinProcessor:
     by = str(stage.by)
-    key_type = KeyType.of(by, fields_of(makes)[by])
+    key_type = KeyType.from_column(by, fields_of(makes)[by])
     if key_type is None:
         raise FatalError(f"stage {stage.name} is keyed by '{by}', which cannot be a key")
     if stage.next_table is not None:

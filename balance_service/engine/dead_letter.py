@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN, VALUES_TOO_MANY
 from balance_service.avro.writer_schema import SCHEMA_INCOMPATIBLE, SCHEMA_TYPE_UNSUPPORTED
+from balance_service.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,7 +112,11 @@ def blocks_key(cause: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class Letter(
+    Struct,
+    names={"written_ms": "writtenAt", "due_ms": "dueAt", "is_sent": "sent", "is_in_topic": "inTopic"},
+    beside=("offset",),
+):
     """The dead letter of the record at `offset` of the stage's source. Times are in ms since 1970.
 
     `due_ms` is the time of the next retry or, for a closed dead letter, the time when it is forgotten; -1 for neither.
@@ -176,36 +181,6 @@ class Letter:
     def counter(self) -> str:
         """The name under which a position counts it: `cause/status`."""
         return f"{self.cause}/{self.status.value}"
-
-    def record(self) -> dict[str, Any]:
-        """Returns the Avro record `Letter`."""
-        return {
-            "cause": self.cause,
-            "status": self.status.value,
-            "attempt": self.attempt,
-            "writtenAt": self.written_ms,
-            "dueAt": self.due_ms,
-            "key": self.key,
-            "sent": self.is_sent,
-            "detail": self.detail,
-            "inTopic": self.is_in_topic,
-        }
-
-    @staticmethod
-    def of(offset: int, record: Mapping[str, Any]) -> Letter:
-        """Reads the Avro record `Letter`."""
-        return Letter(
-            offset,
-            record["cause"],
-            Status(record["status"]),
-            record["attempt"],
-            record["writtenAt"],
-            record["dueAt"],
-            record["key"],
-            record["sent"],
-            record["detail"],
-            record["inTopic"],
-        )
 
     def _next(self, cause: str, since_ms: int, every_ms: int) -> Letter:
         status, due_ms = Status.WAITING, NEVER

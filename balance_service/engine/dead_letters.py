@@ -411,7 +411,7 @@ class Letters:
                 return
 
     def decode(self, offset: int, frame: bytes) -> Letter:
-        return Letter.of(offset, self.codec.decode(frame))
+        return Letter.of(self.codec.decode(frame), offset=offset)
 
     def _behind(self, store: StateStore, due: Mapping[int, Letter]) -> dict[int, Letter]:
         """Returns the dead letters that wait behind due ones, as many as one commit can retry with them."""

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.engine.dead_letter import SET_ASIDE, Letter, Status, is_final
 from balance_service.engine.records import BY_KEY, MISPLACED, DeadLetter, Output
@@ -20,9 +20,10 @@ from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.messages import offset_of
 from balance_service.kafka.signing import ControlRecord
 from balance_service.model.keys import CONTROL_CHARACTERS
+from balance_service.structs import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from confluent_kafka import Message
 
@@ -110,6 +111,11 @@ class Decision(Enum):
         return IS_LETTER if self is Decision.SET_ASIDE else closed_already(self.leaves)
 
 
+def discard_warning(cause: str) -> str:
+    """Returns why a record with this cause should not be discarded; empty if it may be."""
+    return "a rebuild with the partitioner of its producer applies it" if cause == MISPLACED else ""
+
+
 class Verdict(NamedTuple):
     """A decision, the client that made it, and its reason."""
 
@@ -145,6 +151,24 @@ class Verdict(NamedTuple):
         return DeadLetter(offset_of(message), message.timestamp()[1], key, value, SET_ASIDE, detail)
 
 
+@dataclass(frozen=True, slots=True)
+class DeadLetterDecision(Struct):
+    """A decision about the dead letter with an id, as the topic has it."""
+
+    id: str
+    decision: Decision
+    cause: str
+    decided_at: datetime
+    by: str
+    reason: str
+    source_topic_id: str
+
+    @property
+    def letter_id(self) -> LetterId:
+        """Raises InvalidInputError if the id is none."""
+        return LetterId.parse(self.id)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionLog:
     """The decisions about one stage's dead letters. All stages share the topic."""
@@ -157,16 +181,11 @@ class DecisionLog:
     def output(self, partition: int, letter: Letter | DeadLetter, verdict: Verdict, now_ms: int) -> Output:
         """Returns the record of a decision."""
         letter_id = str(LetterId(self.stage, partition, letter.offset))
-        record = {
-            "id": letter_id,
-            "decision": verdict.decision.value,
-            "cause": letter.cause,
-            "decidedAt": datetime.fromtimestamp(now_ms / 1000, UTC),
-            "by": verdict.by,
-            "reason": verdict.reason,
-            "sourceTopicId": self.source_topic_id,
-        }
-        key, frame = letter_id.encode(), self.codec.encode(record)
+        at = datetime.fromtimestamp(now_ms / 1000, UTC)
+        decided = DeadLetterDecision(
+            letter_id, verdict.decision, letter.cause, at, verdict.by, verdict.reason, self.source_topic_id
+        )
+        key, frame = letter_id.encode(), self.codec.encode(decided.record())
         headers: list[tuple[str, bytes | None]] = [*self.records.headers(key, frame).items()]
         return Output(letter.offset, self.records.topic, BY_KEY, key, frame, now_ms, headers)
 
@@ -183,11 +202,12 @@ class DecisionLog:
             RetriableError: the broker does not respond.
         """
         found: dict[int, dict[int, Letter]] = {partition: {} for partition in partitions}
-        for letter_id, record in self.read(settings, topics):
-            is_ours = letter_id.stage == self.stage and record["sourceTopicId"] == self.source_topic_id
+        for decided in self.read(settings, topics):
+            letter_id = decided.letter_id
+            is_ours = letter_id.stage == self.stage and decided.source_topic_id == self.source_topic_id
             if is_ours and letter_id.partition in found:
-                status = Decision(record["decision"]).leaves
-                letter = Letter(letter_id.offset, record["cause"], Status.WAITING, 0, now_ms, -1, None)
+                status = decided.decision.leaves
+                letter = Letter(letter_id.offset, decided.cause, Status.WAITING, 0, now_ms, -1, None)
                 found[letter_id.partition][letter_id.offset] = (
                     letter if status.is_open else letter.closed(status, now_ms)
                 )
@@ -204,8 +224,8 @@ class DecisionLog:
         ends = topics.offsets(topic.name, range(topic.partitions))
         return topic.topic_id, tuple(end for _, end in sorted(ends.items()))
 
-    def read(self, settings: Settings, topics: Topics) -> Iterator[tuple[LetterId, Mapping[str, Any]]]:
-        """Yields the records of the decisions that count, of all stages, in the order of the topic's partitions.
+    def read(self, settings: Settings, topics: Topics) -> Iterator[DeadLetterDecision]:
+        """Yields the decisions that count, of all stages, in the order of the topic's partitions.
 
         Raises:
             RetriableError: the broker does not respond.
@@ -221,10 +241,9 @@ class DecisionLog:
                 self.records.refuse(one, reason)
                 continue
             try:
-                record = self.codec.decode_foreign(one.value)
-                letter_id = LetterId.parse(record["id"])
-                Decision(record["decision"])
+                decided = DeadLetterDecision.of(self.codec.decode_foreign(one.value))
+                LetterId.parse(decided.id)
             except (PoisonRecordError, UnreadableRecordError, InvalidInputError, ValueError) as error:
                 self.records.refuse(one, f"it cannot be read: {error}")
                 continue
-            yield letter_id, record
+            yield decided

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.errors import ConfigurationError
+from balance_service.model.generations import Comparison
+from balance_service.model.stream import Partitioner
+from balance_service.structs import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+    from typing import Any, Self
 
-    from balance_service.model.generations import Comparison
-    from balance_service.model.stream import Partitioner
 
 RESERVED_PREFIX = b"\xff"
 """The first byte of keys that are not keys of states. It does not occur in UTF-8."""
@@ -60,7 +61,7 @@ _FORMERLY_SILENT = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class Position(Struct, names={"stream_time_ms": "streamTime"}, beside=("source", "offset")):
     """The position that a store's states belong to: every event below `offset` of `source` is applied.
 
     Attributes:
@@ -95,24 +96,11 @@ class Position:
     owner: str = ""
 
     def record(self) -> dict[str, Any]:
-        """Returns the position as the Avro record `Position`."""
-        return {
-            "format": _POSITION_FORMAT,
-            "offsets": {self.source: self.offset},
-            "epoch": self.epoch,
-            "sourceTopicId": self.source_topic_id,
-            "streamTime": self.stream_time_ms,
-            "changelogTopicId": self.changelog_topic_id,
-            "keys": self.keys,
-            "emittedUpTo": self.emitted_up_to,
-            "inherited": self.inherited,
-            "letters": dict(self.letters),
-            "partitioner": self.partitioner,
-            "owner": self.owner,
-        }
+        """Returns the Avro record `Position`."""
+        return {"format": _POSITION_FORMAT, "offsets": {self.source: self.offset}, **Struct.record(self)}
 
-    @staticmethod
-    def of(record: Mapping[str, Any]) -> Position:
+    @classmethod
+    def of(cls, record: Mapping[str, Any], **beside: Any) -> Self:
         """Returns the position in an Avro record `Position`.
 
         Raises:
@@ -123,24 +111,10 @@ class Position:
                 f"a position has format {record['format']}, this version knows {_POSITION_FORMAT}; "
                 "run the version that wrote it, or rebuild the read model"
             )
+        if record["emittedUpTo"] == _FORMERLY_SILENT:
+            record = {**record, "emittedUpTo": 0, "inherited": NEVER}
         ((source, offset),) = record["offsets"].items()
-        sent, inherited = record["emittedUpTo"], record["inherited"]
-        if sent == _FORMERLY_SILENT:
-            sent, inherited = 0, NEVER
-        return Position(
-            offset,
-            record["epoch"],
-            record["sourceTopicId"],
-            record["streamTime"],
-            record["changelogTopicId"],
-            source,
-            record["keys"],
-            sent,
-            inherited,
-            record["letters"],
-            record["partitioner"],
-            record["owner"],
-        )
+        return super(Position, cls).of(record, source=source, offset=offset, **beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,32 +234,48 @@ class Waited:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskSnapshot:
-    """The state of a task, for the directory of instances and for operators.
+class TaskSnapshot(
+    Struct,
+    names={"stage": "readModel", "since_ms": "since"},
+    beside=("sizes", "answers", "stand", "failed_at", "waited", "state_since_ms"),
+):
+    """The state of a task: the record `PublishedTask` of the directory, and what only its instance knows.
 
-    `answers` is whether the task answers queries in its role, without regard to the owner's lease. `letters` is the
-    number of dead letters by cause and status, `comparison` that of a generation that is built with the serving one,
-    `sends_as_of` the `Position.inherited` of a task that sends the outputs, else -1. `stand` is how an owner stands
-    that has records to apply, or whose query failed. `since_ms` is when the task came into its state, in ms since 1970;
-    one that is opened again after a failure counts from the first failure until it runs. `failed_at` is where its own
-    code failed that halted it. `waited` is the wait before, of a task that was resumed and has committed nothing since.
+    In the record are also:
+
+    `restored`, `to_restore` and `seconds_left`, of its last restore; `dead_letters`, which counts the open ones by
+    `cause/status`; `since_ms`, when it came into its state or began to stand still, in ms since 1970, 0 if that is not
+    known; `sends_as_of`, the `Position.inherited` of a task that sends the outputs, else -1; `comparison`, that of a
+    generation that is built with the serving one, once it has caught up. One that is opened again after a failure is in
+    its state since the first failure until it runs.
+
+    Of a task of another instance, the others are not known: `answers` is whether the task answers queries in its role,
+    without regard to the owner's lease. `stand` is how an owner stands that has records to apply, or whose query
+    failed. `failed_at` is where its own code failed that halted it. `waited` is the wait before, of a task that was
+    resumed and has committed nothing since. `state_since_ms` is when it came into its state.
     """
 
-    task_id: TaskId
+    stage: str
+    partition: int
     role: Role
     state: str
     epoch: int
     position: int
-    reason: str
-    restored: int
-    to_restore: int
-    seconds_left: float | None
-    sizes: StoreSizes
-    answers: bool
-    letters: Mapping[str, int] = field(default_factory=dict)
-    comparison: Comparison | None = None
-    sends_as_of: int = NEVER
-    stand: Stand | None = None
+    reason: str = ""
+    restored: int = 0
+    to_restore: int = 0
+    seconds_left: float | None = None
+    dead_letters: Mapping[str, int] = field(default_factory=dict)
     since_ms: int = 0
+    sends_as_of: int = 0
+    comparison: Comparison | None = None
+    sizes: StoreSizes = field(default_factory=StoreSizes)
+    answers: bool = False
+    stand: Stand | None = None
     failed_at: FailedAt | None = None
     waited: Waited | None = None
+    state_since_ms: int = 0
+
+    @property
+    def task_id(self) -> TaskId:
+        return TaskId(self.stage, self.partition)

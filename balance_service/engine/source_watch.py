@@ -41,7 +41,7 @@ class SourceCheck:
             self._tasks.source_problem = str(error)
             self._attempts.failed(error, source=self._source.name)
         else:
-            self._attempts.succeeded(source=self._source.name)
+            self._attempts.succeeded()
 
     def _check(self) -> None:
         topic = self._topics.find_patiently(self._source.name)
@@ -99,7 +99,7 @@ class LossCheck:
         except BalanceServiceError as error:
             self._attempts.failed(error, stage=hosted.name)
             return
-        self._attempts.succeeded(stage=hosted.name)
+        self._attempts.succeeded()
         for loss in found:
             if loss not in self._tasks.losses:
                 log.warning("a topic may lose records: the next start is refused", stage=hosted.name, reason=loss)

@@ -17,6 +17,7 @@ import structlog
 
 from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed, commit, decide, write_position
+from balance_service.engine.dead_letter import open_letters
 from balance_service.engine.dead_letters import DueLetters
 from balance_service.engine.decisions import Decision
 from balance_service.engine.inheritance import check_owner, inherit, last_positions, open_writer
@@ -271,8 +272,10 @@ class Task:
     def snapshot(self) -> TaskSnapshot:
         store, state, restoration = self.replica.store, self._state, self.replica.restoration
         stands_at = self._stands_at
+        letters = {} if stands_at is None else stands_at.letters
         return TaskSnapshot(
-            self.task_id,
+            self.task_id.stage,
+            self.task_id.partition,
             self._role,
             state.value,
             self._epoch,
@@ -281,14 +284,15 @@ class Task:
             restoration.restored,
             restoration.to_restore,
             restoration.seconds_left if state is TaskState.RESTORING else None,
-            store.sizes if store is not None and state in ANSWERING else StoreSizes(),
-            self.view is not None,
-            {} if stands_at is None else stands_at.letters,
-            None if self.compared is None else self.compared.counts,
-            self.sends_since,
+            {f"{cause}/{status}": count for (cause, status), count in open_letters(letters).items()},
             since_ms=self._since_ms,
+            sends_as_of=self.sends_since,
+            comparison=None if self.compared is None else self.compared.counts,
+            sizes=store.sizes if store is not None and state in ANSWERING else StoreSizes(),
+            answers=self.view is not None,
             failed_at=self._failed_at,
             waited=self._waited_lately,
+            state_since_ms=self._since_ms,
         )
 
     def open(self) -> None:

@@ -237,7 +237,7 @@ class Tasks:
             return replace(snapshot, stand=stand)
         stand = replace(stand, error=stand.error or snapshot.reason)
         reason = snapshot.reason or stand.told(task.task_id, stand.error)
-        return replace(snapshot, stand=stand, reason=reason)
+        return replace(snapshot, stand=stand, reason=reason, since_ms=stand.since_ms)
 
     def decide(self, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str]:
         """Carries out an operator's decision about dead letters of a partition that is owned here.

@@ -1,11 +1,12 @@
-"""What is wrong with a service, as causes: one for each thing that an operator can act on, or may wait for."""
+"""The causes of trouble in a service: one for each thing that an operator can act on, or may wait for."""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
+from balance_service.http import operations
 from balance_service.process.runtime import iso_time
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Urgency(IntEnum):
 class Cause:
     """Something that is not as it should be.
 
-    `what` and `action` are sentences without a full stop: what is so, and what to do. `heals`
+    `what` and `action` are sentences without a full stop: the trouble and the remedy. `heals`
     is whether waiting suffices. `since_ms` is since when, in ms since 1970; None if that is not known. `tasks` are the
     tasks that it concerns, `servers` the instances where it is, `follows` what follows, in words.
     """
@@ -85,20 +86,15 @@ class Cause:
     servers: tuple[str, ...] = ()
     follows: tuple[str, ...] = ()
 
-    def shown(self) -> dict[str, Any]:
-        """Returns the cause as JSON."""
-        return {
-            "kind": self.kind.value,
-            "urgency": self.urgency.name.lower(),
-            "what": self.what,
-            "since": None if self.since_ms is None else iso_time(self.since_ms),
-            "action": self.action,
-            "heals": self.heals,
-            "section": self.kind.section,
-            "tasks": [*self.tasks],
-            "servers": [*self.servers],
-            "follows": [*self.follows[:_MOST_FOLLOWING]],
-        }
+    def shown(self) -> operations.Cause:
+        """Returns the cause as clients see it."""
+        return operations.Cause.showing(
+            self,
+            urgency=self.urgency.name.lower(),
+            since=None if self.since_ms is None else iso_time(self.since_ms),
+            section=self.kind.section,
+            follows=self.follows[:_MOST_FOLLOWING],
+        )
 
 
 def starting(reason: str, since_ms: int) -> Cause:

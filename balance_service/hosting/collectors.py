@@ -147,7 +147,7 @@ class EngineCollector(Collector):
             restored.add_metric(of, task.restored)
             to_restore.add_metric(of, task.to_restore)
             state.add_metric((*of, task.state), 1)
-            for (cause, status), count in open_letters(task.letters).items():
+            for (cause, status), count in open_letters(task.dead_letters).items():
                 letters.add_metric((*of, cause, status), count)
         for tasks in self._engine.stages.values():
             for task in tasks.snapshots():

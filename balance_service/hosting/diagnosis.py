@@ -1,4 +1,4 @@
-"""What is wrong with a service, from the status of all instances, as one of them knows it.
+"""Finds the causes of trouble in the status of all instances, as one of them knows it.
 
 `causes_of` folds what follows from a cause away under it: instances without a broker are silent, and their partitions
 have no owners; that is one cause, not twenty. It has no state, and does no I/O.
@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from balance_service.engine.dead_letter import is_final
+from balance_service.engine.decisions import discard_warning
 from balance_service.engine.processor import OWN_CODE
-from balance_service.engine.records import MISPLACED
 from balance_service.hosting.causes import Cause, Kind, Urgency, listed
 from balance_service.model.stage import model_and_generation
 from balance_service.model.versions import LACKS_VERSION
@@ -22,6 +22,8 @@ from balance_service.process.runtime import without_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from balance_service.http import operations
 
 _LAG_SECONDS = 60
 HEALS_MS = 10_000
@@ -90,38 +92,38 @@ class _Task(NamedTuple):
 
     server: str
     is_live: bool
-    told: Mapping[str, Any]
+    told: operations.PublishedTask
 
     @property
     def name(self) -> str:
-        return str(self.told["task"])
+        return self.told.task
 
     @property
     def is_active(self) -> bool:
-        return self.is_live and bool(self.told["role"] == "active")
+        return self.is_live and self.told.role == "active"
 
     @property
     def is_halted(self) -> bool:
-        return bool(self.told["state"] == "HALTED")
+        return self.told.state == "HALTED"
 
     @property
     def since_ms(self) -> int | None:
-        return _ms(self.told["since"])
+        return _ms(self.told.since)
 
     @property
     def fails(self) -> bool:
         """Whether it restores nothing, and has the reason of a failure. One that restores shows the last one, too."""
-        return bool(self.told["reason"]) and not self.told["secondsLeft"]
+        return bool(self.told.reason) and not self.told.seconds_left
 
     def judged(self, kind: Kind, urgency: Urgency, told: str, action: str, *, heals: bool = False) -> _Judged:
-        role = "" if self.told["role"] == "active" else self.told["role"]
+        role = "" if self.told.role == "active" else self.told.role
         return _Judged(
-            self.name, self.server, kind, urgency, told, action, heals, self.since_ms, self.told["reason"], role
+            self.name, self.server, kind, urgency, told, action, heals, self.since_ms, self.told.reason, role
         )
 
 
 class _Judged(NamedTuple):
-    """What is wrong with a task: it `is` something, such as "halted"; `where` is its instance, empty for none."""
+    """The trouble of a task: it `is` something, such as "halted"; `where` is its instance, empty for none."""
 
     name: str
     where: str
@@ -146,20 +148,20 @@ class _Seen:
         self._tasks = [*self._all()]
         for task in self._tasks:
             self._by_name[task.name].append(task)
-        self._hosted = {model["model"] for model in status["models"]}
-        self._statuses = {model["name"]: model["status"] for model in status["models"]}
+        self._hosted = {model.model for model in status["models"]}
+        self._statuses = {model.name: model.status for model in status["models"]}
 
     def _all(self) -> Iterator[_Task]:
         yield from (_Task(self._here, True, task) for task in self._status["tasks"])
         for server in self._status["applicationServers"]:
-            address = server["applicationServer"]
+            address = server.application_server
             if address != self._here:
-                yield from (_Task(address, not server["suspect"], task) for task in server["tasks"])
+                yield from (_Task(address, not server.suspect, task) for task in server.tasks)
 
     def _owner(self, name: str) -> _Task | None:
         return max(
             (task for task in self._by_name.get(name, ()) if task.is_active),
-            key=lambda task: task.told["epoch"],
+            key=lambda task: task.told.epoch,
             default=None,
         )
 
@@ -171,7 +173,7 @@ class _Seen:
         return sorted({*self._status["unhosted"], *elsewhere, *owned}, key=_in_order)
 
     def _is_hosted(self, task: _Task) -> bool:
-        return model_and_generation(task.told["readModel"])[0] in self._hosted
+        return model_and_generation(task.told.read_model)[0] in self._hosted
 
     def _status_of(self, name: str) -> str:
         """What the generation of a task is for. Of one that is not hosted here, that is not known."""
@@ -211,7 +213,7 @@ class _Seen:
 
     def own(self) -> list[Cause]:
         """Returns what only this instance knows, without what a task that is halted says, too."""
-        halts = [task.told["reason"] for task in self._tasks if task.is_halted and task.told["reason"]]
+        halts = [task.told.reason for task in self._tasks if task.is_halted and task.told.reason]
 
         def is_halt(cause: Cause) -> bool:
             return any(reason in told for reason in halts for told in (cause.what, *cause.follows))
@@ -231,10 +233,10 @@ class _Seen:
         """Yields a cause for each other instance that is silent, with what follows for its partitions."""
         known = self._known
         for server in self._status["applicationServers"]:
-            address = server["applicationServer"]
+            address = server.application_server
             # None: it may have ended long before this instance was started.
             since_ms = known.heard.get(address)
-            if not server["suspect"] or address == self._here or self._may_hear_soon(since_ms):
+            if not server.suspect or address == self._here or self._may_hear_soon(since_ms):
                 continue
             following = [*self._left_by(server)]
             what = f"{address} is not heard of" + (" since this instance was started" if since_ms is None else "")
@@ -276,32 +278,32 @@ class _Seen:
 
     def _may_have_owner(self, name: str) -> bool:
         """Whether a task has an owner that is not heard now, and neither is this instance."""
-        owners = (task for task in self._by_name.get(name, ()) if task.told["role"] == "active" and not task.is_live)
+        owners = (task for task in self._by_name.get(name, ()) if task.told.role == "active" and not task.is_live)
         return any(self._is_as_silent(self._known.heard.get(owner.server)) for owner in owners)
 
-    def _is_replaced(self, server: Mapping[str, Any]) -> bool:
+    def _is_replaced(self, server: operations.ApplicationServer) -> bool:
         """Whether a silent instance owned partitions, and all of them have other owners."""
-        owned = {task["task"] for task in server["tasks"] if task["role"] == "active"}.intersection(self._names)
+        owned = {task.task for task in server.tasks if task.role == "active"}.intersection(self._names)
         owners = [self._owner(name) for name in owned]
-        return bool(owned) and all(owner is not None and owner.told["state"] == "RUNNING" for owner in owners)
+        return bool(owned) and all(owner is not None and owner.told.state == "RUNNING" for owner in owners)
 
-    def _left_by(self, server: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def _left_by(self, server: operations.ApplicationServer) -> Iterator[tuple[str, str]]:
         """Yields the partitions that a silent instance owned and that have no owner yet that answers, in words."""
         expected = {*self._names}
-        for task in server["tasks"]:
-            name = task["task"]
-            if task["role"] != "active" or name not in expected or not self._serves(name):
+        for task in server.tasks:
+            name = task.task
+            if task.role != "active" or name not in expected or not self._serves(name):
                 continue
             owner = self._owner(name)
             if owner is None and not self._known.lasts(self._unowned_since(name), self._known.moves_ms):
                 yield name, f"{name} has no owner: queries for its keys get 503, unless a standby may answer"
-            elif owner is not None and owner.told["state"] in ("CREATED", "RESTORING", "CLOSED") and not owner.fails:
+            elif owner is not None and owner.told.state in ("CREATED", "RESTORING", "CLOSED") and not owner.fails:
                 yield name, f"{name} is opened at {owner.server}{_left(owner)}"
 
     def shared(self) -> Iterator[Cause]:
         for server in self._status["applicationServers"]:
-            if server["shared"]:
-                what = f"Several instances run as {server['applicationServer']}: many queries get 503"
+            if server.shared:
+                what = f"Several instances run as {server.application_server}: many queries get 503"
                 action = "Give each a BALANCE_APPLICATION_SERVER of its own, and restart it"
                 yield Cause(Kind.SHARED_ADDRESS, Urgency.NOW, what, action)
 
@@ -311,23 +313,21 @@ class _Seen:
         Args:
             told: the stages that other causes concern.
         """
-        numbers = {
-            m["model"]: model_and_generation(m["name"])[1] for m in self._status["models"] if m["status"] == "serving"
-        }
+        numbers = {m.model: model_and_generation(m.name)[1] for m in self._status["models"] if m.status == "serving"}
         for model in self._status["models"]:
-            name, number = model_and_generation(model["name"])
-            since_ms = _ms(model["since"])
-            if model["status"] == Kind.BUILDING and model["name"] not in told:
+            name, number = model_and_generation(model.name)
+            since_ms = _ms(model.since)
+            if model.status == Kind.BUILDING and model.name not in told:
                 what = f"Generation {number} of {name} is being built; generation {numbers.get(name, 1)} answers"
                 action = "Wait. The generations show how far it is"
                 yield Cause(Kind.BUILDING, Urgency.NONE, what, action, heals=True, since_ms=since_ms)
-            if model["status"] == Kind.READY:
+            if model.status == Kind.READY:
                 what, action = f"Generation {number} of {name} is ready and needs you", "Look at its differences"
                 yield Cause(Kind.READY, Urgency.SOON, what, f"{action}: switch to it, or drop it", since_ms=since_ms)
-            if model["status"] == "serving" and model["readOtherwise"]:
-                schemas = listed([str(one) for one in model["readOtherwise"]])
+            if model.status == "serving" and model.read_otherwise:
+                schemas = listed([str(one) for one in model.read_otherwise])
                 what = (
-                    f"{model['name']} began under older rules of the decoder: its states may have other values than "
+                    f"{model.name} began under older rules of the decoder: its states may have other values than "
                     f"today's of events under schema {schemas}"
                 )
                 yield Cause(Kind.READ_OTHERWISE, Urgency.NONE, what, f"Rebuild it: `balance-service rebuild {name}`")
@@ -339,10 +339,10 @@ class _Seen:
             owner = self._owner(name)
             if owner is None or not self._serves(name):
                 continue
-            model = model_and_generation(owner.told["readModel"])[0]
-            for letter in owner.told["deadLetters"]:
-                if letter["needsDecision"]:
-                    counts[model, letter["cause"]] += letter["count"]
+            model = model_and_generation(owner.told.read_model)[0]
+            for letter in owner.told.dead_letters:
+                if letter.needs_decision:
+                    counts[model, letter.cause] += letter.count
         if total := sum(counts.values()):
             what = f"{total:,} dead letter{' needs' if total == 1 else 's need'} you"
             action = f"{_what_to_do(cause for _, cause in counts)}. `balance-service dead-letters list` has their ids"
@@ -364,13 +364,13 @@ class _Seen:
 
     def _following_the_broker(self) -> Iterator[str]:
         """Yields in words what follows if Kafka answers nothing."""
-        peers = [one for one in self._status["applicationServers"] if one["applicationServer"] != self._here]
+        peers = [one for one in self._status["applicationServers"] if one.application_server != self._here]
         if peers:
-            yield f"nothing is known about {listed([one['applicationServer'] for one in peers])} any more"
+            yield f"nothing is known about {listed([one.application_server for one in peers])} any more"
         for name in self._names:
             owner = self._owner(name)
-            if owner is not None and owner.server == self._here and owner.told["state"] not in ("RUNNING", "HALTED"):
-                yield f"{name} is {owner.told['state']}, and is opened by itself"
+            if owner is not None and owner.server == self._here and owner.told.state not in ("RUNNING", "HALTED"):
+                yield f"{name} is {owner.told.state}, and is opened by itself"
         yield "lags are not known"
 
     def _judge(self, name: str, *, is_told: bool) -> Iterator[_Judged]:
@@ -382,7 +382,7 @@ class _Seen:
                 yield self._unowned(name)
             return
         told = owner.told
-        match told["state"]:
+        match told.state:
             case "HALTED":
                 yield self._halted(owner)
             case "CREATED" | "RESTORING" | "CLOSED" if serves or (owner.fails and self._known.lasts(owner.since_ms)):
@@ -391,10 +391,10 @@ class _Seen:
                 yield self._waiting(owner)
             case "RUNNING" if is_told:
                 pass
-            case "RUNNING" if told["reason"]:
+            case "RUNNING" if told.reason:
                 # A task that runs has a reason only if it stands still.
                 yield self._standing(owner)
-            case "RUNNING" if serves and (told["lagSeconds"] or 0) >= _LAG_SECONDS:
+            case "RUNNING" if serves and (told.lag_seconds or 0) >= _LAG_SECONDS:
                 yield self._behind(owner)
 
     def _unowned(self, name: str) -> _Judged:
@@ -408,8 +408,8 @@ class _Seen:
         return _Judged(name, "", Kind.UNOWNED, urgency, told, action, not lasts, since_ms)
 
     def _halted(self, task: _Task) -> _Judged:
-        serves, reason = self._serves(task.name), task.told["reason"]
-        is_owner = task.told["role"] == "active"
+        serves, reason = self._serves(task.name), task.told.reason
+        is_owner = task.told.role == "active"
         action = "Keep its state directory, and act by the reason; then restart the instance"
         if not serves:
             action = "Correct what the reason names, or drop this generation"
@@ -447,7 +447,7 @@ class _Seen:
 
     def _waiting(self, owner: _Task) -> _Judged:
         action = "Restore what the reason names: it goes on by itself, within seconds"
-        if LACKS_VERSION in owner.told["reason"]:
+        if LACKS_VERSION in owner.told.reason:
             action = "Switch to a generation whose version is here, or name the class of its version and restart"
         is_urgent = self._known.lasts(owner.since_ms) and self._status_of(owner.name) != "kept"
         urgency = Urgency.SOON if is_urgent else Urgency.NONE
@@ -462,7 +462,7 @@ class _Seen:
 
     def _behind(self, owner: _Task) -> _Judged:
         action, told = "After an outage, wait. If the lag grows, add an instance", f"more than {_LAG_SECONDS} s behind"
-        since_ms = self._known.now_ms - int(1000 * owner.told["lagSeconds"])
+        since_ms = self._known.now_ms - int(1000 * (owner.told.lag_seconds or 0))
         return owner.judged(Kind.BEHIND, Urgency.SOON, told, action, heals=True)._replace(since_ms=since_ms)
 
 
@@ -503,21 +503,21 @@ def _sentence(alike: Sequence[_Judged]) -> str:
 
 
 def _left(owner: _Task) -> str:
-    seconds = owner.told["secondsLeft"]
+    seconds = owner.told.seconds_left
     return "" if seconds is None else f", about {seconds:.0f} s left"
 
 
 def _what_to_do(letters: Iterable[str]) -> str:
     """Returns what to do about dead letters with these causes that need a decision."""
-    kinds = {*letters}
-    others = kinds - {MISPLACED}
-    keep = f"discard none with the cause {MISPLACED}: a rebuild with the partitioner of the producers applies them"
+    warnings = {cause: discard_warning(cause) for cause in sorted({*letters})}
+    others = {cause for cause, warning in warnings.items() if not warning}
+    keep = "; ".join(f"discard none with the cause {cause}: {why}" for cause, why in warnings.items() if why)
     if not others:
         return keep[:1].upper() + keep[1:]
     told = "Redrive those that can be applied now, discard those that must not count"
     if all(is_final(cause) for cause in others):
         told = "Correct what their producer sends, and discard them: no redrive can apply them"
-    return told if others == kinds else f"{told}; but {keep}"
+    return f"{told}; but {keep}" if keep else told
 
 
 def _in_order(name: str) -> tuple[str, int]:

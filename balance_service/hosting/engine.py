@@ -79,7 +79,7 @@ _LOOK_EVERY_SECONDS = 1.0
 # As often as Kafka Streams does.
 
 
-class Patience:
+class StartupRetries:
     """Retries while a broker or the registry is not up yet; ends when the instance stops."""
 
     def __init__(self, stopping: threading.Event, on_wait: Callable[[str], None]) -> None:
@@ -116,7 +116,7 @@ class Engine:
         stages: Sequence[Stage],
         models: Iterable[ReadModel],
         metrics: Metrics,
-        patience: Patience,
+        retries: StartupRetries,
         *,
         on_change: Callable[[], None] = lambda: None,
         tracer: Tracer = UNTRACED,
@@ -133,7 +133,7 @@ class Engine:
             ConfigurationError: a setting, or a topic or schema that it names, is not usable.
             RetriableError: the instance stopped while it waited.
         """
-        until_up = patience.until_up
+        until_up = retries.until_up
         self.settings = settings
         self.metrics = metrics
         self.on_change = on_change
@@ -183,7 +183,7 @@ class Engine:
         contexts = partial(table_contexts, settings, self.topics, self.registry, prepared, stages)
         self.tables = Tables(until_up(contexts), state_directory)
         self.watermarks = {
-            name: Watermarks(partial(self.topics.offsets, name, range(source.partitions)))
+            name: Watermarks(name, partial(self.topics.offsets, name, range(source.partitions)))
             for name, source in sources.items()
         }
         partitions = sum(sources[stage.source].partitions for stage in stages)

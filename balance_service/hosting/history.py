@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import heapq
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
+from balance_service.http.instances import Action
 from balance_service.process.runtime import iso_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from datetime import datetime
 
-    from balance_service.engine.decisions import LetterId
+    from balance_service.engine.decisions import DeadLetterDecision
     from balance_service.hosting.engine import Engine
     from balance_service.model.generations import Generations
 
 _MOST = 200
 _ITSELF = "the service"
+_Told = tuple["datetime", Action]
+"""An action with its time, which is more exact than what clients see."""
 _WORDS = {"building": "being built", "ready": "ready", "kept": "kept"}
 
 
@@ -26,22 +30,21 @@ class History:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._decided: tuple[object, Sequence[dict[str, Any]]] = (None, ())
+        self._decided: tuple[object, Sequence[_Told]] = (None, ())
         """The end of the topic of decisions before it was last read, and the last decisions."""
 
-    def last(self) -> list[Mapping[str, Any]]:
-        """Returns the last decisions about dead letters and steps of generations, the newest first, as JSON.
+    def last(self) -> list[Action]:
+        """Returns the last decisions about dead letters and steps of generations, the newest first.
 
-        Each is an `http.instances.Action`. Reads the whole topic of decisions, if it has changed: only its beginning
+        Reads the whole topic of decisions, if it has changed: only its beginning
         says which of its records count.
 
         Raises:
             RetriableError: the broker does not respond.
         """
-        newest = _newest(chain(self._decisions(), _steps(self._engine.generations.history)))
-        return [{**done, "at": iso_time(int(1000 * done["at"].timestamp()))} for done in newest]
+        return [done for _, done in _newest(chain(self._decisions(), _steps(self._engine.generations.history)))]
 
-    def _decisions(self) -> Sequence[dict[str, Any]]:
+    def _decisions(self) -> Sequence[_Told]:
         engine = self._engine
         # All stages share the topic.
         log = next(iter(engine.stages.values())).hosted.decisions
@@ -52,17 +55,17 @@ class History:
         return self._decided[1]
 
 
-def _newest(actions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return heapq.nlargest(_MOST, actions, key=lambda done: done["at"])
+def _newest(actions: Iterable[_Told]) -> list[_Told]:
+    return heapq.nlargest(_MOST, actions, key=itemgetter(0))
 
 
-def _told_decisions(records: Iterable[tuple[LetterId, Mapping[str, Any]]]) -> Iterator[dict[str, Any]]:
-    for letter_id, record in records:
-        detail = f"its cause was {record['cause']}"
-        yield _action(record["decidedAt"], record["by"], record["decision"], str(letter_id), detail, record["reason"])
+def _told_decisions(decisions: Iterable[DeadLetterDecision]) -> Iterator[_Told]:
+    for one in decisions:
+        detail = f"its cause was {one.cause}"
+        yield _action(one.decided_at, one.by, one.decision.value, one.id, detail, one.reason)
 
 
-def _steps(states: Iterable[Generations]) -> Iterator[dict[str, Any]]:
+def _steps(states: Iterable[Generations]) -> Iterator[_Told]:
     before: dict[str, Generations] = {}
     for now in states:
         dropped = {*before.get(now.model, now).live} - {*now.live}
@@ -87,5 +90,7 @@ def _counts(now: Generations) -> str:
     )
 
 
-def _action(at: datetime, by: str, action: str, about: str, detail: str, reason: str) -> dict[str, Any]:
-    return {"at": at, "by": by, "action": action, "about": about, "detail": detail, "reason": reason}
+def _action(at: datetime, by: str, action: str, about: str, detail: str, reason: str) -> _Told:
+    return at, Action(
+        at=iso_time(int(1000 * at.timestamp())), by=by, action=action, about=about, detail=detail, reason=reason
+    )

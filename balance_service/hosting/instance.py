@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from balance_service.cluster.directory import ACTIVE, PublishedTask
 from balance_service.engine.dead_letter import Status, open_letters
 from balance_service.engine.processor import OWN_CODE
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.hosting.causes import Cause, Kind, Urgency, listed
 from balance_service.hosting.diagnosis import HEALS_MS, Known, causes_of
+from balance_service.http import operations
 from balance_service.process.runtime import TimesOfDay, elapsed, iso_time
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
     from balance_service.hosting.online_rebuilds import Rebuilds
-    from balance_service.http.handlers import CommandHandler
+    from balance_service.http.commands import CommandHandler
 
 _STOP_DIRECTORY_SECONDS = 2.0
 _STOP_REBUILDS_SECONDS = 1.0
@@ -62,7 +62,7 @@ class Since:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """An engine, the directory that publishes it, and its commands by the names of their routes.
+    """An engine, the directory that publishes it, and the handlers of its commands.
 
     `noted` has since when what `noted_now` returns is so, `began_at` since when the instance has run, as a reading of
     `elapsed`.
@@ -71,7 +71,7 @@ class Instance:
     engine: Engine
     directory: Directory
     rebuilds: Rebuilds
-    commands: Mapping[str, CommandHandler]
+    commands: Sequence[CommandHandler]
     noted: Since
     began_at: float = field(default_factory=elapsed)
 
@@ -88,8 +88,8 @@ class Instance:
             self.engine.stop()
         finally:
             self.directory.stop(_STOP_DIRECTORY_SECONDS)
-            for taking in self.commands.values():
-                taking.close()
+            for command in self.commands:
+                command.close()
 
     def unready(self) -> list[str]:
         """Returns why the instance should get no queries now; empty if it should."""
@@ -122,17 +122,17 @@ class Instance:
         return {
             "partitions": max(model.source.partitions for model in models),
             "models": [
-                {
-                    "name": model.name,
-                    "model": model.stage.owner,
-                    "status": self.rebuilds.status_of(model.stage),
-                    "since": self.rebuilds.since_of(model.stage),
-                    "readOtherwise": engine.read_otherwise(model.stage),
-                    "source": model.source.name,
-                    "partitions": model.source.partitions,
+                operations.HostedModel(
+                    name=model.name,
+                    model=model.stage.owner,
+                    status=self.rebuilds.status_of(model.stage),
+                    since=self.rebuilds.since_of(model.stage),
+                    read_otherwise=engine.read_otherwise(model.stage),
+                    source=model.source.name,
+                    partitions=model.source.partitions,
                     # A read model without states has no standbys.
-                    "standbyReplicas": 0 if model.folds is None else engine.settings.num_standby_replicas,
-                }
+                    standby_replicas=0 if model.folds is None else engine.settings.num_standby_replicas,
+                )
                 for model in models
             ],
             "problems": [
@@ -288,7 +288,7 @@ class Instance:
         age = max((watermarks.age_seconds for watermarks in self.engine.watermarks.values()), default=0.0)
         return None if age == float("inf") else int(age) if age > _RECENT_SECONDS else 0
 
-    def _servers(self) -> list[Mapping[str, Any]]:
+    def _servers(self) -> list[operations.ApplicationServer]:
         now, stages = elapsed(), self.engine.stages
         return [_server_status(server, stages, now) for server in self.directory.table.servers()]
 
@@ -396,21 +396,21 @@ def _idle(tasks: Tasks) -> list[TaskSnapshot]:
     ]
 
 
-def _server_status(server: ApplicationServer, stages: Mapping[str, Tasks], now: float) -> Mapping[str, Any]:
+def _server_status(server: ApplicationServer, stages: Mapping[str, Tasks], now: float) -> operations.ApplicationServer:
     silent = server.silent_seconds(now)
-    return {
-        "applicationServer": server.address,
-        "incarnation": server.incarnation,
-        "suspect": server.is_suspect(now),
+    return operations.ApplicationServer(
+        application_server=server.address,
+        incarnation=server.incarnation,
+        suspect=server.is_suspect(now),
         # As with the age of end offsets.
-        "silentSeconds": None if silent == float("inf") else int(silent) if server.is_suspect(now) else 0,
-        "shared": server.is_shared,
-        "models": [model.name for model in server.models],
-        "tasks": [_published_status(stages.get(task.stage), task) for task in server.tasks],
-    }
+        silent_seconds=None if silent == float("inf") else int(silent) if server.is_suspect(now) else 0,
+        shared=server.is_shared,
+        models=[model.name for model in server.models],
+        tasks=[_published_status(stages.get(task.stage), task) for task in server.tasks],
+    )
 
 
-def _answers(tasks: Tasks | None, task: PublishedTask) -> bool:
+def _answers(tasks: Tasks | None, task: TaskSnapshot) -> bool:
     """Returns whether an owner answers queries that do not say how old the answer may be, if its lease holds."""
     if task.state != TaskState.HALTED.value:
         return task.state in _ANSWERING
@@ -419,14 +419,14 @@ def _answers(tasks: Tasks | None, task: PublishedTask) -> bool:
     return may and task.reason.startswith(OWN_CODE)
 
 
-def _task_status(tasks: Tasks, task: TaskSnapshot) -> Mapping[str, Any]:
-    status = _published_status(tasks, published(task))
-    answers = status["answers"] and tasks.hosted.lease.holds
-    return {**status, "answers": answers, "storeBytes": task.sizes.store_bytes}
+def _task_status(tasks: Tasks, task: TaskSnapshot) -> operations.Task:
+    status = _published_status(tasks, task)
+    answers = status.answers and tasks.hosted.lease.holds
+    return operations.Task.showing(status, answers=answers, store_bytes=task.sizes.store_bytes)
 
 
-def _published_status(tasks: Tasks | None, task: PublishedTask) -> Mapping[str, Any]:
-    """Returns a task as JSON.
+def _published_status(tasks: Tasks | None, task: TaskSnapshot) -> operations.PublishedTask:
+    """Returns a task as clients see it.
 
     Args:
         tasks: those of its stage here; None if only peers have the stage.
@@ -434,59 +434,26 @@ def _published_status(tasks: Tasks | None, task: PublishedTask) -> Mapping[str, 
     lag = None if tasks is None else tasks.hosted.watermarks.lag_in_time(task.partition, task.position)
     # A peer may write any text.
     letters = open_letters({name: n for name, n in task.dead_letters.items() if name.rpartition("/")[2] in _STATUSES})
-    return {
-        "task": f"{task.stage}_{task.partition}",
-        "readModel": task.stage if tasks is None or tasks.hosted.is_last else tasks.hosted.stage.owner,
-        "partition": task.partition,
-        "role": task.role.lower(),
-        "state": task.state,
-        "answers": task.role == ACTIVE and _answers(tasks, task),
-        "epoch": task.epoch,
-        "position": task.position,
-        "lag": None if lag is None else lag.records,
-        "lagSeconds": None if lag is None else round(lag.seconds, 1),
-        "lagSecondsIsLeast": lag is not None and lag.is_least,
-        "reason": task.reason,
-        "since": iso_time(task.since_ms) if task.since_ms else None,
-        "restored": task.restored,
-        "toRestore": task.to_restore,
-        "secondsLeft": task.seconds_left,
-        "deadLetters": [
-            {"cause": cause, "status": status, "needsDecision": Status(status).needs_decision, "count": count}
+    return operations.PublishedTask.showing(
+        task,
+        task=str(task.task_id),
+        read_model=task.stage if tasks is None or tasks.hosted.is_last else tasks.hosted.stage.owner,
+        role=task.role.value.lower(),
+        answers=task.role is Role.ACTIVE and _answers(tasks, task),
+        lag=None if lag is None else lag.records,
+        lag_seconds=None if lag is None else round(lag.seconds, 1),
+        lag_seconds_is_least=lag is not None and lag.is_least,
+        since=iso_time(task.since_ms) if task.since_ms else None,
+        dead_letters=[
+            operations.OpenDeadLetters(
+                cause=cause, status=status, needs_decision=Status(status).needs_decision, count=count
+            )
             for (cause, status), count in sorted(letters.items())
         ],
-    }
-
-
-def published(task: TaskSnapshot) -> PublishedTask:
-    """Returns a task as the directory publishes it."""
-    task_id, stand = task.task_id, task.stand
-    return PublishedTask(
-        task_id.stage,
-        task_id.partition,
-        task.role.value,
-        task.state,
-        task.epoch,
-        task.position,
-        task.reason,
-        task.restored,
-        task.to_restore,
-        task.seconds_left,
-        {f"{cause}/{status}": count for (cause, status), count in open_letters(task.letters).items()},
-        task.comparison,
-        task.sends_as_of,
-        stand.since_ms if stand is not None and stand.is_still else task.since_ms,
     )
 
 
-def _table_status(table: TableSnapshot) -> Mapping[str, Any]:
-    return {
-        "table": table.topic,
-        "partition": table.partition,
-        "position": table.position,
-        "whole": table.is_whole,
-        "reason": table.reason,
-        "skipped": table.skipped,
-        "late": table.late,
-        "storeBytes": table.sizes.store_bytes,
-    }
+def _table_status(table: TableSnapshot) -> operations.TablePartition:
+    return operations.TablePartition.showing(
+        table, table=table.topic, whole=table.is_whole, store_bytes=table.sizes.store_bytes
+    )

@@ -27,7 +27,7 @@ from balance_service.engine.opening import rekeyed_was_cut, was_cut, was_reparti
 from balance_service.engine.state_directory import StateDirectory
 from balance_service.engine.task import TaskState
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError, RetriableError, TaskHaltedError
-from balance_service.hosting.engine import Engine, Patience
+from balance_service.hosting.engine import Engine, StartupRetries
 from balance_service.kafka.clients import by_remedy, new_client
 from balance_service.kafka.signing import WRONGLY_SIGNED, ControlRecords
 from balance_service.kafka.topic_specs import prepare_topics
@@ -108,15 +108,15 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
             )
             group.check()
     metrics = Metrics()
-    patience = Patience(threading.Event(), lambda _reason: None)
+    retries = StartupRetries(threading.Event(), lambda _reason: None)
     with thread_failures(lambda: None) as failures:
         directory = StateDirectory(settings.state_dir, settings.application_id)
         # Earlier stages do not run: the records that they passed on are kept.
-        engine = Engine(settings, directory, stages[-1:], [read_model], metrics, patience)
+        engine = Engine(settings, directory, stages[-1:], [read_model], metrics, retries)
         try:
             tasks = engine.stages[stages[-1].of_generation(now.serving).name]
             tasks.hosted.siblings.begin(tasks.hosted.stage)
-            seconds = replay(engine, tasks, patience, progress, failures)
+            seconds = replay(engine, tasks, retries, progress, failures)
             settle(engine, now, former)
         finally:
             engine.stop()
@@ -184,13 +184,13 @@ def _refuse_unknown_decisions(
 def replay(
     engine: Engine,
     tasks: Tasks,
-    patience: Patience,
+    retries: StartupRetries,
     progress: Callable[[int, int], None],
     failures: Sequence[BaseException],
 ) -> float:
     """Folds all source records; returns how many seconds that took. `failures` are those of the process's threads."""
     source = tasks.hosted.source
-    ends = patience.until_up(lambda: engine.topics.offsets(source.name, range(source.partitions)))
+    ends = retries.until_up(lambda: engine.topics.offsets(source.name, range(source.partitions)))
     total = sum(ends.values())
     engine.start()
     began = time.monotonic()
@@ -201,7 +201,7 @@ def replay(
             raise FatalError(f"the rebuild could not go on: {failures[0]}; run it again")
         if membership.joined.is_set() and membership.partitions != ends.keys():
             # The group may also have expelled this process, for example while the broker was away.
-            if patience.until_up(engine.topics.group_members) > 1:
+            if retries.until_up(engine.topics.group_members) > 1:
                 raise ConfigurationError("another instance has joined the group: stop it, then rebuild again")
             continue
         positions = {task.task_id.partition: task.position for task in tasks.all()}

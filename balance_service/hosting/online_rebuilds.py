@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -21,6 +21,7 @@ from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.errors import BalanceServiceError, RetriableError
 from balance_service.hosting.dropped_changelogs import DroppedChangelogs
 from balance_service.hosting.rebuild_checks import CAUGHT_UP_RECORDS, RebuildChecks, StepWaitsError
+from balance_service.http.generations import Difference, Generation, ModelGenerations
 from balance_service.model.generations import Comparison
 from balance_service.process.failpoints import reach
 from balance_service.process.runtime import PeriodicThread, iso_time
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from balance_service.engine.task import Task
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
-    from balance_service.model.generations import Building, Generations, Switch
+    from balance_service.model.generations import Building, Generations, GenerationStatus, Switch
     from balance_service.model.stage import Stage
 
 log = structlog.get_logger(__name__)
@@ -70,32 +71,27 @@ class Rebuilds(PeriodicThread):
         self.problems: Mapping[str, str] = {}
         """Why a step of a read model's rebuild fails here now, by the model's name. For the directory."""
 
-    def status(self, model: str) -> Mapping[str, Any] | None:
-        """Returns a `ModelGenerations` for JSON; None if the model is not hosted here, or keeps no states."""
+    def status(self, model: str) -> ModelGenerations | None:
+        """Returns the generations of a read model; None if the model is not hosted here, or keeps no states."""
         if model not in self._versions.with_states:
             return None
         now = self._log.of(model)
         building = now.building
         other = now.kept if building is None else building.generation
-        return {
-            "model": model,
-            "generations": [self._generation(now, number) for number in now.live],
-            "comparison": None if now.comparison is None else now.comparison.record(),
-            "switch": None if building is None else building.switch.value,
-            "keptUntil": now.kept_until,
-            "action": now.action,
-            "by": now.by,
-            "reason": now.reason,
+        return ModelGenerations.showing(
+            now,
+            generations=[self._generation(now, number) for number in now.live],
+            switch=None if building is None else building.switch.value,
             # Without a broker, this instance hears none, not even itself.
-            "problem": self._servers.problem(model)
+            problem=self._servers.problem(model)
             or self.problems.get(model, "")
             or self.checks.lacks_class(now, other)
             or self._stopped(now, other, TaskState.HALTED, TaskState.WAITING)
             # Why it does not serve by itself.
             or (now.reason if now.action == "compare" else ""),
-        }
+        )
 
-    def status_of(self, stage: Stage) -> str:
+    def status_of(self, stage: Stage) -> GenerationStatus:
         """Returns what the generation of a read model's last stage is for: see `Generation.status`."""
         return self._log.of(stage.owner).status_of(stage.generation)
 
@@ -104,7 +100,7 @@ class Rebuilds(PeriodicThread):
         ms = int(1000 * self._log.of(stage.owner).at.timestamp())
         return iso_time(ms) if ms else None
 
-    def _generation(self, now: Generations, number: int) -> Mapping[str, Any]:
+    def _generation(self, now: Generations, number: int) -> Generation:
         stage = self._versions.stage(now.model, number)
         hosted = self.checks.any_hosted(now.model)
         partitions = range(hosted.source.partitions)
@@ -112,23 +108,23 @@ class Rebuilds(PeriodicThread):
         answering = {state.value for state in ANSWERING}
         positions = {p: task.position for p, task in claims.items() if task.state in answering}
         lags = [hosted.watermarks.lag(p, position) for p, position in positions.items()]
-        return {
-            "generation": number,
-            "version": now.declarations[number].version,
-            "declarationChanged": self._versions.has_changed(now.model, number),
-            "decoderRules": now.declarations[number].decoder_rules,
-            "readOtherwise": self._engine.read_otherwise(stage),
-            "status": now.status_of(number),
-            "partitions": len(partitions),
-            "halted": self._stopped(now, number, TaskState.HALTED),
-            "running": sum(task.state == TaskState.RUNNING.value for task in claims.values()),
-            "position": sum(positions.values()),
-            "lag": sum(lag for lag in lags if lag is not None)
+        return Generation(
+            generation=number,
+            version=now.declarations[number].version,
+            declaration_changed=self._versions.has_changed(now.model, number),
+            decoder_rules=now.declarations[number].decoder_rules,
+            read_otherwise=self._engine.read_otherwise(stage),
+            status=now.status_of(number),
+            partitions=len(partitions),
+            halted=self._stopped(now, number, TaskState.HALTED),
+            running=sum(task.state == TaskState.RUNNING.value for task in claims.values()),
+            position=sum(positions.values()),
+            lag=sum(lag for lag in lags if lag is not None)
             if len(positions) == len(partitions) and None not in lags
             else None,
-        }
+        )
 
-    def differences(self, model: str) -> Sequence[Mapping[str, Any]] | None:
+    def differences(self, model: str) -> Sequence[Difference] | None:
         """Returns the first differences that were found here, at most 20; None as `status`."""
         if model not in self._versions.with_states:
             return None
@@ -139,7 +135,7 @@ class Rebuilds(PeriodicThread):
         if tasks is None or (folds := tasks.hosted.folds) is None:
             return []
         found = [
-            {"key": folds.key_type.text(key), "serving": serving, "building": other}
+            Difference(key=folds.key_type.text(key), serving=serving, building=other)
             for task in tasks.all()
             if task.compared is not None
             for key, serving, other in task.compared.differences
@@ -218,7 +214,7 @@ class Rebuilds(PeriodicThread):
         live = {stage.name: stage for stage in self._versions.live(generations.model)}
         here = {name for name, tasks in self._engine.models.items() if tasks.hosted.stage.owner == generations.model}
         dropped = here - live.keys()
-        # Stores stay open as long as they are compared.
+        # A comparison keeps its stores open.
         self._comparing = {
             tasks: comparing
             for tasks, comparing in self._comparing.items()

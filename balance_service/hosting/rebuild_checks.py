@@ -17,9 +17,9 @@ from balance_service.kafka.topic_specs import losses
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from balance_service.cluster.directory import PublishedTask, ServerTable
+    from balance_service.cluster.directory import ServerTable
     from balance_service.engine.hosted_stage import HostedStage
-    from balance_service.engine.records import Position
+    from balance_service.engine.records import Position, TaskSnapshot
     from balance_service.hosting.engine import Engine
     from balance_service.model.generations import Declaration, Generations
     from balance_service.model.stage import Stage
@@ -142,13 +142,13 @@ class RebuildChecks:
         yield from self._missing_standbys(stage.name, partitions)
         yield from self._foreign_changelog(now, stage, partitions)
 
-    def _owner(self, stage: str, partition: int) -> tuple[str, PublishedTask] | None:
+    def _owner(self, stage: str, partition: int) -> tuple[str, TaskSnapshot] | None:
         """Returns the task of a partition's owner, and its address; one that has not opened yet counts."""
         found = [
             (server.address, task)
             for server in self._servers.running()
             for task in server.tasks
-            if (task.stage, task.partition, task.role) == (stage, partition, Role.ACTIVE.value)
+            if (task.stage, task.partition, task.role) == (stage, partition, Role.ACTIVE)
         ]
         return max(found, key=lambda owner: owner[1].epoch, default=None)
 
@@ -205,7 +205,7 @@ class RebuildChecks:
         if not has_room_for(path, needed):
             raise InvalidInputError(
                 f"a new generation of '{model}' may take as much of the disk of {path} here as the one that serves, "
-                f"{needed >> 20} MiB, and {room_bytes(path) >> 20} MiB are left, of which it leaves 512 MiB: make room"
+                f"{needed >> 20} MiB, and {room_bytes(path) >> 20} MiB are left; 512 MiB must stay free: make room"
             )
         return self._versions.declaration(model).beginning_at(starts)
 
@@ -217,8 +217,8 @@ class RebuildChecks:
         if not (lacking := self._servers.lacking(now.model, version)):
             return ""
         return (
-            f"generation {generation} cannot serve, and is not folded for all partitions: {', '.join(lacking)} "
-            f"without version {version} of '{now.model}'; upgrade these instances, or name its class in BALANCE_MODELS"
+            f"generation {generation} cannot serve: {', '.join(lacking)} without version {version} of '{now.model}', "
+            "so that some partitions may not be folded; upgrade these instances, or name its class in BALANCE_MODELS"
         )
 
     def _missing_standbys(self, stage: str, partitions: Iterable[int]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from aiohttp import web
 from balance_service import api
 from balance_service.errors import InvalidInputError
 from balance_service.model.json_view import exact_json
+from balance_service.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -35,8 +36,14 @@ _DETAILS = {
 }
 
 
-compact_json = json.JSONEncoder(separators=(",", ":")).encode
-"""Encodes a value as JSON without white space."""
+def _record_of(value: object) -> dict[str, Any]:
+    if isinstance(value, Struct):
+        return value.record()
+    raise TypeError(f"JSON cannot represent {value!r}")
+
+
+compact_json = json.JSONEncoder(separators=(",", ":"), default=_record_of).encode
+"""Encodes a value, which may hold dataclasses of the service, as JSON without white space."""
 
 
 def by_partition(values: Mapping[int, object]) -> str:
@@ -101,6 +108,15 @@ class Problem(Exception):
     def answer(self) -> Answer:
         body = compact_json(self.body).encode()
         return Answer(self.status, body, f"{PROBLEM_JSON}; charset=utf-8", self.headers)
+
+
+MALFORMED = (ArithmeticError, AttributeError, InvalidInputError, LookupError, RecursionError, TypeError, ValueError)
+"""The exceptions of parsing a peer's answer that does not have the form of this version."""
+
+
+def malformed_answer() -> Problem:
+    """503 for one of `MALFORMED`."""
+    return unavailable("a peer's answer does not have the form of this version")
 
 
 def unavailable(detail: str) -> Problem:

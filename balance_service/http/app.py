@@ -23,10 +23,10 @@ from balance_service.http.generations import GENERATION_ROUTES
 from balance_service.http.instances import INSTANCE_ROUTES
 from balance_service.http.model_routes import MODEL_ROUTES
 from balance_service.http.openapi import DOCUMENT, document_json
-from balance_service.http.operations import OPERATIONS_ROUTES
+from balance_service.http.operations import OPERATIONS_ROUTES, Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import CLIENT_HEADER, FORWARDED_HEADER, PROOF_HEADER, PeerTrust
-from balance_service.http.route import RouteTable
+from balance_service.http.route import Handlers, RouteTable
 from balance_service.http.server.limits import (
     MAX_BODY_BYTES,
     Connection,
@@ -41,6 +41,8 @@ from balance_service.http.server.listening import Listener, Slots, bind
 from balance_service.http.server.plain import PlainQueries
 from balance_service.http.server.reloading import LOOK_SECONDS, follow
 from balance_service.http.server.tls import tls_of
+from balance_service.http.streams.event_stream import Streams
+from balance_service.http.streams.link import PeerStreams
 from balance_service.observability.tracing import UNTRACED, W3C, fail, open_span
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Middleware
     from opentelemetry.trace import Tracer
 
-    from balance_service.http.handlers import Command, Handlers
+    from balance_service.http.commands import Command
+    from balance_service.http.operations import Operable
     from balance_service.http.route import Route
     from balance_service.http.server.ahead_of_aiohttp import AnswerAhead
     from balance_service.http.server.listening import AcceptedSocket
@@ -289,7 +292,7 @@ class HttpServer:
     def __init__(
         self,
         settings: Settings,
-        handlers: Handlers,
+        instance: Operable,
         models: Sequence[ReadModel],
         commands: Iterable[Command] = (),
         look_seconds: float = LOOK_SECONDS,
@@ -299,6 +302,7 @@ class HttpServer:
         """Reads the files that security depends on, and binds the ports.
 
         Args:
+            instance: shown to operators from the beginning.
             models: read models that this instance answers for, itself or through its peers.
             look_seconds: the interval at which those files are checked for changes.
             on_refused: called for each request that is refused because too many are in progress.
@@ -307,7 +311,9 @@ class HttpServer:
             ConfigurationError: a port is in use, a file cannot be used, or other machines would get access without
                 authorization.
         """
-        self._handlers = handlers
+        self.streams = Streams(settings.max_streams)
+        self.handlers = Handlers(Operations(instance, self.streams))
+        """Those that need the engine are added when it exists."""
         self._models = models
         self._routes = routes_of(models, commands, console_routes() if settings.console else ())
         self._look_seconds = look_seconds
@@ -352,15 +358,15 @@ class HttpServer:
         self._warn_if_open_to_all()
         tls = self._tls
         under_way = UnderWay(self._limits, self._on_refused)
-        app = make_app(self._handlers, self._routes, self._limits, self.trust, self._access, self._tracer, under_way)
+        app = make_app(self.handlers, self._routes, self._limits, self.trust, self._access, self._tracer, under_way)
         # Requests that have spans need the application's middlewares.
-        plain = PlainQueries(self._handlers, self.trust, under_way, self._access, self._models)
+        plain = PlainQueries(self.handlers, self.trust, under_way, self._access, self._models)
         ahead = plain.answer if self._tracer is UNTRACED else None
         server_tls = None if tls is None else tls.value.server
         self._sites.append(await serve(app, self._listener, self._limits, server_tls, ahead, self._trusted_proxies))
         if self._health_listener is not None:
             told = self._admits_anonymous
-            health = make_health_app(self._handlers, self._routes, _HEALTH_LIMITS, tells_strangers=told)
+            health = make_health_app(self.handlers, self._routes, _HEALTH_LIMITS, tells_strangers=told)
             self._sites.append(await serve(health, self._health_listener, _HEALTH_LIMITS))
         for file in self._files.values():
             renew = self._renew if file is tls else None
@@ -372,11 +378,13 @@ class HttpServer:
         """Sets the maximum number of connections, including those to peers; the engine needs the other descriptors."""
         # The rest is for the connections to peers and for the health port.
         self._sites[0].limit_connections(min(self._limits.max_connections, connections // 2))
-        self._handlers.streams.limit(connections // 4)
+        self.streams.limit(connections // 4)
 
     async def close(self) -> None:
         """Stops accepting connections, waits briefly for requests in progress, and closes everything."""
-        await self._handlers.end_streams()
+        self.streams.close()
+        if (peers := self.handlers.find(PeerStreams)) is not None:
+            await peers.close()
         for task in self._following:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

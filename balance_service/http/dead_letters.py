@@ -7,7 +7,7 @@ instance accepts a decision and forwards it to the owner. Decisions are idempote
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NotRequired
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator
@@ -59,6 +59,7 @@ from balance_service.http.route import (
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.shares import asker_of
 from balance_service.http.stage_dead_letters import UNREACHABLE, StageDeadLetters
+from balance_service.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -242,11 +243,11 @@ class DeadLetters:
         if len(refused) == len(ids):
             letter_id, why = next(iter(refused.items()))
             raise _refusal(letter_id, why)
-        body = {
-            "accepted": [str(letter_id) for letter_id in ids if letter_id not in refused],
-            "refused": [{"id": str(letter_id), "reason": why} for letter_id, why in refused.items()],
-        }
-        return json_response(body, status=202)
+        outcome = DecisionOutcome(
+            accepted=[str(letter_id) for letter_id in ids if letter_id not in refused],
+            refused=[Refusal(id=str(letter_id), reason=why) for letter_id, why in refused.items()],
+        )
+        return json_response(outcome, status=202)
 
     async def _decide_for_peer(self, request: web.Request, decision: Decision) -> web.Response:
         given = _ForwardedDecision.of(request)
@@ -256,7 +257,7 @@ class DeadLetters:
         except BalanceServiceError as error:
             raise unavailable(str(error)) from error
         if refused is None:
-            raise Problem(_MISDIRECTED, f"{stage.scatter.address} does not own partition {partition}")
+            raise Problem(_MISDIRECTED, f"{stage.scatter.routing.address} does not own partition {partition}")
         return json_response({"refused": {str(offset): why for offset, why in refused.items()}})
 
     async def _decided(self, stage: str, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str]:
@@ -319,6 +320,8 @@ class DeadLetter(TypedDict):
     """The time of the next retry."""
     redriveRefused: str
     """Why a redrive would be refused; empty if it would not."""
+    discardWarning: str
+    """Why the record should not be discarded, although it can be; empty if there is no such reason."""
     key: str | None
     """The record's key, as text; null if it has none or the key is not UTF-8."""
     keyBase64: NotRequired[str]
@@ -354,14 +357,14 @@ class DeadLettersPage(TypedDict):
     """The stages and partitions whose dead letters the page lacks; empty unless `partial` is `true`."""
 
 
-@closed
-class Refusal(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal(Struct):
     id: Id
     reason: str
 
 
-@closed
-class DecisionOutcome(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionOutcome(Struct):
     accepted: list[Id]
     refused: list[Refusal]
 
@@ -378,6 +381,7 @@ _EXAMPLE: DeadLetter = {
     "recordAt": "2026-01-02T02:59:05.012Z",
     "failedAt": "2026-01-02T02:59:05.678Z",
     "redriveRefused": "",
+    "discardWarning": "",
     "dueAt": "2026-01-02T03:04:05.678Z",
     "key": "alice",
     "headers": [{"name": "source", "value": "till-7"}, {"name": "signature", "valueBase64": "wyg="}],
@@ -399,7 +403,7 @@ def _one(name: str, path: str, parameters: type[Parameters]) -> Route:
     return Route(
         name=name,
         path=f"{api.DEAD_LETTERS}/{path}",
-        handle=lambda handlers, request: handlers.letters().one(request),
+        handle=lambda handlers, request: handlers.of(DeadLetters).one(request),
         tag=_TAG,
         scopes=_SCOPES,
         summary="One dead letter",
@@ -419,7 +423,7 @@ def _decision(decision: Decision, summary: str, description: str) -> Route:
         name=f"{decision.value}DeadLetters",
         method="POST",
         path=f"{api.DEAD_LETTERS}.{decision.value}",
-        handle=lambda handlers, request: handlers.letters().decide(request, decision),
+        handle=lambda handlers, request: handlers.of(DeadLetters).decide(request, decision),
         tag=_TAG,
         scopes=_SCOPES,
         is_forwarded=True,
@@ -462,7 +466,7 @@ DEAD_LETTER_ROUTES = (
     Route(
         name="listDeadLetters",
         path=api.DEAD_LETTERS,
-        handle=lambda handlers, request: handlers.letters().page(request),
+        handle=lambda handlers, request: handlers.of(DeadLetters).page(request),
         tag=_TAG,
         scopes=_SCOPES,
         is_forwarded=True,

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, WithJsonSchema, create_model
 
 from balance_service.http.access.clients import Scope
-from balance_service.http.model_queries import DEFAULT_ENTRIES, NUMBERS
+from balance_service.http.answer import JSON, Answer
+from balance_service.http.key_target import KEY_SCOPES, declared_target
+from balance_service.http.model_queries import DEFAULT_ENTRIES, NUMBERS, ModelQueries
 from balance_service.http.model_routes import MODELS, SCAN_PROVENANCE, KeyCount
 from balance_service.http.requests import (
-    KeyParameters,
     Limit,
     Parameters,
     ScanParameters,
-    generation_of,
     key_of_type,
     key_parameters,
 )
 from balance_service.http.route import MISDIRECTED, PROVENANCE, Route, ok, problem, retry_later
 from balance_service.http.scan import CountScan, EntriesScan
-from balance_service.http.scatter import MALFORMED, malformed_answer
 from balance_service.http.shares import asker_of
 from balance_service.model.json_view import exact_json
 from balance_service.model.read_model import Collection, Routes
@@ -33,11 +30,9 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from balance_service.http.model_queries import ModelQueries
-    from balance_service.http.route import Header
+    from balance_service.http.route import Handlers, Header
     from balance_service.model.read_model import ReadModel
 
-_OK = 200
 _VALUES = list[Any]
 _BY_KEY = dict[str, list[Any]]
 
@@ -54,23 +49,20 @@ def declared_routes(models: Iterable[ReadModel]) -> Iterator[Route]:
 
 def key_route(model: ReadModel, declared: Routes) -> Route:
     """A route for one key, which the query names."""
+    target = declared_target(model, declared)
     parameters = key_parameters(
         declared.key, model.key_type, f"The {declared.noun}. Percent-encoded UTF-8, given exactly once."
     )
-
-    def handle(handlers: Any, request: web.Request) -> Awaitable[web.Response]:
-        models: ModelQueries = handlers.model_queries()
-        return models.by_route(request, model.name, parameters, declared)
 
     noun = declared.noun
     fields = {name: _field_schema(kind) for name, kind in model.field_types.items()}
     return Route(
         name=declared.path.rpartition(".")[2].rpartition("/")[2],
         path=declared.path,
-        handle=handle,
+        handle=lambda handlers, request: handlers.of(ModelQueries).key(request, target, parameters),
         tag=MODELS,
-        scopes=frozenset({Scope.READ}),
-        is_forwarded=True,
+        scopes=KEY_SCOPES,
+        is_forwarded=target.is_forwarded,
         summary=f"The answer of '{model.name}' for a {noun}",
         description=f"Answered from the state store of the instance that owns the {noun}'s partition; the headers name "
         "it. Without `minPosition` the answer is the owner's newest, which may lack the last events; `Balance-Lag` "
@@ -154,8 +146,6 @@ class CollectionQueries:
     """Answers queries for a read model as a collection. Peers receive them at the routes of every read model."""
 
     model: ReadModel
-    declared: Collection
-    key_parameters: type[KeyParameters]
     page_parameters: type[PageParameters]
     range_parameters: type[RangeParameters]
 
@@ -173,8 +163,6 @@ class CollectionQueries:
         end = Field(alias="to", description=f"The last {noun} to list.", examples=example)
         return CollectionQueries(
             model=model,
-            declared=declared,
-            key_parameters=key_parameters(declared.key, model.key_type, f"The {noun}."),
             page_parameters=create_model("PageParameters", __base__=PageParameters, after=(kind | None, after)),
             range_parameters=create_model(
                 "RangeParameters",
@@ -184,23 +172,6 @@ class CollectionQueries:
                 end=(kind, end),
             ),
         )
-
-    async def one(self, models: ModelQueries, request: web.Request) -> web.Response:
-        """The value of one key."""
-        answer = await models.one(
-            request, models.of(self.model.name, generation_of(request)), self.key_parameters, self.declared.noun
-        )
-        if answer.status != _OK:
-            return answer
-        without_value = exact_json({"key": self.key_parameters.of(request).key, "value": None})
-        body = answer.body if isinstance(answer.body, bytes) else b""
-        value = body.removeprefix(without_value.removesuffix("null}").encode())[:-1]
-        try:
-            json.loads(value)
-        except MALFORMED as error:
-            raise malformed_answer() from error
-        answer.body = value
-        return answer
 
     async def all(self, models: ModelQueries, request: web.Request) -> web.Response:
         """A page of values, by key."""
@@ -213,8 +184,8 @@ class CollectionQueries:
 
     async def count(self, models: ModelQueries, request: web.Request) -> web.Response:
         given = ScanParameters.of(request)
-        answers = models.of(self.model.name, given.generation)
-        return (await answers.gathered(request, given, "count", CountScan())).response()
+        answers, scan = models.of(self.model.name, given.generation), CountScan()
+        return (await answers.gathered(request, given, "count", scan)).answer(scan).response()
 
     async def count_local(self, models: ModelQueries, request: web.Request) -> web.Response:
         answer = await models.of(self.model.name).scatter.answer_owned(CountScan(), asker_of(request))
@@ -230,18 +201,20 @@ class CollectionQueries:
     ) -> web.Response:
         limit = given.limit or DEFAULT_ENTRIES
         scan = EntriesScan(start=start, end=end, after=given.after, limit=limit, key_type=self.model.key_type)
-        answer = await models.of(self.model.name, given.generation).gathered(request, given, "entries", scan)
-        page = json.loads(answer.body, parse_float=Decimal)
-        response = answer.response()
-        response.body = exact_json({entry["key"]: entry["value"] for entry in page["entries"]}).encode()
-        if page["next"] is not None:
-            following = request.rel_url.update_query({"after": page["next"]})
+        found = await models.of(self.model.name, given.generation).gathered(request, given, "entries", scan)
+        page = found.content
+        values = ",".join([f"{exact_json(entry.key)}:{entry.json}" for entry in page.entries])
+        response = Answer(200, f"{{{values}}}".encode(), JSON, found.headers).response()
+        if page.next is not None:
+            following = request.rel_url.update_query({"after": page.next})
             response.headers["Link"] = f'<{following}>; rel="next"'
         return response
 
 
 def _collection_routes(model: ReadModel, declared: Collection) -> tuple[Route, ...]:
     noun, name = declared.noun, model.name
+    target = declared_target(model, declared)
+    of_key = key_parameters(declared.key, model.key_type, f"The {noun}.")
     queries = CollectionQueries.of(model, declared)
 
     def route(
@@ -256,8 +229,8 @@ def _collection_routes(model: ReadModel, declared: Collection) -> tuple[Route, .
         headers: tuple[Header, ...] = SCAN_PROVENANCE,
         unknown: str = f"No instance hosts '{name}'.",
     ) -> Route:
-        def handle(handlers: Any, request: web.Request) -> Awaitable[web.StreamResponse]:
-            return answer(handlers.model_queries(), request)
+        def handle(handlers: Handlers, request: web.Request) -> Awaitable[web.StreamResponse]:
+            return answer(handlers.of(ModelQueries), request)
 
         return Route(
             name=f"{name}{operation}",
@@ -300,10 +273,10 @@ def _collection_routes(model: ReadModel, declared: Collection) -> tuple[Route, .
         route(
             "One",
             f"/{{{declared.key}}}",
-            queries.one,
+            lambda models, request: models.key(request, target, of_key),
             f"One {noun}",
             "Answered as `getBalance` is, by the instance that owns the key's partition.",
-            parameters=queries.key_parameters,
+            parameters=of_key,
             body=_VALUES,
             headers=PROVENANCE,
             unknown=f"No event has named this {noun}, or no instance hosts '{name}'.",

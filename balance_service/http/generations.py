@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
-from typing_extensions import TypedDict
 
 from balance_service import api
 from balance_service.errors import BalanceServiceError, InvalidInputError
@@ -21,16 +21,20 @@ from balance_service.http.answer import Problem, exact_json_response, unavailabl
 from balance_service.http.dead_letters import Reason  # noqa: TC001  # pydantic reads the annotations
 from balance_service.http.model_queries import ModelName
 from balance_service.http.requests import JsonBody, JsonNumber, Parameters, true_or_false, whole_number
-from balance_service.http.route import Count, RequestBody, Response, Route, Tag, closed, ok, problem, retry_later
-from balance_service.model.generations import Switch
+from balance_service.http.route import Count, RequestBody, Response, Route, Tag, ok, problem, retry_later
+from balance_service.model.generations import Comparison, GenerationStatus, Switch
+from balance_service.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from aiohttp import web
 
+    from balance_service.cluster.generations import GenerationLog
+    from balance_service.http.route import Handle
     from balance_service.model.generations import Declaration, Generations
 
+_TIME = {"anyOf": [{"type": "string"}, {"type": "null"}], "format": "date-time"}
 _MOST_SECONDS = 10 * 365 * 86_400
 Number = Annotated[int, whole_number(1, 10**9)]
 
@@ -96,43 +100,50 @@ class ModelParameter(Parameters):
     model: ModelName
 
 
-class CheckSwitch(Protocol):
-    def __call__(self, now: Generations, to: int, *, anyway: bool) -> str: ...
+class Rebuilding(Protocol):
+    """What carries generations out on this instance. `status` and `differences` return None for an unknown model."""
+
+    def status(self, model: str) -> ModelGenerations | None:
+        """The generations of a read model."""
+
+    def differences(self, model: str) -> Sequence[Difference] | None:
+        """The first differences between the two generations, as found here."""
+
+
+class Checking(Protocol):
+    """What checks the requests."""
+
+    def buildable(self, model: str) -> Declaration:
+        """What the newest version here is declared to be. Raises InvalidInputError: none can be built now."""
+
+    def check_switch(self, now: Generations, to: int, *, anyway: bool) -> str:
+        """What would be lost by a switch. Raises InvalidInputError: it is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequests:
-    """Handles the requests.
+    """Handles the requests."""
 
-    `status` returns the generations of a read model as JSON, None if the model is not known here; `newest` and `write`
-    are those of `GenerationLog`; `buildable` returns what its newest version here is declared to be, or raises
-    InvalidInputError if no generation can be built now; `check_switch` is that of `Rebuilds`; `differences` returns the
-    first differences found here.
-    """
-
-    status: Callable[[str], Mapping[str, Any] | None]
-    newest: Callable[[str], Generations]
-    buildable: Callable[[str], Declaration]
-    check_switch: CheckSwitch
-    write: Callable[[str, Callable[[Generations], Generations]], Generations]
-    differences: Callable[[str], Sequence[Mapping[str, Any]] | None]
+    rebuilds: Rebuilding
+    checks: Checking
+    log: GenerationLog
 
     async def show(self, request: web.Request) -> web.Response:
         return exact_json_response(self._status_of(ModelParameter.of(request).model))
 
     async def differ(self, request: web.Request) -> web.Response:
         """Shows the first differences between the two generations, as this instance found them."""
-        found = self.differences(ModelParameter.of(request).model)
+        found = self.rebuilds.differences(ModelParameter.of(request).model)
         if found is None:
             raise _unknown(ModelParameter.of(request).model)
-        return exact_json_response({"differences": found})
+        return exact_json_response(Differences(differences=[*found]))
 
     async def rebuild(self, request: web.Request) -> web.Response:
         given, by = RebuildBody.of_json(await request.read()), _by(request)
         switch = None if given.switch is None else Switch(given.switch)
 
         def change(now: Generations) -> Generations:
-            declaration = self.buildable(given.model)
+            declaration = self.checks.buildable(given.model)
             return now.rebuilt(declaration, switch, given.keepOld, given.maxRate, by, given.reason)
 
         return await self._changed(given.model, change)
@@ -142,7 +153,7 @@ class GenerationRequests:
 
         def change(now: Generations) -> Generations:
             after = now.switched(given.to, by, given.reason)
-            lost = self.check_switch(now, after.serving, anyway=given.anyway)
+            lost = self.checks.check_switch(now, after.serving, anyway=given.anyway)
             return replace(after, reason=f"{given.reason} (anyway: {lost})") if lost else after
 
         return await self._changed(given.model, change)
@@ -162,8 +173,8 @@ class GenerationRequests:
 
         def write() -> None:
             # Its checks may take seconds, for which the other writers would be fenced.
-            found_once(self.newest(model))
-            self.write(model, found_once)
+            found_once(self.log.newest(model))
+            self.log.write(model, found_once)
 
         try:
             await asyncio.to_thread(write)
@@ -173,8 +184,8 @@ class GenerationRequests:
             raise unavailable(str(error)) from error
         return exact_json_response(self._status_of(model), status=202)
 
-    def _status_of(self, model: str) -> Mapping[str, Any]:
-        status = self.status(model)
+    def _status_of(self, model: str) -> ModelGenerations:
+        status = self.rebuilds.status(model)
         if status is None:
             raise _unknown(model)
         return status
@@ -188,29 +199,19 @@ def _by(request: web.Request) -> str:
     return request.get(CLIENT) or str(request.remote)
 
 
-@closed
-class Comparison(TypedDict):
-    equal: Count
-    """Keys with equal states in both generations, at the same positions."""
-    different: Count
-    onlyServing: Count
-    """Keys that only the serving generation has."""
-    onlyBuilding: Count
-
-
-@closed
-class Generation(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation(Struct):
     generation: Annotated[int, Field(ge=1)]
     version: Annotated[int, Field(ge=1)]
     """The version of the class that folds it."""
-    declarationChanged: bool
+    declaration_changed: bool
     """Whether this instance has that version with another declaration than the generation was begun with."""
-    decoderRules: Annotated[int, Field(ge=1)]
+    decoder_rules: Annotated[int, Field(ge=1)]
     """The number of the decoder's rules under which the generation began."""
-    readOtherwise: list[int]
+    read_otherwise: list[int]
     """Ids of the schemas whose events had other values by these rules, so that states have values of both. None is
     known of a generation that this instance does not fold."""
-    status: Literal["serving", "building", "ready", "kept"]
+    status: GenerationStatus
     """`serving` answers queries and sends outputs. `building` replays the topic; `ready` has caught up and was
     compared. `kept` served before, and may serve again."""
     partitions: Count
@@ -226,15 +227,15 @@ class Generation(TypedDict):
     """Records that are not applied yet; null while that is not known."""
 
 
-@closed
-class ModelGenerations(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelGenerations(Struct):
     model: str
     generations: list[Generation]
     comparison: Comparison | None
     """Of the two generations, when the newer one had caught up; null before."""
     switch: Literal["when_equal", "always", "never"] | None
     """When the generation that is built begins to serve."""
-    keptUntil: Annotated[str | None, Field(json_schema_extra={"format": "date-time"})]
+    kept_until: Annotated[datetime | None, WithJsonSchema(_TIME)]
     """When the kept generation is dropped."""
     action: str
     """What led to this: `begin`, `rebuild`, `rebuild offline`, `compare`, `switch`, `settle` or `drop`."""
@@ -246,23 +247,23 @@ class ModelGenerations(TypedDict):
     """Why steps cannot be taken now, and at which instances; else empty."""
 
 
-@closed
-class Difference(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference(Struct):
     key: str
     serving: Any
     """The answer of the serving generation; null if it has no state."""
     building: Any
 
 
-@closed
-class Differences(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences(Struct):
     differences: list[Difference]
     """The first ones of each partition that this instance owns, at most 20."""
 
 
 _TAG = Tag("generations", "Rebuilds of read models while they answer: for operators.")
 _SCOPES = frozenset({Scope.OPERATE})
-_EXAMPLE: ModelGenerations = {
+_EXAMPLE: Mapping[str, Any] = {
     "model": "balance",
     "generations": [
         {
@@ -304,13 +305,19 @@ _NONE = problem(404, "This instance does not host that read model, or it keeps n
 
 
 def _request(
-    name: str, summary: str, description: str, body: type[JsonBody], example: Mapping[str, Any], refusal: str
+    name: str,
+    handle: Handle,
+    summary: str,
+    description: str,
+    body: type[JsonBody],
+    example: Mapping[str, Any],
+    refusal: str,
 ) -> Route:
     return Route(
         name=f"{name}Model",
         method="POST",
         path=f"{api.MODELS}.{name}",
-        handle=lambda handlers, request: getattr(handlers.generation_requests(), name)(request),
+        handle=handle,
         tag=_TAG,
         scopes=_SCOPES,
         summary=summary,
@@ -333,7 +340,7 @@ GENERATION_ROUTES = (
     Route(
         name="generationsOfModel",
         path=f"{api.MODELS}/{{model}}/generations",
-        handle=lambda handlers, request: handlers.generation_requests().show(request),
+        handle=lambda handlers, request: handlers.of(GenerationRequests).show(request),
         tag=_TAG,
         scopes=frozenset({Scope.READ}),
         summary="The generations of a read model",
@@ -344,7 +351,7 @@ GENERATION_ROUTES = (
     Route(
         name="differencesOfModel",
         path=f"{api.MODELS}/{{model}}/differences",
-        handle=lambda handlers, request: handlers.generation_requests().differ(request),
+        handle=lambda handlers, request: handlers.of(GenerationRequests).differ(request),
         tag=_TAG,
         scopes=_SCOPES,
         summary="The first differences between two generations",
@@ -361,6 +368,7 @@ GENERATION_ROUTES = (
     ),
     _request(
         "rebuild",
+        lambda handlers, request: handlers.of(GenerationRequests).rebuild(request),
         "Rebuild a read model",
         "Builds a new generation from the beginning of the topic while the serving one answers, and compares the two.",
         RebuildBody,
@@ -369,6 +377,7 @@ GENERATION_ROUTES = (
     ),
     _request(
         "switch",
+        lambda handlers, request: handlers.of(GenerationRequests).switch(request),
         "Have another generation serve",
         "The one that was built and has caught up, or the one that is kept. Refused while a partition of it does not "
         "run, is more than 10,000 records behind the serving one or lacks its standbys, while its changelog is not the "
@@ -379,6 +388,7 @@ GENERATION_ROUTES = (
     ),
     _request(
         "drop",
+        lambda handlers, request: handlers.of(GenerationRequests).drop(request),
         "Drop a generation",
         "Deletes its changelog and its stores. Cancels a rebuild, if it is the one that is built.",
         DropBody,

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
-from typing_extensions import TypedDict
 
 from balance_service import api
 from balance_service.errors import BalanceServiceError, RetriableError
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem, json_response, unavailable
+from balance_service.http.operations import Operations
 from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.requests import Parameters
-from balance_service.http.route import OPERATIONS, Count, Route, Time, closed, ok, problem, retry_later
+from balance_service.http.route import OPERATIONS, Count, Handlers, Route, Time, ok, problem, retry_later
 from balance_service.http.shares import asker_of
+from balance_service.structs import Struct, absent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from balance_service.http.answer import Answer
-    from balance_service.http.handlers import Handlers
     from balance_service.http.peers.proxy import Proxy
     from balance_service.http.peers.trust import Peer
 
@@ -49,7 +50,7 @@ class Instances:
         peer: Callable[[str], Peer | None],
         proxy: Proxy,
         address: str,
-        history: Callable[[], Sequence[Mapping[str, Any]]],
+        history: Callable[[], Sequence[Action]],
         timeout_seconds: float,
     ) -> None:
         """Args:
@@ -62,7 +63,7 @@ class Instances:
         self._address = address
         self._history = history
         self._timeout_seconds = timeout_seconds
-        self._reading: asyncio.Task[Sequence[Mapping[str, Any]]] | None = None
+        self._reading: asyncio.Task[Sequence[Action]] | None = None
         self._read_at: float | None = None
         """When the last read ended whose result no request got; None if there is none."""
 
@@ -80,7 +81,7 @@ class Instances:
         except RetriableError as error:
             raise unavailable(str(error)) from error
 
-    async def history(self) -> Sequence[Mapping[str, Any]]:
+    async def history(self) -> Sequence[Action]:
         """Returns what was done. One read serves all requests that arrive during it, or the next if it took too long.
 
         Raises:
@@ -102,46 +103,46 @@ class Instances:
         self._read_at = None
         return actions
 
-    def _ended(self, read: asyncio.Task[Sequence[Mapping[str, Any]]]) -> None:
+    def _ended(self, read: asyncio.Task[Sequence[Action]]) -> None:
         # All who asked may have left before it fails.
         if not read.cancelled() and read.exception() is None:
             self._read_at = time.monotonic()
 
 
-@closed
-class Process(TypedDict):
-    cpuSeconds: Annotated[float, Field(ge=0)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process(Struct):
+    cpu_seconds: Annotated[float, Field(ge=0)]
     """Processor time since its start, of all its threads."""
-    memoryBytes: Count
+    memory_bytes: Count
     """Resident memory."""
 
 
-@closed
-class Setting(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting(Struct):
     name: Annotated[str, Field(examples=["BALANCE_HTTP_PORT"])]
     value: str
     """Secrets are hidden."""
-    isSet: bool
+    is_set: bool
     """Whether the instance was given the value; otherwise it is the default."""
 
 
-@closed
-class HaltedTask(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaltedTask(Struct):
     """A task that halted because the code of its read model failed. It may quote the event."""
 
     task: Annotated[str, Field(examples=["balance_0"])]
     since: Time
     key: str | None
     """The key of the event; null if it has none, or if it is not UTF-8."""
-    keyBase64: NotRequired[str]
+    key_base64: str = field(default_factory=absent)
     """The key, if it is not UTF-8."""
     line: Annotated[str, Field(examples=["/srv/shop/spending.py:31, in fold: return state.total / order.pieces"])]
     """The line of the read model's code that failed; empty if it is not known."""
     error: Annotated[str, Field(examples=["ZeroDivisionError: division by zero"])]
 
 
-@closed
-class LogLine(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine(Struct):
     at: Time
     """When it was logged last."""
     level: str
@@ -151,27 +152,27 @@ class LogLine(TypedDict):
     """How often it was logged. Lines that differ in numbers only count as one."""
 
 
-@closed
-class InstanceDetails(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceDetails(Struct):
     """What an instance tells about itself."""
 
-    applicationServer: str
+    application_server: str
     """`host:port` under which peers reach it."""
     version: Annotated[str, Field(examples=["0.1.0"])]
-    startedAt: Time
+    started_at: Time
     processors: Count | None
     """Of its machine."""
     python: Process | None
     """The process that serves HTTP and folds; null where the system does not tell."""
     jvm: Process | None
     """Spark's process; null while the instance is starting, too."""
-    heapBytes: Count | None
+    heap_bytes: Count | None
     """Heap of Spark's process that is in use; null while it is not known."""
-    mostHeapBytes: Count | None
-    freeBytes: Count | None
+    most_heap_bytes: Count | None
+    free_bytes: Count | None
     """Free space on the disk of the stores; null before there is a directory."""
-    diskBytes: Count | None
-    storeBytes: Count
+    disk_bytes: Count | None
+    store_bytes: Count
     """Size of its stores on the disk."""
     settings: list[Setting]
     halted: list[HaltedTask]
@@ -179,8 +180,8 @@ class InstanceDetails(TypedDict):
     """The last 50 different warnings and errors, the newest first."""
 
 
-@closed
-class Action(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action(Struct):
     """A decision about a dead letter, or a step of a read model's generations."""
 
     at: Time
@@ -196,13 +197,13 @@ class Action(TypedDict):
     """Who decided gave it; or why the service did it by itself."""
 
 
-@closed
-class History(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History(Struct):
     actions: list[Action]
     """The last 200, the newest first."""
 
 
-_DETAILS: InstanceDetails = {
+_DETAILS: Mapping[str, Any] = {
     "applicationServer": "localhost:5051",
     "version": "0.1.0",
     "startedAt": "2026-01-02T03:04:05.678Z",
@@ -225,7 +226,7 @@ _DETAILS: InstanceDetails = {
         }
     ],
 }
-_ACTION: Action = {
+_ACTION: Mapping[str, Any] = {
     "at": "2026-01-02T03:04:05.678Z",
     "by": "alice",
     "action": "discard",
@@ -236,14 +237,14 @@ _ACTION: Action = {
 
 
 async def _answer_details(handlers: Handlers, request: web.Request) -> web.StreamResponse:
-    given, details = InstanceParameters.of(request), handlers.operations.details()
-    if FORWARDED_HEADER in request.headers or given.address in (None, details["applicationServer"]):
+    given, details = InstanceParameters.of(request), handlers.of(Operations).details()
+    if FORWARDED_HEADER in request.headers or given.address in (None, details.application_server):
         return json_response(details)
-    return (await handlers.other_instances().ask(str(given.address), asker_of(request).name)).response()
+    return (await handlers.of(Instances).ask(str(given.address), asker_of(request).name)).response()
 
 
 async def _answer_history(handlers: Handlers, _request: web.Request) -> web.StreamResponse:
-    return json_response({"actions": await handlers.other_instances().history()})
+    return json_response(History(actions=[*await handlers.of(Instances).history()]))
 
 
 INSTANCE_ROUTES = (

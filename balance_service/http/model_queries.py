@@ -6,14 +6,14 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import Field
 
 from balance_service import api
 from balance_service.errors import InvalidInputError
 from balance_service.http.answer import Problem, compact_json, json_response
+from balance_service.http.key_target import target_of_any_model
 from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.requests import (
     POSITION_PATTERN,
@@ -26,7 +26,6 @@ from balance_service.http.requests import (
     ScanParameters,
     formed,
     generation_of,
-    key_query,
     key_text,
 )
 from balance_service.http.route import accepts_events
@@ -44,20 +43,21 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from balance_service.cluster.directory import PublishedModel
-    from balance_service.http.answer import Answer
+    from balance_service.http.key_target import KeyQuery, KeyTarget
     from balance_service.http.queries import Queries
-    from balance_service.http.requests import KeyQuery
     from balance_service.http.scan import Scan
-    from balance_service.http.scatter import Scatter
+    from balance_service.http.scatter import Gathered, Scatter
     from balance_service.http.shares import Asker
     from balance_service.http.streams.changes import Changes
     from balance_service.http.streams.event_stream import EventStream, Streams
-    from balance_service.http.streams.part import LocalPart, Point
+    from balance_service.http.streams.feed import Point
+    from balance_service.http.streams.part import LocalPart
     from balance_service.kafka.partitioner import Partitioning
     from balance_service.model.flow import Flow
     from balance_service.model.keys import KeyType
-    from balance_service.model.read_model import ReadModel, Routes
+    from balance_service.model.read_model import ReadModel
 
+P = TypeVar("P")
 DEFAULT_ENTRIES, _DEFAULT_TOP = 100, 10
 _LOOK_AGAIN_SECONDS = 0.1
 NUMBERS = ("decimal", "double", "float", "int", "long")
@@ -142,10 +142,10 @@ class ModelAnswers:
     changes: Changes
     description: Mapping[str, Any]
 
-    async def gathered(self, request: web.Request, given: ScanParameters, kind: str, scan: Scan) -> Answer:
-        """Answers a client's query for all keys, gathered from the instances."""
+    async def gathered(self, request: web.Request, given: ScanParameters, kind: str, scan: Scan[P]) -> Gathered[P]:
+        """Scans all keys for a client, on the instances that have them."""
         with ending_with(request):
-            return await self.scatter.answer(
+            return await self.scatter.gather(
                 kind, scan, asker_of(request), max_lag=given.max_lag, is_partial=given.partial
             )
 
@@ -187,10 +187,18 @@ class ModelQueries:
         nodes = [{"id": node.id, "kind": node.kind, "name": node.name} for node in flow.nodes]
         return json_response({"nodes": nodes, "edges": edges})
 
-    async def key(self, request: web.Request) -> web.StreamResponse:
-        answers = self.of(request.match_info["model"], generation_of(request))
+    async def key(self, request: web.Request, target: KeyTarget, parameters: type[KeyParameters]) -> web.Response:
+        """Answers for the key at a target that a read model declares."""
+        answers = self.of(target.model, generation_of(request))
+        return await self._one(request, answers, target, parameters)
+
+    async def key_of_any(self, request: web.Request) -> web.StreamResponse:
+        """Answers for the key at the target that every read model has, or with a stream."""
+        name = request.match_info["model"]
+        answers = self.of(name, generation_of(request))
         if not accepts_events(request.headers):
-            return await self.one(request, answers, ModelKeyParameters, "key")
+            target = target_of_any_model(name, self.key_type_of(name))
+            return await self._one(request, answers, target, ModelKeyParameters)
         given = ModelKeyParameters.of(request)
         if given.min_position is not None or given.max_lag is not None or given.max_age is not None:
             raise InvalidInputError(
@@ -198,6 +206,16 @@ class ModelQueries:
             )
         self.key_type_of(given.model).parse(given.key)
         return await self._streamed(request, given, answers, Selection(key=given.key))
+
+    async def _one(
+        self, request: web.Request, answers: ModelAnswers, target: KeyTarget, parameters: type[KeyParameters]
+    ) -> web.Response:
+        def parse() -> KeyQuery:
+            given = parameters.of(request)
+            return target.query(given.key, given)
+
+        client, is_forwarded = asker_of(request)
+        return (await answers.queries.answer(parse, client, is_forwarded=is_forwarded)).response()
 
     async def changes(self, request: web.Request) -> web.StreamResponse:
         given = ChangesParameters.of(request)
@@ -236,7 +254,7 @@ class ModelQueries:
             return False
         name = generation_name(model, named or self.serving(model))
         # Once this instance hosts the generation, answers that come from peers alone would lack its own partitions.
-        return name == answers.queries.read_model and self.hosted.get(name, answers) is answers
+        return name == answers.queries.routing.read_model and self.hosted.get(name, answers) is answers
 
     async def _next(self, model: str, named: int | None) -> ModelAnswers | None:
         """Waits for the answers that a stream goes on with; None if the generation that it names is dropped."""
@@ -254,31 +272,6 @@ class ModelQueries:
         if answers is None:
             raise PartEndedError
         return answers.changes.open_local(partition, selection, since, asker)
-
-    async def one(
-        self, request: web.Request, answers: ModelAnswers, parameters: type[KeyParameters], noun: str
-    ) -> web.Response:
-        """Answers for the key in a request's path."""
-        name = answers.description["name"]
-
-        def parse() -> KeyQuery:
-            given = parameters.of(request)
-            return key_query(
-                given, f"{api.MODELS}/{name}/keys/{quote(given.key, safe='')}", noun, self.key_type_of(name)
-            )
-
-        return await answers.queries.get(request, parse)
-
-    async def by_route(
-        self, request: web.Request, name: str, parameters: type[KeyParameters], declared: Routes
-    ) -> web.Response:
-        """Answers for a key at the path that a read model declares."""
-
-        def parse() -> KeyQuery:
-            given, key_type = parameters.of(request), self.key_type_of(name)
-            return key_query(given, declared.path, declared.noun, key_type, in_query_as=declared.key)
-
-        return await self.of(name, generation_of(request)).queries.get(request, parse)
 
     async def entries(self, request: web.Request) -> web.Response:
         given = EntriesParameters.of(request)
@@ -305,7 +298,7 @@ class ModelQueries:
             raise InvalidInputError(f"by must be a numeric field: {', '.join(numbers) or 'there is none'}")
         scan = TopScan(
             by=given.by,
-            value=answers.scatter.number(given.by),
+            value=answers.scatter.routing.number(given.by),
             limit=given.limit or _DEFAULT_TOP,
             key_type=self.key_type_of(given.model),
         )
@@ -323,10 +316,10 @@ class ModelQueries:
                 key_type.parse(key)
         return key_type
 
-    async def _scanned(self, request: web.Request, given: CountParameters, kind: str, scan: Scan) -> web.Response:
+    async def _scanned(self, request: web.Request, given: CountParameters, kind: str, scan: Scan[P]) -> web.Response:
         answers = self.of(given.model, given.generation)
         if FORWARDED_HEADER not in request.headers:
-            return (await answers.gathered(request, given, kind, scan)).response()
+            return (await answers.gathered(request, given, kind, scan)).answer(scan).response()
         forwarded = _ForwardedScan.of(request)
         with ending_with(request):
             answer = await answers.scatter.answer_peer(scan, asker_of(request), forwarded.partitions, forwarded.max_lag)

@@ -16,6 +16,7 @@ from balance_service.http.model_queries import (
     EntriesParameters,
     ModelKeyParameters,
     ModelParameters,
+    ModelQueries,
     TopParameters,
 )
 from balance_service.http.route import (
@@ -33,6 +34,7 @@ from balance_service.http.route import (
     retry_later,
 )
 from balance_service.http.streams.link import PATH as PEER_PATH
+from balance_service.http.streams.link import PeerStreams
 from balance_service.model.flow import EdgeKind, NodeKind  # noqa: TC001  # pydantic reads the annotations
 
 if TYPE_CHECKING:
@@ -205,7 +207,7 @@ MODEL_ROUTES = (
     Route(
         name="listModels",
         path=api.MODELS,
-        handle=lambda handlers, request: handlers.model_queries().list(request),
+        handle=lambda handlers, request: handlers.of(ModelQueries).list(request),
         tag=MODELS,
         scopes=frozenset({Scope.READ}),
         summary="The read models",
@@ -231,7 +233,7 @@ MODEL_ROUTES = (
     Route(
         name="getFlowOfModel",
         path=f"{api.MODELS}/{{model}}/flow",
-        handle=lambda handlers, request: handlers.model_queries().flow(request),
+        handle=lambda handlers, request: handlers.of(ModelQueries).flow(request),
         tag=MODELS,
         scopes=frozenset({Scope.READ}),
         summary="The flow of a read model's events",
@@ -247,7 +249,7 @@ MODEL_ROUTES = (
     Route(
         name="getKeyOfModel",
         path=f"{api.MODELS}/{{model}}/keys/{{key}}",
-        handle=lambda handlers, request: handlers.model_queries().key(request),
+        handle=lambda handlers, request: handlers.of(ModelQueries).key_of_any(request),
         tag=MODELS,
         scopes=frozenset({Scope.READ}),
         is_forwarded=True,
@@ -283,7 +285,7 @@ MODEL_ROUTES = (
     Route(
         name="followModel",
         path=f"{api.MODELS}/{{model}}/changes",
-        handle=lambda handlers, request: handlers.model_queries().changes(request),
+        handle=lambda handlers, request: handlers.of(ModelQueries).changes(request),
         tag=MODELS,
         scopes=frozenset({Scope.READ}),
         streams="always",
@@ -314,7 +316,7 @@ MODEL_ROUTES = (
     Route(
         name="followPeer",
         path=PEER_PATH,
-        handle=lambda handlers, request: handlers.peer_streams().answer(request),
+        handle=lambda handlers, request: handlers.of(PeerStreams).answer(request),
         tag=MODELS,
         scopes=frozenset({Scope.READ}),
         is_forwarded=True,
@@ -330,7 +332,7 @@ MODEL_ROUTES = (
     ),
     _scan(
         "entries",
-        lambda handlers, request: handlers.model_queries().entries(request),
+        lambda handlers, request: handlers.of(ModelQueries).entries(request),
         summary="Keys and their values",
         description="In key order, by their bytes in UTF-8, both ends inclusive.",
         parameters=EntriesParameters,
@@ -339,7 +341,7 @@ MODEL_ROUTES = (
     ),
     _scan(
         "count",
-        lambda handlers, request: handlers.model_queries().count(request),
+        lambda handlers, request: handlers.of(ModelQueries).count(request),
         summary="The number of keys",
         description="Each commit maintains the number, so the answer is exact and costs no scan.",
         parameters=CountParameters,
@@ -348,7 +350,7 @@ MODEL_ROUTES = (
     ),
     _scan(
         "top",
-        lambda handlers, request: handlers.model_queries().top(request),
+        lambda handlers, request: handlers.of(ModelQueries).top(request),
         summary="The keys with the greatest values",
         description="The keys with the greatest value of a field; equal values in key order. Reads every key, so it "
         "takes long if there are many.",

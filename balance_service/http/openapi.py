@@ -16,6 +16,7 @@ from balance_service import api
 from balance_service.http.answer import JSON
 from balance_service.http.route import RETRY_AFTER, Header, problem
 from balance_service.process.package import __version__
+from balance_service.structs import absent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -120,6 +121,17 @@ class _JsonSchemas(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
         """No titles: they would repeat the names of the properties."""
         return False
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        """An answer has each field of its dataclass, whatever its default is in Python, unless it may be absent."""
+        if field["type"] == "dataclass-field":
+            return field["schema"].get("default_factory") is not absent
+        return super().field_is_required(field, total)
+
+    def dataclass_field_schema(self, schema: Any) -> Any:
+        """Without defaults: they are those of the service, and not of its clients."""
+        inner = schema["schema"]
+        return self.generate_inner(inner["schema"] if inner["type"] == "default" else inner)
 
 
 class _Schemas:

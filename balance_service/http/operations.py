@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Protocol
 
 from aiohttp import web
@@ -28,12 +29,14 @@ from balance_service.http.route import (
     retry_later,
 )
 from balance_service.http.streams.event_stream import rendered
+from balance_service.model.generations import GenerationStatus
+from balance_service.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from balance_service.http.handlers import Handlers
-    from balance_service.http.streams.event_stream import EventStream
+    from balance_service.http.instances import InstanceDetails
+    from balance_service.http.streams.event_stream import EventStream, Streams
 
 _ASK_WITH_TOKEN = f"{api.STATUS}, asked with a token, says why"
 _METRICS_SECONDS = 1.0
@@ -56,8 +59,8 @@ class Operable(Protocol):
     def status(self) -> Mapping[str, Any]:
         """A `Status`."""
 
-    def details(self) -> Mapping[str, Any]:
-        """An `InstanceDetails`, of this instance."""
+    def details(self) -> InstanceDetails:
+        """What this instance tells about itself."""
 
     def metrics(self) -> bytes:
         """Metrics in Prometheus' text format."""
@@ -66,11 +69,12 @@ class Operable(Protocol):
 class Operations:
     """Answers operators and orchestrators."""
 
-    def __init__(self, instance: Operable, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, instance: Operable, streams: Streams, clock: Callable[[], float] = time.monotonic) -> None:
         """Args:
         clock: seconds.
         """
         self._instance = instance
+        self._streams = streams
         self._clock = clock
         self._metrics = b""
         self._metrics_at = float("-inf")
@@ -78,7 +82,7 @@ class Operations:
         self._status_at = float("-inf")
 
     async def live(self, _request: web.Request) -> web.Response:
-        return json_response({"status": "live"})
+        return json_response(Live(status="live"))
 
     async def ready(self, request: web.Request) -> web.Response:
         """Names reasons and problems, which have addresses and errors, only to clients that may know them."""
@@ -88,7 +92,7 @@ class Operations:
             problems = problems and [f"a read model has a problem; {_ASK_WITH_TOKEN}"]
         if reasons:
             raise unavailable("; ".join(reasons))
-        return json_response({"status": "ready", "problems": problems})
+        return json_response(Ready(status="ready", problems=problems))
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """Collects metrics at most once a second, because that takes the event loop's time."""
@@ -99,14 +103,16 @@ class Operations:
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 
-    async def status(self, _request: web.Request) -> web.Response:
+    async def status(self, request: web.Request) -> web.StreamResponse:
+        if accepts_events(request.headers):
+            return await self._streams.answer(request, self._follow_status, is_operator=True)
         return json_response(self._instance.status())
 
-    def details(self) -> Mapping[str, Any]:
+    def details(self) -> InstanceDetails:
         """What this instance tells about itself."""
         return self._instance.details()
 
-    async def follow_status(self, stream: EventStream) -> None:
+    async def _follow_status(self, stream: EventStream) -> None:
         """Sends the status, then each change, at most once a second; does not return.
 
         The status is made once a second for all streams, and never without one.
@@ -125,37 +131,37 @@ class Operations:
         return self._status
 
 
-@closed
-class Live(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live(Struct):
     status: Literal["live"]
 
 
-@closed
-class Ready(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready(Struct):
     status: Literal["ready"]
     problems: list[str]
 
 
-@closed
-class OpenDeadLetters(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenDeadLetters(Struct):
     """Open dead letters of a task with one cause and status."""
 
     cause: Annotated[str, Field(examples=["schema-id-unknown"])]
     """Why their records could not be applied."""
     status: Annotated[str, Field(examples=["scheduled"])]
     """What happens to them next."""
-    needsDecision: bool
+    needs_decision: bool
     """Whether an operator must redrive or discard them. The service retries the others."""
     count: Positive
 
 
-@closed
-class PublishedTask(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedTask(Struct):
     """A task as its instance last published it."""
 
     task: Annotated[str, Field(pattern="^.+_[0-9]+$", examples=["balance_0"])]
     """Stage and partition."""
-    readModel: Annotated[str, Field(examples=["balance"])]
+    read_model: Annotated[str, Field(examples=["balance"])]
     """The read model of the stage, in the stage's generation; the stage itself if this instance does not host it."""
     partition: Count
     """Partition of the source topic."""
@@ -176,10 +182,10 @@ class PublishedTask(TypedDict):
     lag: Count | None
     """Records between position and the source's end; null while the end is not known, or if this instance does not
     host the stage."""
-    lagSeconds: Annotated[float, Field(ge=0)] | None
+    lag_seconds: Annotated[float, Field(ge=0)] | None
     """Time since the source's end passed the position: every record that is older is applied. 0 without a lag; null if
     the lag is."""
-    lagSecondsIsLeast: bool
+    lag_seconds_is_least: bool
     """Whether the end had passed the position before this instance first read it: `lagSeconds` is a lower bound."""
     reason: str
     """Why the task waits or is halted; or since when it stands still, which it does if it has records to apply and has
@@ -189,24 +195,24 @@ class PublishedTask(TypedDict):
     first failure. Null if it is not known."""
     restored: Count
     """Changelog records applied since the restore began; a standby also counts later ones."""
-    toRestore: Count
+    to_restore: Count
     """Changelog offsets to restore, as counted when the restore began."""
-    secondsLeft: Annotated[float, Field(ge=0)] | None
+    seconds_left: Annotated[float, Field(ge=0)] | None
     """Estimated duration of the rest of the restore; null unless the task is RESTORING."""
-    deadLetters: list[OpenDeadLetters]
+    dead_letters: list[OpenDeadLetters]
     """The open dead letters of the partition, as of the position."""
 
 
-@closed
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task(PublishedTask):
     """The work of one read model on one partition, on this instance."""
 
-    storeBytes: Count
+    store_bytes: Count
     """Size of the state store on disk."""
 
 
-@closed
-class TablePartition(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePartition(Struct):
     """A partition of a table, as this instance follows it."""
 
     table: Annotated[str, Field(examples=["players"])]
@@ -223,44 +229,44 @@ class TablePartition(TypedDict):
     """Records that are not valid rows, by cause, since the instance started."""
     late: Count
     """Rows that arrived after an event that they should have been joined with, since the instance started."""
-    storeBytes: Count
+    store_bytes: Count
     """Size of its store on disk."""
 
 
-@closed
-class HostedModel(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedModel(Struct):
     """A generation of a read model."""
 
     name: Annotated[str, Field(examples=["balance"])]
     """The read model; that of its generation N > 1 is `<model>.gN`."""
     model: Annotated[str, Field(examples=["balance"])]
     """The read model."""
-    status: Literal["serving", "building", "ready", "kept"]
+    status: GenerationStatus
     """What the generation is for: see `/api/models/{model}/generations`."""
     since: Time
     """The time of the last step of the read model's generations; null if there was none."""
-    readOtherwise: list[int]
+    read_otherwise: list[int]
     """Ids of the schemas whose events had other values by the decoder's rules under which the generation began, so that
     states have values of both until it is rebuilt."""
     source: Annotated[str, Field(examples=["balance"])]
     """The topic that it folds."""
     partitions: Positive
     """Partitions of that topic."""
-    standbyReplicas: Count
+    standby_replicas: Count
     """Standbys that each partition should have (`BALANCE_NUM_STANDBY_REPLICAS`)."""
 
 
-@closed
-class ApplicationServer(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplicationServer(Struct):
     """An instance, as this one knows it."""
 
-    applicationServer: str
+    application_server: str
     """`host:port` under which peers reach it."""
     incarnation: str
     """Random for each start of the process."""
     suspect: bool
     """Not heard from for 3 s; no request is routed to it until it answers again."""
-    silentSeconds: Count | None
+    silent_seconds: Count | None
     """Whole seconds since it was last heard from, if it is suspect; 0 if it is not; null if it was never heard from."""
     shared: bool
     """Two instances run with this address, so many queries are answered 503: give each its own
@@ -270,8 +276,8 @@ class ApplicationServer(TypedDict):
     tasks: list[PublishedTask]
 
 
-@closed
-class Cause(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause(Struct):
     """Something in the service that is not as it should be. Its consequences are no causes of their own."""
 
     kind: Annotated[str, Field(examples=["halted"])]
@@ -340,7 +346,7 @@ class OpenApiDocument(TypedDict):
     paths: dict[str, Any]
 
 
-_PUBLISHED: PublishedTask = {
+_PUBLISHED: Mapping[str, Any] = {
     "task": "balance_0",
     "partition": 0,
     "role": "active",
@@ -359,7 +365,7 @@ _PUBLISHED: PublishedTask = {
     "secondsLeft": None,
     "deadLetters": [{"cause": "schema-id-unknown", "status": "scheduled", "needsDecision": False, "count": 2}],
 }
-_STATUS: Status = {
+_STATUS: Mapping[str, Any] = {
     "applicationServer": "localhost:5051",
     "ready": True,
     "reasons": [],
@@ -416,18 +422,11 @@ _STATUS: Status = {
 }
 
 
-async def _answer_status(handlers: Handlers, request: web.Request) -> web.StreamResponse:
-    operations = handlers.operations
-    if accepts_events(request.headers):
-        return await handlers.streams.answer(request, operations.follow_status, is_operator=True)
-    return await operations.status(request)
-
-
 OPERATIONS_ROUTES = (
     Route(
         name="getLiveness",
         path="/health/live",
-        handle=lambda handlers, request: handlers.operations.live(request),
+        handle=lambda handlers, request: handlers.of(Operations).live(request),
         tag=OPERATIONS,
         scopes=frozenset(),
         is_never_refused=True,
@@ -438,7 +437,7 @@ OPERATIONS_ROUTES = (
     Route(
         name="getReadiness",
         path=api.READY,
-        handle=lambda handlers, request: handlers.operations.ready(request),
+        handle=lambda handlers, request: handlers.of(Operations).ready(request),
         tag=OPERATIONS,
         scopes=frozenset(),
         is_never_refused=True,
@@ -458,7 +457,7 @@ OPERATIONS_ROUTES = (
     Route(
         name="getMetrics",
         path="/metrics",
-        handle=lambda handlers, request: handlers.operations.metrics(request),
+        handle=lambda handlers, request: handlers.of(Operations).metrics(request),
         tag=OPERATIONS,
         scopes=frozenset({Scope.OPERATIONS}),
         is_never_refused=True,
@@ -479,7 +478,7 @@ OPERATIONS_ROUTES = (
     Route(
         name="getStatus",
         path=api.STATUS,
-        handle=_answer_status,
+        handle=lambda handlers, request: handlers.of(Operations).status(request),
         tag=OPERATIONS,
         scopes=frozenset({Scope.OPERATIONS}),
         streams="asked",

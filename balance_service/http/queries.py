@@ -8,25 +8,23 @@ import math
 import time
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from balance_service import api
 from balance_service.errors import InvalidInputError, RetriableError, StoreCorruptedError, UnreadableRecordError
-from balance_service.http.answer import JSON, Answer, Problem, unavailable
+from balance_service.http.answer import JSON, MALFORMED, Answer, Problem, malformed_answer, unavailable
 from balance_service.http.arrivals import Arrivals
 from balance_service.http.routing import ACTIVE, HALTED
-from balance_service.http.shares import asker_of
-from balance_service.model.json_view import exact_json
+from balance_service.model.json_view import exact_json, parsed_json
 from balance_service.model.stage import model_and_generation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from aiohttp import web
     from prometheus_client import Histogram
 
+    from balance_service.http.key_target import KeyQuery
     from balance_service.http.peers.proxy import Proxy
-    from balance_service.http.requests import KeyQuery
     from balance_service.http.routing import LocalAnswer, ReadableTask, Routing
     from balance_service.observability.metrics import Metrics
 
@@ -42,15 +40,8 @@ _REFRESH_SECONDS = 0.3
 class Queries:
     """Answers queries for one key of a read model."""
 
-    read_model: str
-    """`generation_name` of the model and the generation that answers."""
     routing: Routing
     proxy: Proxy
-    address: str
-    view: Callable[[bytes], Mapping[str, Any]]
-    """Framed state → the value in the answer."""
-    on_damage: Callable[[int, ReadableTask, StoreCorruptedError], None]
-    """Called with the partition and the task whose store is damaged."""
     timeout_seconds: float
     metrics: Metrics
     generation: str = field(init=False)
@@ -59,26 +50,12 @@ class Queries:
 
     def __post_init__(self) -> None:
         self._arrivals = Arrivals(self.routing)
-        self.generation = str(model_and_generation(self.read_model)[1])
-
-    async def get(self, request: web.Request, parse: Callable[[], KeyQuery]) -> web.Response:
-        """Answers a client's or a peer's request; from a standby, if the query states how recent the answer must be.
-
-        Args:
-            parse: reads the query from the request.
-        """
-        client, is_forwarded = asker_of(request)
-        answer = await self._observed_answer(parse, client, is_forwarded=is_forwarded)
-        return answer.response()
-
-    async def answer(self, query: KeyQuery, client: str) -> Answer:
-        """Answers a client's parsed query. Raises Problem, as `get`."""
-        return await self._observed_answer(lambda: query, client, is_forwarded=False)
+        self.generation = str(model_and_generation(self.routing.read_model)[1])
 
     def at_once(self, key: bytes, noun: str, echoed_key: str | None) -> Answer | None:
         """Answers a query that has only a key, if this instance owns its partition; otherwise None.
 
-        Returns None for errors too: the caller then uses `answer` or `get`, which reports them.
+        Returns None for errors too: the caller then uses `answer`, which reports them.
 
         Args:
             noun: as in `KeyQuery`.
@@ -99,7 +76,16 @@ class Queries:
         self._observe("local", answer.status, began)
         return answer
 
-    async def _observed_answer(self, parse: Callable[[], KeyQuery], client: str, *, is_forwarded: bool) -> Answer:
+    async def answer(self, parse: Callable[[], KeyQuery], client: str, *, is_forwarded: bool = False) -> Answer:
+        """Answers a client's or a peer's query; from a standby, if it states how recent the answer must be.
+
+        Args:
+            parse: reads the query from the request.
+            is_forwarded: whether a peer asks, on behalf of the client.
+
+        Raises:
+            Problem: there is no such answer now.
+        """
         began = time.perf_counter()
         answered, status = "none", 500
         try:
@@ -147,7 +133,7 @@ class Queries:
             if is_forwarded and not may_answer:
                 if local is not None and local.role == HALTED:
                     raise self._halted(partition, local)
-                raise Problem(_MISDIRECTED, f"{self.address} does not own partition {partition}")
+                raise Problem(_MISDIRECTED, f"{self.routing.address} does not own partition {partition}")
             if local is None or not (local.role == ACTIVE or is_forwarded):
                 return None
             if _is_reached(local, query) or local.is_frozen:
@@ -177,7 +163,7 @@ class Queries:
         """The answer if the local store, or a state in it, cannot be read."""
         if isinstance(error, RetriableError):
             return unavailable(str(error))
-        self.on_damage(partition, task, error)
+        self.routing.on_damage(partition, task, error)
         if isinstance(error, UnreadableRecordError):
             return unavailable(str(error))
         return unavailable("the local store is damaged and is being restored")
@@ -216,7 +202,7 @@ class Queries:
                 try:
                     waits = query.min_position is not None
                     answer = await self.proxy.get(
-                        peer, query.path, query.parameters, self.address, seconds, client=client, waits=waits
+                        peer, query.path, query.parameters, self.routing.address, seconds, client=client, waits=waits
                     )
                 except RetriableError as error:
                     self.metrics.proxied(address, "failed")
@@ -233,8 +219,9 @@ class Queries:
                     if answer.headers.get(api.ROLE) == ACTIVE:
                         self.routing.believe(partition, peer)
                     # The peer is asked at the route of every read model, and does not know the query's own word.
-                    not_found = answer.status == _NOT_FOUND
-                    return _no_such(query.noun)._replace(headers=answer.headers) if not_found else answer
+                    if answer.status == _NOT_FOUND:
+                        return _no_such(query.noun)._replace(headers=answer.headers)
+                    return _as_asked(answer, query)
                 self.routing.doubt(partition, peer)
                 if answer.status != _MISDIRECTED:
                     unwilling = unwilling or answer
@@ -267,22 +254,22 @@ class Queries:
             behind.append(f"{records} records behind, and maxLag is {query.max_lag}")
         if query.max_age is not None:
             behind.append(f"{_old(local)}, and maxAge is {query.max_age:g}")
-        return unavailable(f"the copy at {self.address} is {'; it is '.join(behind)}")
+        return unavailable(f"the copy at {self.routing.address} is {'; it is '.join(behind)}")
 
     def _uncertain(self, local: LocalAnswer, query: KeyQuery) -> Problem:
         return unavailable(
-            f"the copy at {self.address}, {_old(local)}, has no such {query.noun}; a newer copy may have it"
+            f"the copy at {self.routing.address}, {_old(local)}, has no such {query.noun}; a newer copy may have it"
         )
 
     def _halted(self, partition: int, local: LocalAnswer) -> Problem:
         return unavailable(
-            f"the read model's code has halted partition {partition} on {self.address}, whose log says why; with "
-            f"maxLag, maxAge or minPosition, it answers as of offset {local.position.offset}"
+            f"the read model's code has halted partition {partition} on {self.routing.address}, whose log says why; "
+            f"with maxLag, maxAge or minPosition, it answers as of offset {local.position.offset}"
         )
 
     def _answer(self, partition: int, local: LocalAnswer, noun: str, echoed_key: str | None) -> Answer:
         headers = {
-            api.APPLICATION_SERVER: self.address,
+            api.APPLICATION_SERVER: self.routing.address,
             api.ROLE: local.role,
             api.POSITION: f"{partition}:{local.position.offset}",
             api.EPOCH: str(local.position.epoch),
@@ -295,7 +282,7 @@ class Queries:
         if local.frame is None:
             return _no_such(noun)._replace(headers=headers)
         try:
-            view = self.view(local.frame)
+            view = self.routing.view(local.frame)
         except (StoreCorruptedError, RetriableError) as error:
             raise self._refusal(partition, local.task, error) from error
         body = exact_json(view if echoed_key is None else {"key": echoed_key, "value": view})
@@ -311,9 +298,20 @@ class Queries:
         observed = self._observed.get((answered, status))
         if observed is None:
             observed = self._observed[answered, status] = self.metrics.query_seconds.labels(
-                self.read_model, answered, str(status)
+                self.routing.read_model, answered, str(status)
             )
         observed.observe(elapsed)
+
+
+def _as_asked(answer: Answer, query: KeyQuery) -> Answer:
+    """The answer of a peer in the form of the query. Raises Problem: it is malformed."""
+    if query.echoed_key is not None or not query.peers_echo_key:
+        return answer
+    try:
+        value = parsed_json(answer.body.decode())["value"]
+        return answer._replace(body=exact_json(value).encode())
+    except MALFORMED as error:
+        raise malformed_answer() from error
 
 
 @cache

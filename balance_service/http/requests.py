@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -16,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from balance_service.errors import InvalidInputError
-from balance_service.model.keys import CONTROL_CHARACTERS, MAX_KEY_BYTES, TEXT, checked_key
+from balance_service.model.keys import CONTROL_CHARACTERS, MAX_KEY_BYTES, checked_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -309,6 +308,19 @@ class KeyParameters(Parameters):
     max_age: MaxAge | None = Field(None, alias="maxAge")
     generation: GenerationNumber | None = None
 
+    def passed_on(self) -> dict[str, str]:
+        """The parameters besides the key that change the answer, as a peer gets them."""
+        parameters = {}
+        if self.min_position is not None:
+            parameters["minPosition"] = f"{self.min_position[0]}:{self.min_position[1]}"
+        if self.max_lag is not None:
+            parameters["maxLag"] = str(self.max_lag)
+        if self.max_age is not None:
+            parameters["maxAge"] = f"{self.max_age:.3f}"
+        if self.generation is not None:
+            parameters["generation"] = str(self.generation)
+        return parameters
+
 
 def key_parameters(name: str, key_type: KeyType, description: str) -> type[KeyParameters]:
     """`KeyParameters` whose key has a name, type and description of its own."""
@@ -326,58 +338,3 @@ class ScanParameters(Parameters):
         description="`true`: answer even if some partitions cannot be read; `Balance-Missing` names them.",
     )
     generation: GenerationNumber | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyQuery:
-    """A validated query for one key.
-
-    `path` and `parameters` are those of the request to a peer. `noun` is the word for the key in error texts.
-    `echoed_key` is the key as the answer shows it next to the value; None: the answer is the value alone.
-    """
-
-    key: bytes
-    path: str
-    parameters: Mapping[str, str]
-    noun: str
-    echoed_key: str | None = None
-    min_position: tuple[int, int] | None = None
-    max_lag: int | None = None
-    max_age: float | None = None
-
-    @property
-    def takes_standbys(self) -> bool:
-        """Whether a standby may answer: only if the query says how recent the answer must be."""
-        return self.min_position is not None or self.max_lag is not None or self.max_age is not None
-
-
-def key_query(
-    given: KeyParameters, path: str, noun: str, key_type: KeyType = TEXT, *, in_query_as: str = ""
-) -> KeyQuery:
-    """The query that a request's parameters ask for. Raises InvalidInputError: the key is not of its type.
-
-    Each parameter that changes the answer belongs to `parameters` too, because a peer gets only those.
-
-    Args:
-        path: of the request to a peer.
-        in_query_as: the parameter that names the key; empty if the path names it, and the answer shows it.
-    """
-    parameters = {in_query_as: given.key} if in_query_as else {}
-    if given.min_position is not None:
-        parameters["minPosition"] = f"{given.min_position[0]}:{given.min_position[1]}"
-    if given.max_lag is not None:
-        parameters["maxLag"] = str(given.max_lag)
-    if given.max_age is not None:
-        parameters["maxAge"] = f"{given.max_age:.3f}"
-    if given.generation is not None:
-        parameters["generation"] = str(given.generation)
-    return KeyQuery(
-        key=key_type.parse(given.key),
-        path=path,
-        parameters=parameters,
-        noun=noun,
-        echoed_key=None if in_query_as else given.key,
-        min_position=given.min_position,
-        max_lag=given.max_lag,
-        max_age=given.max_age,
-    )

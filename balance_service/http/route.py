@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from aiohttp import hdrs, web
 from pydantic import ConfigDict, Field, with_config
@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from balance_service import api
 from balance_service.http.access.clients import Scope
-from balance_service.http.answer import JSON, PROBLEM_JSON, Problem
+from balance_service.http.answer import JSON, PROBLEM_JSON, Problem, unavailable
 from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.requests import POSITION_PATTERN, Parameters
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from multidict import CIMultiDictProxy
 
-
+T = TypeVar("T")
 _GET = hdrs.METH_GET
 _MIN_POSITION = "minPosition"
 _WEIGHT = re.compile(r"0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?")
@@ -34,8 +34,41 @@ Count = Annotated[int, Field(ge=0)]
 Role = Literal["active", "standby", "halted"]
 Time = Annotated[str | None, Field(json_schema_extra={"format": "date-time"})]
 
-Handle = Callable[[Any, web.Request], Awaitable[web.StreamResponse]]
-"""`Handlers` (whose module imports this one) and a request → the response."""
+
+class Handlers:
+    """The objects that answer requests, by class. Those that need the engine are added when it exists."""
+
+    def __init__(self, *handlers: object) -> None:
+        self._of_class: dict[type, Any] = {}
+        self.add(*handlers)
+
+    def add(self, *handlers: object) -> None:
+        """Has objects answer the routes that name their classes, or base classes."""
+        for handler in handlers:
+            self._of_class |= dict.fromkeys(type(handler).mro()[:-1], handler)
+
+    def find(self, kind: type[T]) -> T | None:
+        """Returns the object of a class; None while the instance is starting."""
+        found: T | None = self._of_class.get(kind)
+        return found
+
+    def of(self, kind: type[T], consequence: str = "") -> T:
+        """Returns the object of a class.
+
+        Args:
+            consequence: what follows for the request if there is none.
+
+        Raises:
+            Problem: 503, the instance is starting.
+        """
+        found = self.find(kind)
+        if found is None:
+            raise unavailable("this instance is starting" + (f"; {consequence}" if consequence else ""))
+        return found
+
+
+Handle = Callable[[Handlers, web.Request], Awaitable[web.StreamResponse]]
+"""Answers a request with one of the objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +236,7 @@ class RouteTable:
         method = _GET if matched.method == hdrs.METH_HEAD else matched.method
         return self._routes[method, matched.resource.canonical]
 
-    def add_to(self, app: web.Application, handlers: Any) -> None:
+    def add_to(self, app: web.Application, handlers: Handlers) -> None:
         """Registers the routes; HEAD like GET, without the body (RFC 9110, section 9.3.2)."""
         for route in self:
             # aiohttp's default pattern does not match a parameter that contains a brace.
@@ -213,7 +246,7 @@ class RouteTable:
                 app.router.add_route(method, path, handler)
 
 
-def _handler(route: Route, handlers: Any) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _handler(route: Route, handlers: Handlers) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handler(request: web.Request) -> web.StreamResponse:
         # Peers name more than clients, and those of a later version perhaps more than is known here.
         if route.checks_names and FORWARDED_HEADER not in request.headers:

@@ -1,4 +1,4 @@
-"""Finds the instances that can answer for a partition: this one, its owner, or a standby.
+"""Finds the copies of a partition that can answer: the one here, the owner's, or a standby's.
 
 Everything here runs on the event loop's thread and reads immutable snapshots.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.http.peers.trust import Peer
+from balance_service.kafka.lease import Lease
+from balance_service.kafka.topics import Watermarks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -20,9 +22,8 @@ if TYPE_CHECKING:
     from balance_service.engine.records import Position
     from balance_service.engine.store import StoreView
     from balance_service.engine.task import Watcher
-    from balance_service.kafka.lease import Lease
+    from balance_service.errors import StoreCorruptedError
     from balance_service.kafka.partitioner import Partitioning
-    from balance_service.kafka.topics import Watermarks
 
 _ANSWERING = frozenset(state.value for state in ANSWERING)
 _OWNS = _ANSWERING | {TaskState.HALTED.value}
@@ -84,21 +85,35 @@ class LocalAnswer(NamedTuple):
     task: ReadableTask
 
 
+def _nothing(*_: object) -> Any:
+    """For a stage that only peers host."""
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Routing:
-    """The instances that can answer for the partitions of one stage, or of a read model's last stage."""
+    """The copies of the partitions of one stage, or of a read model's last stage.
+
+    The fields with defaults are what this instance hosts of it: nothing, unless they are given.
+    """
 
     read_model: str
+    """The stage's name: of a last stage, `generation_name` of the model and the generation."""
     partitioning: Partitioning
     """Where the source's keys are."""
     address: str
-    task: Callable[[int], ReadableTask | None]
-    """Returns this instance's task of a partition, active or standby."""
-    left: Callable[[int], ReadableTask | None]
-    """Returns what a closed task of a partition left, until the next task runs."""
-    lease: Lease
-    watermarks: Watermarks
     servers: ServerTable
+    task: Callable[[int], ReadableTask | None] = _nothing
+    """Returns this instance's task of a partition, active or standby."""
+    left: Callable[[int], ReadableTask | None] = _nothing
+    """Returns what a closed task of a partition left, until the next task runs."""
+    view: Callable[[bytes], Any] = _nothing
+    """Framed state → the value in the answer."""
+    number: Callable[[str], Callable[[bytes], Any]] = _nothing
+    """Field → framed state → the field's value in the view, which is cheaper than the whole view."""
+    on_damage: Callable[[int, ReadableTask, StoreCorruptedError], None] = _nothing
+    """Called with the partition and the task whose store is damaged."""
+    lease: Lease = field(default_factory=lambda: Lease(0))
+    watermarks: Watermarks = field(default_factory=lambda: Watermarks("", dict))
     answers_when_halted: bool = False
     """Whether a halted task answers queries that do not say how old the answer may be."""
     _doubted: dict[int, set[Peer]] = field(default_factory=dict, init=False)

@@ -1,7 +1,7 @@
 """Scans of a whole read model: its entries in a range, their number, and the greatest by a field.
 
-Each scan reads local copies into a JSON body, and merges the bodies of several instances into one. It cuts entries out
-of the text of a body instead of encoding them again, so that numbers keep their digits.
+A scan reads local copies into a part of the answer, makes such parts of the answers of peers, and merges parts into
+one, which is encoded at the end. A value is encoded once, when it is read, because a page is bounded in bytes.
 """
 
 from __future__ import annotations
@@ -9,49 +9,72 @@ from __future__ import annotations
 import heapq
 import json
 import math
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import total_ordering
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from balance_service.model.json_view import exact_json, parsed_json
 from balance_service.model.keys import TEXT, key_range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from balance_service.http.routing import LocalCopy
     from balance_service.model.keys import KeyType
 
     View = Callable[[bytes], Any]
     """Framed state → the value in the answer."""
-    Render = Callable[[Any], str]
-    Steps = Generator[None, None, str]
     _Ranked = tuple[Any, bytes, bytes]
     """Value, key, framed state."""
 
+P = TypeVar("P")
+Steps = Generator[None, None, P]
 MAX_BYTES = 1 << 20
 # States read between two yields, a millisecond or two.
 _STEP = 200
 # Greater than the key of any state.
 _END = b"\xff"
-_HEAD, _SEPARATOR, _NEXT = '{"entries":[', ",", ',"next":'
 
 
-class Scan(Protocol):
-    """A query about all keys of a read model."""
+class Scan(Protocol[P]):
+    """A query about all keys of a read model, whose answer has parts of type P."""
 
     def parameters(self) -> dict[str, str]:
         """Returns the parameters of the same scan, for a peer."""
 
-    def read(self, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:
-        """Reads some partitions into a JSON body. Yields where other scans may run; too slow for the event loop."""
+    def read(self, copies: Sequence[LocalCopy], view: View) -> Steps[P]:
+        """Reads some partitions. Yields where other scans may run; too slow for the event loop."""
 
-    def merge(self, bodies: Sequence[str]) -> str:
-        """Merges the bodies of several instances; returns a single body unchanged.
+    def parse(self, body: str) -> P:
+        """Returns the part that a peer has encoded.
 
-        Raises one of `scatter.MALFORMED` if a body does not have the form that `read` writes.
+        Raises one of `answer.MALFORMED` if it does not have the form of this version; `merge` may, too.
         """
+
+    def merge(self, parts: Sequence[P]) -> P:
+        """Merges the parts of several instances."""
+
+    def encode(self, part: P) -> str:
+        """Returns the whole answer as JSON."""
+
+
+class Entry(NamedTuple):
+    """A key and its value. `json` is the value as JSON, `text` the whole entry."""
+
+    key: str
+    value: Any
+    json: str
+    text: str
+
+
+class Page(NamedTuple):
+    """Entries, and the key after which the next page begins; None if there are no more."""
+
+    entries: Sequence[Entry]
+    next: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +92,14 @@ class EntriesScan:
         given = {"from": self.start, "to": self.end, "prefix": self.prefix, "after": self.after}
         return {name: value for name, value in given.items() if value is not None} | {"limit": str(self.limit)}
 
-    def read(self, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:
+    def read(self, copies: Sequence[LocalCopy], view: View) -> Steps[Page]:
         start, stop = self._bounds()
         some = (_states(copy, start, stop, self.limit + 1) for copy in copies)
         ordered = heapq.merge(*(chain.from_iterable(states) for states in some))
-        entries: list[_Entry] = []
+        entries: list[Entry] = []
         size = 0
         for key, frame in ordered:
-            entries.append(_entry(self.key_type, key, render(view(frame))))
+            entries.append(_entry(self.key_type.text(key), view(frame)))
             size += len(entries[-1].text)
             # One entry beyond the page shows that there are more.
             if len(entries) > self.limit or (len(entries) > 1 and size > MAX_BYTES):
@@ -85,14 +108,19 @@ class EntriesScan:
                 yield
         return _page(entries, self.limit)
 
-    def merge(self, bodies: Sequence[str]) -> str:
-        pages = [_parsed(body) for body in bodies]
+    def parse(self, body: str) -> Page:
+        return _parsed(body)
+
+    def merge(self, parts: Sequence[Page]) -> Page:
         # Entries that one instance left out may precede those of another.
         place = self._place
-        known_up_to = min((place(page.next) for page in pages if page.next is not None), default=None)
-        ordered = heapq.merge(*(page.entries for page in pages), key=lambda entry: place(entry.key))
+        known_up_to = min((place(page.next) for page in parts if page.next is not None), default=None)
+        ordered = heapq.merge(*(page.entries for page in parts), key=lambda entry: place(entry.key))
         known = (entry for entry in ordered if known_up_to is None or place(entry.key) <= known_up_to)
         return _page(known, self.limit, is_all=known_up_to is None)
+
+    def encode(self, part: Page) -> str:
+        return f'{{"entries":[{_joined(part)}],"next":{json.dumps(part.next)}}}'
 
     def _bounds(self) -> tuple[bytes, bytes]:
         start, stop = key_range(self.key_type, self.start, self.end, self.prefix)
@@ -110,38 +138,43 @@ class CountScan:
     def parameters(self) -> dict[str, str]:
         return {}
 
-    def read(self, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:  # noqa: ARG002
+    def read(self, copies: Sequence[LocalCopy], view: View) -> Steps[int]:  # noqa: ARG002
         yield
-        return _count(copy.position.keys for copy in copies)
+        return sum(copy.position.keys for copy in copies)
 
-    def merge(self, bodies: Sequence[str]) -> str:
-        return _count(int(json.loads(body)["count"]) for body in bodies)
+    def parse(self, body: str) -> int:
+        return int(json.loads(body)["count"])
+
+    def merge(self, parts: Sequence[int]) -> int:
+        return sum(parts)
+
+    def encode(self, part: int) -> str:
+        return f'{{"count":{part}}}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopScan:
     """The entries with the greatest value of a field, equal values by key. Entries without a value are omitted.
 
-    A body has `next` only if entries are missing because they exceed the maximum size.
+    A page has `next`, the key of its last entry, only if entries are missing because they exceed the maximum size.
     """
 
     by: str
     value: Callable[[bytes], Any] = field(repr=False, compare=False)
-    """Framed state → the field's value, which is cheaper than the whole view."""
+    """Framed state → the field's value."""
     limit: int = 10
     key_type: KeyType = TEXT
 
     def parameters(self) -> dict[str, str]:
         return {"by": self.by, "limit": str(self.limit)}
 
-    def read(self, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:
+    def read(self, copies: Sequence[LocalCopy], view: View) -> Steps[Page]:
         best: list[_Ranked] = []
         for copy in copies:
             for some in _states(copy, b"", _END):
                 best = self._best(best, some)
                 yield
-        entries = (_entry(self.key_type, key, render(view(frame))) for _, key, frame in best)
-        return _page(entries, self.limit, says_if_all=False)
+        return _page((_entry(self.key_type.text(key), view(frame)) for _, key, frame in best), self.limit)
 
     def _best(self, best: list[_Ranked], some: Iterable[tuple[bytes, bytes]]) -> list[_Ranked]:
         """Merges entries into the best, ordered by greatest value, then least key."""
@@ -156,17 +189,25 @@ class TopScan:
             return best
         return heapq.nsmallest(self.limit, best + more, key=lambda ranked: (_Descending(ranked[0]), ranked[1]))
 
-    def merge(self, bodies: Sequence[str]) -> str:
-        pages = [_parsed(body) for body in bodies]
-        # Nothing is known about entries after the last one of a truncated body.
-        known_up_to = min((self._rank(page.entries[-1]) for page in pages if page.next is not None), default=None)
-        best = sorted((entry for page in pages for entry in page.entries), key=self._rank)
-        known = [entry for entry in best if known_up_to is None or self._rank(entry) <= known_up_to]
-        is_all = known_up_to is None or len(known) >= self.limit
-        return _page(known[: self.limit], self.limit, is_all=is_all, says_if_all=False)
+    def parse(self, body: str) -> Page:
+        return _parsed(body)
 
-    def _rank(self, entry: _Entry) -> tuple[_Descending, bytes]:
-        return _Descending(entry.value[self.by]), self.key_type.of_text(entry.key)
+    def merge(self, parts: Sequence[Page]) -> Page:
+        # Nothing is known about entries after the last one of a truncated page.
+        known_up_to = min((self._rank(page.entries[-1]) for page in parts if page.next is not None), default=None)
+        best = sorted((entry for page in parts for entry in page.entries), key=self._rank)
+        known = [entry for entry in best if known_up_to is None or self._rank(entry) <= known_up_to]
+        return _page(known[: self.limit], self.limit, is_all=known_up_to is None or len(known) >= self.limit)
+
+    def encode(self, part: Page) -> str:
+        following = "" if part.next is None else f',"next":{json.dumps(part.next)}'
+        return f'{{"entries":[{_joined(part)}]{following}}}'
+
+    def _rank(self, entry: Entry) -> tuple[_Descending, bytes]:
+        value = entry.value[self.by]
+        # As JSON has it: the same number of a peer is a decimal with its digits.
+        ordered = Decimal(repr(value)) if isinstance(value, float) else value
+        return _Descending(ordered), self.key_type.of_text(entry.key)
 
 
 @total_ordering
@@ -181,19 +222,6 @@ class _Descending:
 def _is_ordered(value: Any) -> bool:
     """Whether a value can be ranked: null, infinities and NaN cannot."""
     return value is not None and (not isinstance(value, float) or math.isfinite(value))
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    key: str
-    text: str
-    value: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Page:
-    entries: list[_Entry]
-    next: str | None
 
 
 def _states(
@@ -211,41 +239,36 @@ def _states(
         left = None if left is None else left - wanted
 
 
-def _entry(key_type: KeyType, key: bytes, value: str) -> _Entry:
-    name = key_type.text(key)
-    return _Entry(name, f'{{"key":{json.dumps(name)},"value":{value}}}')
+def _entry(key: str, value: Any) -> Entry:
+    encoded = exact_json(value)
+    return Entry(key, value, encoded, f'{{"key":{json.dumps(key)},"value":{encoded}}}')
 
 
-def _page(entries: Iterable[_Entry], limit: int, *, is_all: bool = True, says_if_all: bool = True) -> str:
-    """Renders the entries that fit the limits, and the key after which the next page begins if there are more."""
-    texts: list[str] = []
-    size, last = 0, None
+def _page(entries: Iterable[Entry], limit: int, *, is_all: bool = True) -> Page:
+    """The entries that fit the limits.
+
+    Args:
+        is_all: whether no others are known to follow.
+    """
+    fit: list[Entry] = []
+    size = 0
     for entry in entries:
         size += len(entry.text.encode())
-        if len(texts) == limit or (texts and size > MAX_BYTES):
+        if len(fit) == limit or (fit and size > MAX_BYTES):
             is_all = False
             break
-        texts.append(entry.text)
-        last = entry.key
-    following = f"{_NEXT}{json.dumps(None if is_all else last)}" if says_if_all or not is_all else ""
-    return f"{_HEAD}{_SEPARATOR.join(texts)}]{following}}}"
+        fit.append(entry)
+    return Page(fit, None if is_all or not fit else fit[-1].key)
 
 
-def _count(counts: Iterable[int]) -> str:
-    return f'{{"count":{sum(counts)}}}'
+def _joined(page: Page) -> str:
+    return ",".join([entry.text for entry in page.entries])
 
 
-def _parsed(body: str) -> _Page:
-    """Parses a body of `_page` into entries, each with its original text."""
-    decoder = json.JSONDecoder(parse_float=Decimal)
-    entries: list[_Entry] = []
-    at = len(_HEAD)
-    while not body.startswith("]", at):
-        at += len(_SEPARATOR) if entries else 0
-        value, end = decoder.raw_decode(body, at)
-        if not isinstance(value["key"], str):
-            raise TypeError("a key is not text")
-        entries.append(_Entry(value["key"], body[at:end], value["value"]))
-        at = end
-    following = body[at + 1 : -1].removeprefix(_NEXT)
-    return _Page(entries, json.loads(following) if following else None)
+def _parsed(body: str) -> Page:
+    content = parsed_json(body)
+    entries = [_entry(one["key"], one["value"]) for one in content["entries"]]
+    following = content.get("next")
+    if not all(isinstance(entry.key, str) for entry in entries) or not isinstance(following, str | None):
+        raise TypeError("a key is not text")
+    return Page(entries, following)

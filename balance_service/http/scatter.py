@@ -1,4 +1,4 @@
-"""Scatter-gather: sends a scan to the instances that have the partitions of a read model, and merges their answers.
+"""Scatter-gather: sends a scan to the instances that have the partitions of a read model, and merges what they read.
 
 Each instance gets one request, or a few if a URL cannot list all its partitions; one hop, one deadline. Each partition
 is read as of one commit, different partitions as of different ones. An answer that lacks a partition is refused, unless
@@ -11,39 +11,38 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from balance_service import api
-from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError, StoreCorruptedError
-from balance_service.http.answer import JSON, Answer, Problem, by_partition, unavailable
+from balance_service.errors import BalanceServiceError, RetriableError, StoreCorruptedError
+from balance_service.http.answer import JSON, MALFORMED, Answer, Problem, by_partition, malformed_answer, unavailable
 from balance_service.http.peers.proxy import split_to_fit
 from balance_service.http.routing import ACTIVE
 from balance_service.http.scheduling import in_one_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from balance_service.http.peers.proxy import Proxy
     from balance_service.http.peers.trust import Peer
-    from balance_service.http.routing import LocalCopy, ReadableTask, Routing
-    from balance_service.http.scan import Render, Scan, Steps, View
+    from balance_service.http.routing import LocalCopy, Routing
+    from balance_service.http.scan import Scan, Steps
     from balance_service.http.scheduling import FairScheduler
     from balance_service.http.shares import Asker
 
+P = TypeVar("P")
 _MISDIRECTED = 421
 _REFRESH_SECONDS = 0.3
 _ATTEMPTS = 2
 # Each lists partitions with a value, as in `0:12,1:40`.
 _HEADERS = (api.POSITION, api.EPOCH, api.ROLE, api.LAG)
-MALFORMED = (ArithmeticError, AttributeError, InvalidInputError, LookupError, RecursionError, TypeError, ValueError)
-"""The exceptions of parsing a peer's answer that does not have the form of this version."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """An instance's answer about some partitions. `values`: header → partition → value."""
+class _Part(Generic[P]):
+    """What an instance has read of some partitions. `values`: header → partition → value."""
 
-    body: str
+    content: P
     values: Mapping[str, Mapping[int, str]]
 
     @property
@@ -52,10 +51,22 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class Gathered(Generic[P]):
+    """What a scan has read, the headers of an answer with it, and the partitions that it lacks."""
+
+    content: P
+    headers: Mapping[str, str]
+    missing: Sequence[int]
+
+    def answer(self, scan: Scan[P]) -> Answer:
+        return Answer(200, scan.encode(self.content).encode(), JSON, self.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question(Generic[P]):
     """A scan on behalf of an asker. With `max_lag`, copies that are at most so many records behind may answer."""
 
-    scan: Scan
+    scan: Scan[P]
     asker: Asker
     max_lag: int | None = None
 
@@ -75,17 +86,10 @@ class Scatter:
 
     routing: Routing
     proxy: Proxy
-    address: str
     path: str
     """Of the read model's routes; requests to peers go to `path/kind`."""
     generation: int | None
     """Of the read model, which requests to peers name; None for what has no generations."""
-    view: View
-    number: Callable[[str], Callable[[bytes], Any]]
-    """Field → framed state → the field's value in the view."""
-    render: Render
-    on_damage: Callable[[int, ReadableTask, StoreCorruptedError], None]
-    """As in `Queries`."""
     timeout_seconds: float
     scheduler: FairScheduler
 
@@ -94,22 +98,22 @@ class Scatter:
         """The number of partitions of the source."""
         return self.routing.partitions
 
-    async def answer(
+    async def gather(
         self,
         kind: str,
-        scan: Scan,
+        scan: Scan[P],
         asker: Asker,
         *,
         max_lag: int | None = None,
         is_partial: bool = False,
         partitions: Iterable[int] | None = None,
-    ) -> Answer:
-        """Answers a client.
+    ) -> Gathered[P]:
+        """Scans for a client.
 
         Args:
             kind: the last segment of the route.
             max_lag: lets standbys answer that are at most so many records behind.
-            is_partial: whether the answer may lack partitions.
+            is_partial: whether the result may lack partitions.
             partitions: to scan; None scans all.
 
         Raises:
@@ -124,7 +128,7 @@ class Scatter:
                 raise unavailable(f"no instance could answer for partitions {_listed(missing)}")
             return await self._merge(question, parts, missing)
 
-    async def answer_peer(self, scan: Scan, asker: Asker, partitions: Iterable[int], max_lag: int | None) -> Answer:
+    async def answer_peer(self, scan: Scan[P], asker: Asker, partitions: Iterable[int], max_lag: int | None) -> Answer:
         """Answers a peer from local partitions; never forwards.
 
         Raises:
@@ -136,10 +140,10 @@ class Scatter:
         async with self.scheduler.admitted(asker, self.timeout_seconds / 2):
             part = await self._read_local(question, wanted, deadline)
             if part is None:
-                raise Problem(_MISDIRECTED, f"{self.address} does not have partitions {_listed(wanted)}")
-            return await self._merge(question, [part], set())
+                raise Problem(_MISDIRECTED, f"{self.routing.address} does not have partitions {_listed(wanted)}")
+            return (await self._merge(question, [part], set())).answer(scan)
 
-    async def answer_owned(self, scan: Scan, asker: Asker) -> Answer:
+    async def answer_owned(self, scan: Scan[P], asker: Asker) -> Answer:
         """Answers for the partitions that this instance owns, possibly none.
 
         Raises:
@@ -152,19 +156,19 @@ class Scatter:
             parts = [] if part is None else [part]
             if missing := owned.difference(*(found.partitions for found in parts)):
                 raise unavailable(f"partitions {_listed(missing)} cannot be read here now")
-            return await self._merge(question, parts, set())
+            return (await self._merge(question, parts, set())).answer(scan)
 
     async def _gather(
-        self, kind: str, question: _Question, missing: set[int], deadline: float
-    ) -> tuple[list[_Part], set[int]]:
-        """Returns the answers of instances, and the partitions that no answer covers."""
+        self, kind: str, question: _Question[P], missing: set[int], deadline: float
+    ) -> tuple[list[_Part[P]], set[int]]:
+        """Returns what instances have read, and the partitions that none has."""
         max_lag = question.max_lag
         path, parameters = f"{self.path}/{kind}", question.scan.parameters()
         if max_lag is not None:
             parameters["maxLag"] = str(max_lag)
         if self.generation is not None:
             parameters["generation"] = str(self.generation)
-        parts: list[_Part] = []
+        parts: list[_Part[P]] = []
         failed: set[Peer] = set()
         for attempt in range(_ATTEMPTS):
             if attempt:
@@ -193,14 +197,14 @@ class Scatter:
                 break
         return parts, missing
 
-    async def _read_local(self, question: _Question, partitions: Iterable[int], until: float) -> _Part | None:
+    async def _read_local(self, question: _Question[P], partitions: Iterable[int], until: float) -> _Part[P] | None:
         """Reads local copies; None if there are none, or if they could not be read in time."""
         copies = [copy for p in sorted(partitions) if (copy := self.routing.copy(p)) is not None]
         copies = [copy for copy in copies if self._may_answer(copy, question.max_lag)]
         if not copies:
             return None
         try:
-            body = await self.scheduler.run(question.asker, self._read(question.scan, copies, until))
+            content = await self.scheduler.run(question.asker, self._read(question.scan, copies, until))
         except StoreCorruptedError:
             await self._find_damage(question, copies, until)
             return None
@@ -208,11 +212,11 @@ class Scatter:
             return None
         if not all(self._may_answer(copy, question.max_lag) for copy in copies):
             return None
-        return _Part(body, self._values_of(copies))
+        return _Part(content, self._values_of(copies))
 
-    def _read(self, scan: Scan, copies: Sequence[LocalCopy], until: float) -> Steps:
+    def _read(self, scan: Scan[P], copies: Sequence[LocalCopy], until: float) -> Steps[P]:
         """Raises RetriableError: the scan takes too long, or a store is closed before its end."""
-        reading = scan.read(copies, self.view, self.render)
+        reading = scan.read(copies, self.routing.view)
         while True:
             # A scan of a closed store would keep the store from being reopened.
             if time.monotonic() > until or not all(copy.is_open for copy in copies):
@@ -220,17 +224,17 @@ class Scatter:
             try:
                 next(reading)
             except StopIteration as end:
-                body: str = end.value
-                return body
+                content: P = end.value
+                return content
             yield
 
-    async def _find_damage(self, question: _Question, copies: Sequence[LocalCopy], until: float) -> None:
+    async def _find_damage(self, question: _Question[Any], copies: Sequence[LocalCopy], until: float) -> None:
         """Reads the copies one by one, to find out which store is damaged."""
         for copy in copies:
             try:
                 await self.scheduler.run(question.asker, self._read(question.scan, [copy], until))
             except StoreCorruptedError as error:
-                self.on_damage(copy.partition, copy.task, error)
+                self.routing.on_damage(copy.partition, copy.task, error)
             except BalanceServiceError:
                 continue
 
@@ -269,7 +273,7 @@ class Scatter:
                 owners.setdefault(peer, []).append(partition)
         return owners
 
-    async def _ask(self, question: _Question, request: _PeerRequest, until: float) -> _Part | None:
+    async def _ask(self, question: _Question[P], request: _PeerRequest, until: float) -> _Part[P] | None:
         """Asks a peer; None if it does not answer, or answers for other partitions."""
         part = await self._fetch(question, request, until)
         for partition in request.partitions:
@@ -279,11 +283,13 @@ class Scatter:
                 self.routing.believe(partition, request.peer)
         return part
 
-    async def _fetch(self, question: _Question, request: _PeerRequest, until: float) -> _Part | None:
+    async def _fetch(self, question: _Question[P], request: _PeerRequest, until: float) -> _Part[P] | None:
         peer, path, parameters, partitions = request
         try:
             left = max(0.0, until - time.monotonic())
-            answer = await self.proxy.get(peer, path, parameters, self.address, left, client=question.asker.name)
+            answer = await self.proxy.get(
+                peer, path, parameters, self.routing.address, left, client=question.asker.name
+            )
         except RetriableError:
             return None
         if answer.status != 200 or answer.headers.get(api.APPLICATION_SERVER) != peer.address:
@@ -292,21 +298,19 @@ class Scatter:
             values = {name: _parsed(answer.headers.get(name, "")) for name in _HEADERS}
             if not values[api.POSITION] or not values[api.POSITION].keys() <= set(partitions):
                 return None
-            # Merging a single body validates it.
-            merging = in_one_step(question.scan.merge, [answer.body.decode()])
-            body = await self.scheduler.run(question.asker, merging)
+            content = await self.scheduler.run(question.asker, in_one_step(_parse, question.scan, answer.body.decode()))
         except MALFORMED:
             return None
-        return _Part(body, values)
+        return _Part(content, values)
 
-    async def _merge(self, question: _Question, parts: Sequence[_Part], missing: Iterable[int]) -> Answer:
-        bodies = [part.body for part in parts]
+    async def _merge(self, question: _Question[P], parts: Sequence[_Part[P]], missing: Iterable[int]) -> Gathered[P]:
+        contents = [part.content for part in parts]
         try:
-            merging = in_one_step(question.scan.merge, bodies)
-            body = bodies[0] if len(bodies) == 1 else await self.scheduler.run(question.asker, merging)
+            merging = in_one_step(question.scan.merge, contents)
+            content = contents[0] if len(contents) == 1 else await self.scheduler.run(question.asker, merging)
         except MALFORMED as error:
             raise malformed_answer() from error
-        headers = {api.APPLICATION_SERVER: self.address}
+        headers = {api.APPLICATION_SERVER: self.routing.address}
         if self.generation is not None:
             headers[api.GENERATION] = str(self.generation)
         for name in _HEADERS:
@@ -315,12 +319,12 @@ class Scatter:
                 headers[name] = by_partition(values)
         if lacking := _listed(missing):
             headers[api.MISSING] = lacking
-        return Answer(200, body.encode(), JSON, headers)
+        return Gathered(content, headers, sorted(missing))
 
 
-def malformed_answer() -> Problem:
-    """503 for one of `MALFORMED`."""
-    return unavailable("a peer's answer does not have the form of this version")
+def _parse(scan: Scan[P], body: str) -> P:
+    # Merging validates a single part.
+    return scan.merge([scan.parse(body)])
 
 
 def _parsed(header: str) -> dict[int, Any]:

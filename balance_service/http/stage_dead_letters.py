@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 
 from balance_service import api
 from balance_service.avro.codec import FrameReader, UndecodableError
 from balance_service.engine.dead_letter import Status
-from balance_service.engine.decisions import NO_LETTER, NO_PARTITION, Decision, LetterId, Verdict
+from balance_service.engine.decisions import NO_LETTER, NO_PARTITION, Decision, LetterId, Verdict, discard_warning
 from balance_service.errors import (
     BalanceServiceError,
     NotAuthorizedError,
@@ -29,10 +29,9 @@ from balance_service.errors import (
     StoreFullError,
     TaskMigratedError,
 )
-from balance_service.http.answer import compact_json, unavailable
+from balance_service.http.answer import MALFORMED, compact_json, unavailable
 from balance_service.http.peers.proxy import split_to_fit
 from balance_service.http.scan import MAX_BYTES
-from balance_service.http.scatter import MALFORMED
 from balance_service.http.scheduling import in_one_step
 from balance_service.kafka.messages import readable_headers, shown_headers, text_or_base64
 from balance_service.process.runtime import iso_time
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from balance_service.engine.dead_letters import Letters
     from balance_service.http.peers.trust import Peer
     from balance_service.http.routing import LocalCopy
-    from balance_service.http.scan import Render, Steps, View
+    from balance_service.http.scan import Steps, View
     from balance_service.http.scatter import Scatter
     from balance_service.http.scheduling import FairScheduler
     from balance_service.http.shares import Asker
@@ -72,11 +71,18 @@ Decide = Callable[[int, Sequence[int], Verdict], Mapping[int, str]]
 """Partition, offsets, verdict → the reasons for refusals by offset; carries out the rest. Blocks."""
 
 
+class LettersPage(NamedTuple):
+    """Dead letters as JSON objects, and the id after which the next page begins; None if there are no more."""
+
+    letters: Sequence[Mapping[str, Any]]
+    next: str | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterScan:
     """A `Scan` of the dead letters of a stage, by partition and offset, optionally of one cause or status.
 
-    A body is `{"deadLetters": […], "next": the id after which the next page begins, or null}`.
+    A body is `{"deadLetters": […], "next": …}`.
     """
 
     stage: str
@@ -98,36 +104,42 @@ class DeadLetterScan:
             given["status"] = self.status.value
         return given
 
-    def read(self, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:  # noqa: ARG002
+    def read(self, copies: Sequence[LocalCopy], view: View) -> Steps[LettersPage]:  # noqa: ARG002
         shown: list[dict[str, Any]] = []
         last, size = "", 0
         for looked_at, (partition, letter) in enumerate(self._from(copies)):
             if looked_at % _STEP == 0:
                 yield
             if len(shown) == self.limit or looked_at == _MOST_LOOKED_AT:
-                return _body(shown, last)
+                return LettersPage(shown, last)
             name = str(LetterId(self.stage, partition, letter.offset))
             if self.cause in (None, letter.cause) and self.status in (None, letter.status):
                 one = self._shown(name, letter)
                 # A control character of a key becomes six bytes of JSON.
                 size += len(compact_json(one))
                 if shown and size > MAX_BYTES:
-                    return _body(shown, last)
+                    return LettersPage(shown, last)
                 shown.append(one)
             last = name
-        return _body(shown, None)
+        return LettersPage(shown, None)
 
-    def merge(self, bodies: Sequence[str]) -> str:
-        pages = [json.loads(body) for body in bodies]
+    def parse(self, body: str) -> LettersPage:
+        page = json.loads(body)
+        return LettersPage(page["deadLetters"], page["next"])
+
+    def merge(self, parts: Sequence[LettersPage]) -> LettersPage:
         # An instance whose page is cut short may have dead letters that precede those of other pages.
-        known_up_to = min((LetterId.parse(page["next"]) for page in pages if page["next"]), default=None)
-        ordered = heapq.merge(*(page["deadLetters"] for page in pages), key=_id_of)
+        known_up_to = min((LetterId.parse(page.next) for page in parts if page.next), default=None)
+        ordered = heapq.merge(*(page.letters for page in parts), key=_id_of)
         # Parses every id, so a page without one raises an error here.
         by_id = ((_id_of(letter), letter) for letter in ordered)
         known = [letter for its_id, letter in by_id if known_up_to is None or its_id <= known_up_to]
         is_all = known_up_to is None and len(known) <= self.limit
         last = known[: self.limit][-1]["id"] if len(known) > self.limit else known_up_to
-        return _body(known[: self.limit], None if is_all else str(last))
+        return LettersPage(known[: self.limit], None if is_all else str(last))
+
+    def encode(self, part: LettersPage) -> str:
+        return compact_json({"deadLetters": part.letters, "next": part.next})
 
     def _from(self, copies: Sequence[LocalCopy]) -> Iterator[tuple[int, Letter]]:
         for copy in sorted(copies, key=lambda copy: copy.partition):
@@ -152,6 +164,7 @@ class DeadLetterScan:
             "failedAt": iso_time(letter.written_ms),
             "dueAt": iso_time(letter.due_ms) if letter.status is Status.SCHEDULED else None,
             "redriveRefused": _REDRIVE.refusal(letter) or "",
+            "discardWarning": discard_warning(letter.cause) if letter.status.is_open else "",
             "key": None,
             **self._key(letter.key),
         }
@@ -160,10 +173,6 @@ class DeadLetterScan:
         if key is not None and self.key_type.is_number and len(key) == _NUMBER_BYTES:
             return {"key": self.key_type.text(key)}
         return text_or_base64("key", key)
-
-
-def _body(letters: Sequence[Mapping[str, Any]], following: str | None) -> str:
-    return compact_json({"deadLetters": letters, "next": following})
 
 
 def _id_of(letter: Mapping[str, Any]) -> LetterId:
@@ -295,10 +304,9 @@ class StageDeadLetters:
 
     async def _listed(
         self, scan: DeadLetterScan, asker: Asker, partitions: Iterable[int] | None = None, *, is_partial: bool = False
-    ) -> tuple[list[Any], str | None, Sequence[int]]:
-        answer = await self.scatter.answer("deadLetters", scan, asker, partitions=partitions, is_partial=is_partial)
-        page, missing = json.loads(answer.body), answer.headers.get(api.MISSING, "")
-        return page["deadLetters"], page["next"], [int(partition) for partition in missing.split(",") if partition]
+    ) -> tuple[Sequence[Mapping[str, Any]], str | None, Sequence[int]]:
+        found = await self.scatter.gather("deadLetters", scan, asker, partitions=partitions, is_partial=is_partial)
+        return found.content.letters, found.content.next, found.missing
 
     async def decided(self, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str]:
         """Has the owner of the partition carry out a decision. Returns the reasons for refusals, by offset."""
@@ -355,7 +363,7 @@ class StageDeadLetters:
             left = max(0.0, deadline - time.monotonic())
             try:
                 answer = await self.scatter.proxy.get(
-                    peer, path, parameters, self.scatter.address, left, client=verdict.by, method="POST"
+                    peer, path, parameters, self.scatter.routing.address, left, client=verdict.by, method="POST"
                 )
             except RetriableError:
                 outcome.unknown(asked)

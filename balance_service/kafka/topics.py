@@ -310,10 +310,12 @@ class Watermarks:
     One thread refreshes it; any thread may read it.
     """
 
-    def __init__(self, read: Callable[[], Mapping[int, int]], clock: Callable[[], float] = elapsed) -> None:
+    def __init__(self, topic: str, read: Callable[[], Mapping[int, int]], clock: Callable[[], float] = elapsed) -> None:
         """Args:
+        topic: its name, for the log.
         read: returns the end offset of each partition; raises BalanceServiceError if the broker does not respond.
         """
+        self._topic = topic
         self._read = read
         self._clock = clock
         self._known: tuple[Mapping[int, int], float] = ({}, float("-inf"))
@@ -328,7 +330,7 @@ class Watermarks:
             self._known = (self._read(), read_at)
         except BalanceServiceError as error:
             self.problem = str(error)
-            self._attempts.failed(error)
+            self._attempts.failed(error, topic=self._topic)
             return
         self.problem = ""
         self._attempts.succeeded()

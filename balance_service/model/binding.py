@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
 
 
-def bound(models: Iterable[ReadModel | type[ReadModel]], settings: Settings) -> list[ReadModel]:
+def bind_models(models: Iterable[ReadModel | type[ReadModel]], settings: Settings) -> list[ReadModel]:
     """Returns the read models bound to their schemas; a model that is bound already is returned unchanged.
 
     The first schema that the registry returns for a record is recorded there under a subject that names the

@@ -46,7 +46,7 @@ def record_type(owner: type, namespace: str, name: str, use: str) -> ValueType:
     """Returns the type of a dataclass's instances, which its schema calls by a name.
 
     Args:
-        use: what the instances are for, such as "a state".
+        use: the purpose of the instances, such as "a state".
 
     Raises:
         ConfigurationError: the class cannot be a record; the message says where it is, why, and what to do.

@@ -324,7 +324,7 @@ def _key(model: Any, stage: Stage, events: Mapping[str, Schema]) -> tuple[str, K
     kinds = {record: fields_of(schema).get(key) for record, schema in events.items()}
     if stage.key is not None:
         # `checked_stages` checked the columns. All integer types share one encoding.
-        types = {KeyType.of(key, kind) for kind in kinds.values()}
+        types = {KeyType.from_column(key, kind) for kind in kinds.values()}
         if len(types) > 1:
             refuse(model, f"continues by '{key}', which is text in some of its records and a number in others")
         return key, types.pop() or KeyType(key, is_number=False)
@@ -414,7 +414,7 @@ def checked_stages(model: Any, outputs: Sequence[Emit], needed: Iterable[str]) -
         made = events if stage.makes is None else {stage.makes["name"]: stage.makes}
         for record, schema in made.items():
             kind = fields_of(schema).get(stage.by)
-            if kind is None or KeyType.of(stage.by, kind) is None:
+            if kind is None or KeyType.from_column(stage.by, kind) is None:
                 found = _no_column(schema) if kind is None else f"one of type {type_name(kind)}"
                 refuse(model, f"continues by '{stage.by}', which must be a string, int or long; {record} has {found}")
     if len({stage.name for stage in stages}) < len(stages):
@@ -444,7 +444,7 @@ def _check_joins(model: Any, stage: Stage, events: Mapping[str, Schema]) -> None
             )
         for record, schema in events.items():
             kind = fields_of(schema).get(join.on)
-            if kind is None or KeyType.of(join.on, kind) is None:
+            if kind is None or KeyType.from_column(join.on, kind) is None:
                 refuse(model, f"joins {table['name']} on '{join.on}', which is not a string, int or long of {record}")
     if stage.makes is not None:
         if len(stage.records) > 1:

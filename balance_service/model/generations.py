@@ -6,18 +6,21 @@ former one is kept for a while, so that it may serve again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from balance_service import api
 from balance_service.avro.rules import DECODER_RULES
 from balance_service.errors import InvalidInputError
+from balance_service.structs import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from typing import Self
 
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -33,14 +36,19 @@ class Switch(Enum):
     """When an operator says so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Numbers of keys of the serving generation and the one that is built, at the same positions."""
+Keys = Annotated[int, Field(ge=0)]
+GenerationStatus = Literal["serving", "building", "ready", "kept"]
 
-    equal: int = 0
-    different: int = 0
-    only_serving: int = 0
-    only_building: int = 0
+
+# Of the serving generation and the one that is built.
+@dataclass(frozen=True, slots=True)
+class Comparison(Struct):
+    equal: Keys = 0
+    """Keys with equal states in both generations, at the same positions."""
+    different: Keys = 0
+    only_serving: Keys = 0
+    """Keys that only the serving generation has."""
+    only_building: Keys = 0
 
     def __add__(self, other: Comparison) -> Comparison:
         return Comparison(
@@ -54,23 +62,10 @@ class Comparison:
     def is_equal(self) -> bool:
         return not (self.different or self.only_serving or self.only_building)
 
-    def record(self) -> dict[str, int]:
-        """Returns the comparison as the Avro record `Comparison`."""
-        return {
-            "equal": self.equal,
-            "different": self.different,
-            "onlyServing": self.only_serving,
-            "onlyBuilding": self.only_building,
-        }
-
-    @staticmethod
-    def of(record: Mapping[str, int]) -> Comparison:
-        return Comparison(record["equal"], record["different"], record["onlyServing"], record["onlyBuilding"])
-
 
 @dataclass(frozen=True, slots=True)
-class Declaration:
-    """What folds a generation: see `schemas/Generations.avsc`.
+class Declaration(Struct):
+    """What folds a generation: see `schemas/Generations.avsc`, where it has the number of the generation, too.
 
     Two are equal if version and declaration are; changed Python code does not show.
     """
@@ -95,34 +90,9 @@ class Declaration:
         """Returns the declaration of a generation that begins at these offsets, by partition."""
         return replace(self, begins=tuple(start for _, start in sorted(starts.items())))
 
-    def record(self, generation: int) -> dict[str, Any]:
-        """Returns the Avro record `Declaration`."""
-        return {
-            "generation": generation,
-            "version": self.version,
-            "fingerprint": self.fingerprint,
-            "reads": self.reads,
-            "state": self.state,
-            "ownView": self.own_view,
-            "decoderRules": self.decoder_rules,
-            "begins": [*self.begins],
-        }
-
-    @staticmethod
-    def of(record: Mapping[str, Any]) -> Declaration:
-        return Declaration(
-            record["version"],
-            record["fingerprint"],
-            record["reads"],
-            record["state"],
-            record["ownView"],
-            record["decoderRules"],
-            tuple(record["begins"]),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class Building:
+class Building(Struct):
     """A generation that is built. `keep_old_seconds` and `max_rate` are as in the topic's record."""
 
     generation: int
@@ -132,7 +102,7 @@ class Building:
 
 
 @dataclass(frozen=True, slots=True)
-class Generations:
+class Generations(Struct, names={"is_settled": "settled"}, beside=("model", "declarations")):
     """The generations of one read model. A transition returns the next state, with the next number.
 
     At most two are live: the one that serves, and one that is built or kept.
@@ -175,7 +145,7 @@ class Generations:
         """The generations whose changelogs exist, in order: the live ones, and `former`."""
         return sorted({*self.live, *self.former})
 
-    def status_of(self, number: int) -> str:
+    def status_of(self, number: int) -> GenerationStatus:
         """Returns what a live generation is for: `serving`, `building`, `ready` (to serve) or `kept`."""
         if number == self.serving:
             return "serving"
@@ -361,62 +331,12 @@ class Generations:
         )
 
     def record(self) -> dict[str, Any]:
-        """Returns the state as the Avro record `Generations`."""
-        building = self.building
-        return {
-            "number": self.number,
-            "newest": self.newest,
-            "newestVersion": self.newest_version,
-            "declarations": [declared.record(number) for number, declared in self.declarations.items()],
-            "serving": self.serving,
-            "building": None
-            if building is None
-            else {
-                "generation": building.generation,
-                "switch": building.switch.value,
-                "keepOldSeconds": building.keep_old_seconds,
-                "maxRate": building.max_rate,
-            },
-            "comparison": None if self.comparison is None else self.comparison.record(),
-            "kept": self.kept,
-            "former": list(self.former),
-            "servingSince": self.serving_since,
-            "settled": self.is_settled,
-            "keptUntil": self.kept_until,
-            "keepOldSeconds": self.keep_old_seconds,
-            "action": self.action,
-            "by": self.by,
-            "reason": self.reason,
-            "at": self.at,
-        }
+        """Returns the Avro record `Generations`."""
+        declarations = [{"generation": number, **one.record()} for number, one in self.declarations.items()]
+        return {**Struct.record(self), "declarations": declarations}
 
-    @staticmethod
-    def of(model: str, record: Mapping[str, Any]) -> Generations:
-        building = record["building"]
-        return Generations(
-            model,
-            record["number"],
-            record["newest"],
-            record["newestVersion"],
-            {declared["generation"]: Declaration.of(declared) for declared in record["declarations"]},
-            record["serving"],
-            None
-            if building is None
-            else Building(
-                building["generation"],
-                Switch(building["switch"]),
-                building["keepOldSeconds"],
-                building["maxRate"],
-            ),
-            None if record["comparison"] is None else Comparison.of(record["comparison"]),
-            record["kept"],
-            tuple(record["former"]),
-            record["servingSince"],
-            record["settled"],
-            record["keptUntil"],
-            record["keepOldSeconds"],
-            record["action"],
-            record["by"],
-            record["reason"],
-            record["at"],
-        )
+    @classmethod
+    def of(cls, record: Mapping[str, Any], **beside: Any) -> Self:
+        """Reads the Avro record `Generations` of a `model`."""
+        declarations = {one["generation"]: Declaration.of(one) for one in record["declarations"]}
+        return super(Generations, cls).of(record, declarations=declarations, **beside)

@@ -1,4 +1,4 @@
-"""Writes views as JSON, with all digits of every number."""
+"""Writes views as JSON, with all digits of every number, and reads such JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from balance_service.structs import Struct
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -17,7 +19,7 @@ _text = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def exact_json(value: Any) -> str:
-    """Returns a view, or any value of an Avro type, as JSON without white space.
+    """Returns a view, any value of an Avro type, or a dataclass of the service, as JSON without white space.
 
     Decimals are numbers with all their digits. Times are ISO 8601 with three fractional digits, or six if they have
     microseconds; times with a zone are in UTC, with `Z`. Bytes are base64. NaN and infinities are strings.
@@ -32,6 +34,19 @@ def exact_json(value: Any) -> str:
     if write is None:
         raise TypeError(f"a view holds {value!r}, of type {type(value).__name__}, which JSON cannot represent")
     return write(value)
+
+
+def parsed_json(text: str) -> Any:
+    """Parses what `exact_json` wrote: writing the result gives the same text.
+
+    Raises ValueError or RecursionError if it is not JSON.
+    """
+    return json.loads(text, parse_float=_number)
+
+
+def _number(digits: str) -> Decimal | float:
+    # Only of a double does `exact_json` write an exponent.
+    return float(digits) if "e" in digits or "E" in digits else Decimal(digits)
 
 
 def _object(value: Mapping[str, Any]) -> str:
@@ -72,4 +87,5 @@ _FORMS: Mapping[type, Callable[[Any], str]] = {
     datetime: _moment,
     date: lambda value: f'"{value.isoformat()}"',
     time: _time,
+    Struct: lambda value: _object(value.record()),
 }

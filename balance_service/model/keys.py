@@ -53,7 +53,7 @@ class KeyType:
     is_number: bool
 
     @staticmethod
-    def of(column: str, kind: Any) -> KeyType | None:
+    def from_column(column: str, kind: Any) -> KeyType | None:
         """Returns the key type of a column of an Avro type; None if the type cannot be a key."""
         name = simple_name(without_null(kind)[0])
         return KeyType(column, name != "string") if name in ("string", "int", "long") else None

@@ -158,11 +158,15 @@ class Attempts:
         self._works = works
         self._told: set[str] = set()
         self._told_since = 0.0
+        self._last: dict[str, object] = {}
+        """The subject and the reason of the last failure, for the log."""
 
     def failed(self, error: object, **about: object) -> None:
         """Args:
         error: why, as a text or an exception.
+        about: the subject of the attempt, for the log.
         """
+        self._last = {**about, "after": str(error)}
         reason, now = without_numbers(str(error)), time.monotonic()
         if not self._told or now - self._told_since > _TELL_AGAIN_SECONDS or len(self._told) > _MOST_TOLD:
             self._told, self._told_since = set(), now
@@ -170,10 +174,11 @@ class Attempts:
             self._told.add(reason)
             self._log.warning(self._failed, error=str(error), **about)
 
-    def succeeded(self, **about: object) -> None:
+    def succeeded(self) -> None:
+        """Logs, if there was a failure, what works again, and `after` which failure."""
         if self._told:
             self._told.clear()
-            self._log.info(self._works, **about)
+            self._log.info(self._works, **self._last)
 
 
 class PeriodicThread:

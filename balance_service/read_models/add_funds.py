@@ -23,7 +23,7 @@ from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.errors import InvalidInputError, RetriableError
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem, unavailable
-from balance_service.http.handlers import Command
+from balance_service.http.commands import Command
 from balance_service.http.requests import POSITION_PATTERN, JsonBody, JsonNumber, Key, Parameters
 from balance_service.http.route import Header, RequestBody, Response, Route, Tag, problem, retry_later
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER, ConnectionErrors, not_authorized, producer_config
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from balance_service.avro.registry import SchemaRegistry
-    from balance_service.http.handlers import CommandContext
+    from balance_service.http.commands import CommandContext
     from balance_service.kafka.clients import ClientConfig
 
 _JSON_NUMBER = re.compile(r"[0-9]{1,32}(?:\.[0-9]{1,32})?(?:[eE][+-]?[0-9]{1,3})?")
@@ -224,7 +224,7 @@ class FundsAddedPublisher:
         self._produce(customer_id, amount, headers, lambda outcome: loop.call_soon_threadsafe(settle, outcome))
         outcome = await delivered
         if isinstance(outcome, KafkaError):
-            raise self._failure(outcome)
+            raise self.failure_of(outcome)
         self._connection.accepted()
         return outcome
 
@@ -260,7 +260,8 @@ class FundsAddedPublisher:
         while not self._stopping.is_set():
             self._producer.poll(_POLL_SECONDS)
 
-    def _failure(self, error: KafkaError) -> RetriableError:
+    def failure_of(self, error: KafkaError) -> RetriableError:
+        """Returns the error of an event that was not acknowledged: it says whether the event may have been written."""
         certainty = "was certainly not written" if error.code() in _CERTAINLY_NOT_WRITTEN else "may have been written"
         forbidden = not_authorized(error, f"writing to topic '{self._topic}'", f"Write on topic '{self._topic}'")
         reasons = filter(None, (str(forbidden or error.str()), self._connection.refusal))
@@ -307,11 +308,12 @@ class AddFundsHandler:
         self._publisher.close()
 
 
+_NOT_WRITTEN = "the event was certainly not written"
 _ROUTE = Route(
     name="addFunds",
     method="POST",
     path=api.ADD_FUNDS,
-    handle=lambda handlers, request: handlers.command("addFunds", request),
+    handle=lambda handlers, request: handlers.of(AddFundsHandler, _NOT_WRITTEN).answer(request),
     tag=Tag("balance", "Commands."),
     scopes=frozenset({Scope.ADD}),
     summary="Add funds to a customer",
@@ -360,7 +362,7 @@ _ROUTE = Route(
             "been written (compare the balance first).",
             not_written=(
                 "Safe to send again",
-                "this instance is starting; the event was certainly not written",
+                f"this instance is starting; {_NOT_WRITTEN}",
             ),
             unknown=(
                 "Compare the balance first",

@@ -126,7 +126,7 @@ class _Registered(SchemaRegistry):
     def writer_schema(self, schema_id: int) -> WriterSchema | None:
         if not 1 <= schema_id <= len(self._schemas):
             return None
-        return WriterSchema.of(self._schemas[schema_id - 1])
+        return WriterSchema.from_schema(self._schemas[schema_id - 1])
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class DrivenTask:
         idempotency_window_ms: int,
     ) -> None:
         self._read_model = read_model
-        self._stage = stage
+        self.stage = stage
         self.name = stage.name
         self._folder = folder
         self._few_rows = few_rows
@@ -99,11 +99,11 @@ class DrivenTask:
         processor = processor_of(stage, read_model, services)
         if isinstance(processor, FoldProcessor) and not is_accelerated:
             processor = replace(processor, acceleration=None)
-        self._processor = processor
+        self.processor = processor
         self.writer = FakeWriter()
         self.store = self._new_store()
         stands_at = Position(0, 1, "source", source=f"{stage.source}:0")
-        write_position(stands_at, self._processor.position_codec, self.store, self.writer)
+        write_position(stands_at, self.processor.position_codec, self.store, self.writer)
         self.events: list[InputEvent] = []
         self._passed_on = 0
         self.last: TaskBatch | None = None
@@ -115,23 +115,24 @@ class DrivenTask:
 
     def _event_of(self, output: Output) -> InputEvent:
         event = replace(self.events[output.offset], record_key=output.key)
-        if not isinstance(self._processor, JoinProcessor) or output.value is None:
+        if not isinstance(self.processor, JoinProcessor) or output.value is None:
             return event
-        joined = self._processor.codec.decode(output.value)
-        return replace(event, record=self._processor.schema["name"], fields=joined)
+        joined = self.processor.codec.decode(output.value)
+        return replace(event, record=self.processor.schema["name"], fields=joined)
 
     def commit(self, events: Sequence[InputEvent]) -> Committed:
         start, end = len(self.events), len(self.events) + len(events)
-        events = [encoded(given, self._stage) for given in events]
+        events = [encoded(given, self.stage) for given in events]
         self.events += events
-        batch = self._batch(start, end, dict(enumerate(events, start)))
+        batch = self.batch(start, end, dict(enumerate(events, start)))
         self.last = batch if events else self.last
         return self.deliver(batch)
 
-    def _batch(self, start: int, end: int, events: Mapping[int, InputEvent]) -> TaskBatch:
+    def batch(self, start: int, end: int, events: Mapping[int, InputEvent]) -> TaskBatch:
+        """Returns the batch of the events of `[start, end)`, by offset; without those that are left out."""
         if not events:
             return TaskBatch(start, PartitionUpdates(end))
-        rows = PartitionRows(rows_of(self._read_model, self._stage, events))
+        rows = PartitionRows(rows_of(self._read_model, self.stage, events))
         updates = rows.combined(self._read_model.combine, **self._few_rows) if self._has_states else rows.uncombined()
         return TaskBatch(start, replace(updates, end=end, singles=partial(self._singles, rows)))
 
@@ -140,43 +141,43 @@ class DrivenTask:
         # Imports Spark, which most tests of a model do not need.
         from balance_service.spark.redrive import redriven
 
-        due = self._processor.letters.due(self.store)
+        due = self.processor.letters.due(self.store)
         if not due.again and not due.forgotten:
             return None
         events = {letter.offset: self.events[letter.offset] for letter in due.again}
-        rows = PartitionRows(rows_of(self._read_model, self._stage, events)) if events else None
-        letters = {at: letter_of(self._read_model, self._stage, given, at) for at, given in events.items()}
+        rows = PartitionRows(rows_of(self._read_model, self.stage, events)) if events else None
+        letters = {at: letter_of(self._read_model, self.stage, given, at) for at, given in events.items()}
         return redriven(rows, [*events], letters, len(self.events), due, has_states=self._has_states)
 
     def decide(self, offsets: Sequence[int], status: Status) -> None:
-        letters = self._processor.letters
+        letters = self.processor.letters
         changes = letters.on_decision(self.store, letters.at(self.store, offsets).values(), status)
-        decide(changes, (), self._processor, self.store, self.writer)
+        decide(changes, (), self.processor, self.store, self.writer)
 
     def letters(self) -> list[Letter]:
-        return [*self._processor.letters.between(self.store, 0)]
+        return [*self.processor.letters.between(self.store, 0)]
 
     def rebuild(self) -> None:
         """Folds all events again from the start, as a rebuild does: sent records and dead letters are kept."""
         before = self.store.position
         if before is None:
             raise AssertionError("the store has no position")
-        carried = self._processor.letters.carry_over(self.letters())
+        carried = self.processor.letters.carry_over(self.letters())
         self.store.close()
         self.store = self._new_store()
         self.writer.commits, self.writer.end = [], 0
         sent_before = max(before.offset, before.emitted_up_to)
         stands_at = replace(before, offset=0, keys=0, emitted_up_to=sent_before, stream_time_ms=-1)
-        write_position(stands_at, self._processor.position_codec, self.store, self.writer, carried)
-        left_out = frozenset(self._processor.letters.left_out_from(self.store, 0))
+        write_position(stands_at, self.processor.position_codec, self.store, self.writer, carried)
+        left_out = frozenset(self.processor.letters.left_out_from(self.store, 0))
         events = {at: given for at, given in enumerate(self.events) if at not in left_out}
-        self.deliver(replace(self._batch(0, len(self.events), events), left_out=left_out))
+        self.deliver(replace(self.batch(0, len(self.events), events), left_out=left_out))
 
     def mend(self, cause: str) -> None:
         self.events = [replace(given, unreadable=None) if given.unreadable == cause else given for given in self.events]
 
     def deliver(self, batch: TaskBatch) -> Committed:
-        return commit(batch, 0, self._processor, self.store, self.writer)
+        return commit(batch, 0, self.processor, self.store, self.writer)
 
     def sent(self, topic: str) -> list[Output]:
         return [output for output in self.writer.sent if output.topic == topic]
@@ -203,11 +204,11 @@ class DrivenTask:
             raise AssertionError("the changelog differs from the store")
 
     def _singles(self, rows: PartitionRows, keys: Sequence[bytes]) -> list[KeyedUpdate]:
-        letters = {at: letter_of(self._read_model, self._stage, given, at) for at, given in enumerate(self.events)}
+        letters = {at: letter_of(self._read_model, self.stage, given, at) for at, given in enumerate(self.events)}
         return rows.single_updates(rows.updates_of(keys), letters)
 
     def _new_store(self) -> StateStore:
-        return StateStore(Path(tempfile.mkdtemp(dir=self._folder)), self._processor.position_codec)
+        return StateStore(Path(tempfile.mkdtemp(dir=self._folder)), self.processor.position_codec)
 
 
 class Driver:
@@ -237,7 +238,7 @@ class Driver:
         self._folder = tempfile.TemporaryDirectory()
         stages = driven_stages(read_model, after_joins=after_joins)
         self._tables = FakeTables(read_model.name, stages, self._registry, Path(self._folder.name))
-        self._stages = [
+        self.stages = [
             DrivenTask(
                 read_model,
                 stage,
@@ -251,7 +252,7 @@ class Driver:
             for stage in stages
         ]
         self._first_records = stages[0].records
-        self._last = self._stages[-1]
+        self.last_stage = self.stages[-1]
         if read_model.has_states():
             self.state_codec = AvroCodec(self._registry, "states", read_model.state_schema)
 
@@ -276,11 +277,11 @@ class Driver:
             AssertionError: the answer differs.
             ValueError: no event has reached the last stage yet.
         """
-        if not self._last.events:
+        if not self.last_stage.events:
             refused = ", ".join(dict.fromkeys(one.cause for one in self.dead_letters()))
             why = f"every event is a dead letter ({refused})" if refused else "there was no event yet"
             raise ValueError(f"{why}, so there is no key to query; call `given` or `when` first")
-        given = self._last.events[-1]
+        given = self.last_stage.events[-1]
         key = key_of(self._read_model, self._read_model.stages[-1], given) or b""
         found = self._view(key)
         if found != view:
@@ -323,18 +324,18 @@ class Driver:
         Args:
             into: the dataclass of the records.
         """
-        found = [self._record(topic, output) for output in self._last.sent(topic)]
+        found = [self._record(topic, output) for output in self.last_stage.sent(topic)]
         if into is None:
             return found
         return [None if record is None else record_converter(into).from_record(record) for record in found]
 
     def last_emitted(self, topic: str) -> dict[bytes | None, Mapping[str, Any] | None]:
         """Returns the last record that the model sent to a topic, by key."""
-        return {output.key: self._record(topic, output) for output in self._last.sent(topic)}
+        return {output.key: self._record(topic, output) for output in self.last_stage.sent(topic)}
 
     def dead_letters(self) -> list[Refused]:
         """Returns every event that could not be applied, in the order of rejection by each stage."""
-        return [refused for stage in self._stages for refused in stage.dead_letters()]
+        return [refused for stage in self.stages for refused in stage.dead_letters()]
 
     def redeliver(self) -> Self:
         """Delivers the last batch again, as a query that fails after its commit does; this must change nothing.
@@ -342,7 +343,7 @@ class Driver:
         Raises:
             AssertionError: the batch was accepted.
         """
-        delivered = [(stage, stage.last) for stage in self._stages if stage.last is not None]
+        delivered = [(stage, stage.last) for stage in self.stages if stage.last is not None]
         if not delivered:
             raise ValueError("no batch was delivered yet")
         before = self._everything()
@@ -362,28 +363,28 @@ class Driver:
         Raises:
             AssertionError: a changelog differs from its store.
         """
-        for stage in self._stages:
+        for stage in self.stages:
             stage.restart()
         return self
 
     def rebuild(self) -> Self:
         """Folds all events of the last stage again, as a rebuild of the read model does."""
-        self._last.rebuild()
+        self.last_stage.rebuild()
         return self
 
     def commit(self, events: Sequence[InputEvent]) -> Committed:
         """Commits events in one batch, and the records that a stage passes on in another; returns the last result."""
-        return self._passed_on(self._stages[0].commit(events))
+        return self._passed_on(self.stages[0].commit(events))
 
     def mend(self, cause: str) -> Self:
         """Makes events readable that are `unreadable` for a cause, such as once their schema is registered."""
-        for stage in self._stages:
+        for stage in self.stages:
             stage.mend(cause)
         return self
 
     def advance(self, *, minutes: float) -> Self:
         """Lets time pass: retries the dead letters that are due, until none is."""
-        for stage in self._stages:
+        for stage in self.stages:
             stage.now_ms += int(minutes * 60_000)
             while (batch := stage.due()) is not None:
                 self._passed_on(stage.deliver(batch))
@@ -391,40 +392,40 @@ class Driver:
 
     def letters(self) -> list[Letter]:
         """Returns every dead letter of the last stage, by offset."""
-        return self._last.letters()
+        return self.last_stage.letters()
 
     def letter_counts(self) -> Mapping[str, int]:
         """Returns the number of dead letters of the last stage by cause and status, according to its commits."""
-        position = self._last.store.position
+        position = self.last_stage.store.position
         return {} if position is None else position.letters
 
     def redrive(self, *offsets: int) -> Self:
         """Retries dead letters of the last stage at once, as an operator does."""
-        self._last.decide(offsets, Status.SCHEDULED)
+        self.last_stage.decide(offsets, Status.SCHEDULED)
         return self.advance(minutes=0)
 
     def discard(self, *offsets: int) -> Self:
         """Discards dead letters of the last stage permanently."""
-        self._last.decide(offsets, Status.DISCARDED)
+        self.last_stage.decide(offsets, Status.DISCARDED)
         return self.advance(minutes=0)
 
     def _passed_on(self, done: Committed) -> Committed:
-        for before, after in pairwise(self._stages):
+        for before, after in pairwise(self.stages):
             done = after.commit(before.passed_on())
         return done
 
     def states(self) -> dict[bytes, bytes]:
-        return self._last.states()
+        return self.last_stage.states()
 
     @property
     def counted(self) -> int:
         """The number of keys with a state, according to the commits."""
-        position = self._last.store.position
+        position = self.last_stage.store.position
         return 0 if position is None else position.keys
 
     def close(self) -> None:
         """Removes the stores. Idempotent."""
-        for stage in self._stages:
+        for stage in self.stages:
             stage.store.close()
         self._tables.close()
         self._folder.cleanup()
@@ -436,18 +437,18 @@ class Driver:
         self.close()
 
     def _view(self, key: bytes) -> Any:
-        (frame,) = self._last.store.get_many([key])
+        (frame,) = self.last_stage.store.get_many([key])
         return None if frame is None else self._read_model.view_of(self.state_codec.decode(frame))
 
     def _everything(self) -> list[tuple[dict[bytes, bytes], list[Output]]]:
-        return [(stage.states(), [*stage.writer.sent]) for stage in self._stages]
+        return [(stage.states(), [*stage.writer.sent]) for stage in self.stages]
 
     def _record(self, topic: str, output: Output) -> Mapping[str, Any] | None:
         (emit,) = (emit for emit in self._read_model.outputs if emit.topic == topic)
         if output.value is None:
             return None
         if emit.record is None and not self._read_model.has_states():
-            return self._last.events[output.offset].values
+            return self.last_stage.events[output.offset].values
         schema = self._read_model.state_schema if emit.record is None else self._read_model.made_schemas[emit.record]
         return AvroCodec(self._registry, topic, schema).decode(output.value)
 

@@ -48,7 +48,7 @@ class FakeRegistry(SchemaRegistry):
         self._ask()
         if not 1 <= schema_id <= len(self.schemas):
             return None
-        return WriterSchema.of(self.schemas[schema_id - 1])
+        return WriterSchema.from_schema(self.schemas[schema_id - 1])
 
     def id_of(self, guid: str) -> int | None:
         """Knows the GUIDs whose last bytes are the id of a schema."""

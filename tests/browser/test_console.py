@@ -5,33 +5,27 @@ from __future__ import annotations
 import re
 import socket
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
 
 from balance_service.devtools.local.processes import HOST
 from tests.browser.chromium import DESKTOP, PHONE, SCREENSHOTS, viewed
-from tests.e2e.dead_letters import PoisonWriter, customer_in, decide, letter, wait_for
+from tests.e2e.dead_letters import customer_in
 from tests.support.commands import run
 from tests.support.service import (
     add,
     address,
     amount_of,
-    application,
     ask_again,
-    new_instance,
     on,
     owned,
-    running,
     wait_until_spread,
-    warm_up,
 )
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from playwright.sync_api import Browser, Page
 
     from balance_service.devtools.local.processes import Server
@@ -40,40 +34,14 @@ if TYPE_CHECKING:
 
     Pair = tuple[LocalInstance, LocalInstance]
 
+
 LOTS = "9007199254740993.01"
 """An amount that a binary float cannot hold."""
+
 RETRIES_SECONDS = 5.0
 """Within this time, a page without an answer asks again."""
+
 SERVES = r"^\W*All 2 read models serve"
-
-
-@pytest.fixture(scope="module")
-def settings() -> dict[str, str]:
-    return application(BALANCE_MODELS="balance,activity", BALANCE_NUM_STANDBY_REPLICAS="1")
-
-
-@pytest.fixture(scope="module")
-def pair(stack: LocalStack, settings: dict[str, str]) -> Iterator[Pair]:
-    first, second = new_instance(stack, settings), new_instance(stack, settings)
-    with running(first, second):
-        wait_until_spread((first, second))
-        warm_up(first.url)
-        yield first, second
-
-
-@pytest.fixture(scope="module")
-def poison(stack: LocalStack, settings: dict[str, str], pair: Pair) -> Iterator[PoisonWriter]:
-    with PoisonWriter(stack, settings) as writer:
-        yield writer
-
-
-@pytest.fixture
-def view(browser: Browser, pair: Pair) -> Iterator[View]:
-    """The console of the first instance. Nothing may be reported about it."""
-    with viewed(browser, pair[0].url) as view:
-        yield view
-        # On a machine that stalls, an instance may not answer for a moment.
-        assert view.unexpected(503) == []
 
 
 def test_each_tab_shows_one_panel_and_is_in_the_address(view: View) -> None:
@@ -201,111 +169,6 @@ def test_added_funds_become_visible_and_count_once(view: View, pair: Pair) -> No
     key.fill(first)
     add("29.68")
     assert str(amount_of(ask_again(pair[1].url, customer))) == "29.68"
-
-
-@pytest.fixture
-def garbage(pair: Pair, poison: PoisonWriter) -> list[str]:
-    """Four dead letters that can only be discarded, for each read model."""
-    ids = [poison.put(customer_in(n % 2), b"garbage %d" % n, headers=[("source", b"till-7")]) for n in range(4)]
-    ids += [one.replace("balance/", "activity/") for one in ids]
-    for one in ids:
-        letter(pair[0], one)
-    return ids
-
-
-def show_letters(page: Page, *, cause: str) -> None:
-    page.locator("nav").get_by_role("link", name="Dead letters", exact=True).click()
-    page.locator("#letters-model").select_option("balance")
-    page.locator("#letters-cause").select_option(cause)
-
-
-def test_dead_letters_are_discarded_after_a_preview_a_reason_and_a_confirmation(
-    view: View, pair: Pair, garbage: list[str]
-) -> None:
-    page = view.page
-    view.wait_for_text("needs", "8 dead letters need you")
-    show_letters(page, cause="magic-byte-unknown")
-    expect(page.locator("#letters-list tbody tr")).to_have_count(4)
-
-    page.get_by_role("button", name=garbage[0], exact=True).click()
-    shown = page.locator("#letter")
-    expect(shown).to_contain_text("garbage 0")
-    expect(shown).to_contain_text("till-7")
-    expect(shown).to_contain_text("What to do: The record has fewer than 5 bytes, or does not begin with 0.")
-    expect(shown).to_contain_text("Redrive is refused. Discard it and produce a correct event.")
-    expect(shown).to_contain_text(re.compile(r"Record's time\s*\d+ s ago|Record's time\s*[\d.]+ (s|min)"))
-    # What would be refused is not offered.
-    expect(shown.get_by_role("button", name="Redrive …")).to_have_count(0)
-    expect(page.get_by_role("button", name="Redrive all that match …")).to_be_hidden()
-    expect(shown.locator("pre.bytes")).to_contain_text("67 61 72 62 61 67 65 20 30")
-
-    page.get_by_role("button", name="Discard all that match …").click()
-    dialog = page.get_by_role("dialog", name="Discard dead letters")
-    expect(dialog).to_contain_text("4 dead letters that match. Records will never be applied")
-    expect(dialog).to_contain_text("balance: magic-byte-unknown, waiting: 4")
-    do = dialog.get_by_role("button", name="Discard 4 dead letters")
-    expect(do).to_be_disabled()
-    dialog.get_by_label("Reason, which is stored").fill("a broken till")
-    expect(do).to_be_disabled()
-    dialog.get_by_label("I know that discarded records").check()
-    expect(dialog.locator(".command code")).to_have_text(
-        "balance-service dead-letters discard --model balance --cause magic-byte-unknown "
-        f"--reason 'a broken till' --url {pair[0].url}"
-    )
-    do.click()
-    expect(dialog).to_contain_text("4 discarded.")
-    dialog.get_by_role("button", name="Close").click()
-    wait_for(pair[0], "discarded", *garbage[:4])
-    view.wait_for_text("needs", "4 dead letters need you")
-    expect(page.locator("#letters-list tbody tr").first).to_contain_text("discarded")
-
-
-@pytest.mark.parametrize(
-    ("verb", "listed", "more", "is_offered"),
-    [
-        ("redrive", [("a", "waiting", "never")], [("a", "waiting")], False),
-        ("redrive", [("a", "waiting", "never")], [("a", "waiting"), ("b", "waiting")], True),
-        ("redrive", [("a", "waiting", "never")], [("b", "behind")], False),
-        ("redrive", [("a", "waiting", "never"), ("b", "parked", "")], [], True),
-        ("redrive", [("b", "applied", "it is applied already")], [("b", "parked")], True),
-        ("discard", [("a", "waiting", "never")], [], True),
-        ("discard", [("a", "discarded", "it is discarded already")], [("a", "behind")], True),
-        ("discard", [("a", "discarded", "it is discarded already")], [], False),
-    ],
-)
-def test_what_would_be_refused_is_not_offered_for_those_beyond_the_list_either(
-    view: View, verb: str, listed: list[tuple[str, str, str]], more: list[tuple[str, str]], *, is_offered: bool
-) -> None:
-    given = [
-        verb,
-        [dict(zip(("cause", "status", "redriveRefused"), one, strict=True)) for one in listed],
-        [dict(zip(("cause", "status"), one, strict=True)) for one in more],
-    ]
-    offered = "async (given) => (await import('/console/decide.js')).isOffered(...given)"
-
-    assert view.page.evaluate(offered, given) is is_offered
-
-
-def test_dead_letters_that_can_be_applied_are_redriven(view: View, pair: Pair, poison: PoisonWriter) -> None:
-    customer, schema_id = customer_in(0), poison.unknown_id()
-    unknown = poison.put_unknown(schema_id, customer, "5.00")
-    letter(pair[0], unknown)
-    show_letters(view.page, cause="schema-id-unknown")
-    row = view.page.locator("#letters-list tbody tr").filter(has_text=unknown)
-    expect(row).to_contain_text("scheduled")
-    expect(view.page.locator("#causes tr").filter(has_text="schema-id-unknown").first).to_contain_text("1")
-
-    poison.make_known(schema_id)
-    row.get_by_role("checkbox").check()
-    view.page.get_by_role("button", name="Redrive selected …").click()
-    dialog = view.page.get_by_role("dialog", name="Redrive dead letters")
-    expect(dialog).to_contain_text("1 dead letter. Records are applied again")
-    dialog.get_by_label("Reason, which is stored").fill("the schema is registered")
-    dialog.get_by_role("button", name="Redrive 1 dead letter").click()
-    expect(dialog).to_contain_text("1 tried again")
-    dialog.get_by_role("button", name="Close").click()
-    expect(row).to_contain_text("applied")
-    assert str(amount_of(ask_again(pair[0].url, customer))) == "5.00"
 
 
 def test_what_is_chosen_survives_a_reload(view: View, pair: Pair) -> None:
@@ -460,85 +323,6 @@ def test_the_page_is_accessible_and_fits(
         assert view.unexpected(503) == []
 
 
-def judged(
-    view: View, causes: Sequence[dict[str, object]], *, partitions: int = 3, answers: bool = True
-) -> dict[str, Any]:
-    """What the page makes of the causes that an instance tells about its only read model, whose partitions it owns."""
-    figures = {"position": 5, "lag": 0, "lagSeconds": 0, "lagSecondsIsLeast": False, "reason": "", "deadLetters": []}
-    of_each = {"readModel": "m", "role": "active", "epoch": 1, "restored": 0, "toRestore": 0}
-    of_each |= {"state": "RUNNING", "answers": answers}
-    tasks = [{**of_each, **figures, "task": f"m_{n}", "partition": n, "secondsLeft": None} for n in range(partitions)]
-    server = {"applicationServer": "b:1", "suspect": True, "shared": False, "models": ["m"], "tasks": []}
-    status = {
-        "applicationServer": "b:1",
-        "causes": [
-            {"since": None, "action": "", "heals": False, "section": "", "servers": [], "follows": [], **one}
-            for one in causes
-        ],
-        "partitions": partitions,
-        "models": [{"name": "m", "model": "m", "status": "serving", "partitions": partitions, "standbyReplicas": 0}],
-        "tasks": tasks,
-        "unhosted": [],
-        "applicationServers": [server],
-    }
-    judge = """async (status) => {
-        const {modelsOf, troubleOf} = await import('/console/judge.js');
-        const {needsOf} = await import('/console/causes.js');
-        const [{verdict}] = modelsOf(status);
-        const {kind, text} = needsOf(status);
-        const {kind: of, word, partitions} = verdict;
-        const troubles = ["1:7", "9:7", ""].map((at) => troubleOf(status, "m", at));
-        return {verdict: [of, word, partitions], needs: [kind, text], troubles};
-    }"""
-    found: dict[str, Any] = view.page.evaluate(judge, status)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("causes", "verdict", "needs"),
-    [
-        ([], ["ok", "serves", []], ["ok", "The read model serves; nothing needs you."]),
-        (
-            [{"kind": "unowned", "urgency": "none", "what": "it moves", "tasks": ["m_1"]}],
-            ["info", "no owner", [1]],
-            ["ok", "The read model serves; nothing needs you."],
-        ),
-        (
-            [{"kind": "behind", "urgency": "soon", "what": "it lags", "tasks": ["m_0", "m_2"]}],
-            ["warn", "behind", [0, 2]],
-            ["warn", "The read model serves, but:"],
-        ),
-        (
-            [
-                {"kind": "stands-still", "urgency": "now", "what": "it stands still", "tasks": ["m_1"]},
-                {"kind": "letters", "urgency": "soon", "what": "3 dead letters need you", "tasks": []},
-            ],
-            ["bad", "stands still", [1]],
-            ["bad", "The read model serves, but:"],
-        ),
-        (
-            [{"kind": "broker", "urgency": "now", "what": "it is away", "tasks": ["m_0", "m_1", "m_2"]}],
-            ["bad", "no broker", [0, 1, 2]],
-            ["bad", "0 of 1 read model serves:"],
-        ),
-    ],
-)
-def test_a_read_model_is_as_bad_as_the_worst_cause_of_its_partitions(
-    view: View, causes: Sequence[dict[str, object]], verdict: Sequence[object], needs: Sequence[str]
-) -> None:
-    is_away = bool(causes) and causes[0]["kind"] == "broker"
-    found = judged(view, causes, answers=not is_away)
-
-    assert (found["verdict"], found["needs"]) == (verdict, needs)
-    assert found["troubles"] == ["it is away." if is_away else "", "", ""]
-
-
-def test_a_read_model_serves_without_a_broker_as_long_as_its_owners_answer(view: View) -> None:
-    away: dict[str, object] = {"kind": "broker", "urgency": "now", "what": "it is away", "tasks": ["m_0"]}
-
-    assert judged(view, [away], partitions=1)["needs"] == ["bad", "The read model serves, but:"]
-
-
 def test_only_the_panel_that_is_open_asks_for_keys_and_dead_letters(browser: Browser, pair: Pair) -> None:
     url = f"{pair[0].url}/#keyModel=balance&key=alice&list=entries&letter=balance/0:1"
     asked: list[str] = []
@@ -556,85 +340,6 @@ def test_only_the_panel_that_is_open_asks_for_keys_and_dead_letters(browser: Bro
         assert view.unexpected(404, 503) == []
 
 
-def test_a_cause_at_one_instance_leads_to_that_instance(view: View) -> None:
-    page = view.page
-    show = """async () => {
-        const {live} = await import('/console/live.js');
-        const {showCauses} = await import('/console/causes.js');
-        const what = {kind: "halted", urgency: "now", what: "m_0 is halted", since: null, action: "Correct it",
-            heals: false, section: "", tasks: ["m_0"], servers: ["b:1"], follows: []};
-        live.status = {...live.status, causes: [what]};
-        showCauses();
-    }"""
-    page.get_by_role("button", name="Pause").click()
-    page.evaluate(show)
-
-    link = page.locator("#needs .causes a", has_text="Show")
-    expect(link).to_have_attribute("href", re.compile(r"at=instances&instance=b%3A1"))
-
-
-def test_a_connection_that_is_lost_is_red_once_that_lasts(view: View) -> None:
-    kind = """async (seconds) => {
-        const {live} = await import('/console/live.js');
-        const {showCauses} = await import('/console/causes.js');
-        Object.assign(live, {state: "lost", problem: "", lostAt: new Date(Date.now() - seconds * 1000)});
-        showCauses();
-        return document.getElementById("icon").getAttribute("href");
-    }"""
-    view.page.get_by_role("button", name="Pause").click()
-
-    icons = [view.page.evaluate(kind, seconds) for seconds in (2, 11)]
-
-    assert icons == ["console/icon-soon.svg", "console/icon-now.svg"]
-
-
-@pytest.mark.parametrize(
-    ("state", "said"), [("connecting", "Asking this instance for its status"), ("refused", "Give a token")]
-)
-def test_an_old_status_is_not_shown_as_that_of_now(view: View, state: str, said: str) -> None:
-    show = """async (state) => {
-        const {live} = await import('/console/live.js');
-        const {showCauses} = await import('/console/causes.js');
-        const what = {kind: "broker", urgency: "now", what: "Kafka does not answer", since: null, action: "Restore it",
-            heals: false, section: "", tasks: [], servers: [], follows: []};
-        Object.assign(live, {state, problem: "", status: {...live.status, causes: [what]}});
-        showCauses();
-        return [document.getElementById("icon").getAttribute("href"), document.getElementById("needs").innerText];
-    }"""
-    view.page.get_by_role("button", name="Pause").click()
-
-    icon, text = view.page.evaluate(show, state)
-
-    assert icon == "console/icon.svg"
-    assert text.startswith(said)
-    assert "As last heard: " in text
-
-
-def test_what_follows_from_a_cause_is_folded_away_and_stays_open_once_it_is_opened(view: View, pair: Pair) -> None:
-    page = view.page
-    show = """async () => {
-        const {live} = await import('/console/live.js');
-        const {showCauses} = await import('/console/causes.js');
-        const what = {kind: "broker", urgency: "now", what: "Kafka does not answer", since: null, action: "Restore it",
-            heals: false, section: "BalanceNotReady", tasks: [], servers: [], follows: ["one", "other"]};
-        live.status = {...live.status, causes: [what]};
-        showCauses();
-        live.status = structuredClone(live.status);
-    }"""
-    page.get_by_role("button", name="Pause").click()
-    page.evaluate(show)
-    item = page.locator("#needs .causes > li")
-    expect(item).to_have_count(1)
-    expect(item).to_contain_text("Kafka does not answer. Restore it.")
-    expect(item.get_by_text("other")).to_be_hidden()
-
-    item.get_by_text("2 things follow from it").click()
-    page.wait_for_timeout(1500)
-    expect(item.get_by_text("other")).to_be_visible()
-    assert page.title().startswith("■ 1 ")
-    expect(page.locator("#icon")).to_have_attribute("href", "console/icon-now.svg")
-
-
 def test_the_page_of_each_instance_shows_its_process_its_settings_and_its_log(view: View, pair: Pair) -> None:
     page, other = view.page, address(pair[1])
     view.open("Instances")
@@ -648,17 +353,6 @@ def test_the_page_of_each_instance_shows_its_process_its_settings_and_its_log(vi
     expect(details.get_by_role("link", name=other)).to_be_visible()
     expect(details).to_contain_text(f"BALANCE_APPLICATION_SERVER{other}", use_inner_text=False)
     assert f"instance={other.replace(':', '%3A')}" in page.url
-
-
-def test_the_history_shows_who_decided_what_and_why(view: View, pair: Pair, garbage: list[str]) -> None:
-    answered = decide(pair[0], "discard", garbage[0], reason="a broken till of the history")
-    assert answered.status_code == 202
-
-    view.open("History")
-    row = view.page.locator("#history-list tbody tr").filter(has_text=garbage[0])
-    expect(row).to_contain_text("a broken till of the history")
-    expect(row).to_contain_text("127.0.0.1")
-    expect(row).to_contain_text("its cause was magic-byte-unknown")
 
 
 def test_the_kill_of_an_owner_is_seen_and_its_partitions_move(browser: Browser, pair: Pair) -> None:

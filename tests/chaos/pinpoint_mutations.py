@@ -660,7 +660,7 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a stream keeps the generation that it began with",
         "http/model_queries.py",
-        "        return name == answers.queries.read_model and",
+        "        return name == answers.queries.routing.read_model and",
         "        return True or",
         "unit/http/test_changes_of_generations",
         "test_a_stream_goes_on_with_the_generation_that_serves_and_back",

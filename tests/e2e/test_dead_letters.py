@@ -76,6 +76,7 @@ def test_garbage_is_listed_by_both_instances_and_discarded_through_the_one_that_
         "detail": "a record's frame starts with 103, not 0",
         "dueAt": None,
         "redriveRefused": "its cause, magic-byte-unknown, never goes away: discard it",
+        "discardWarning": "",
         "key": key,
         "headers": [
             {"name": "trace", "value": "t1"},

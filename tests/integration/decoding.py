@@ -53,7 +53,7 @@ class Writers:
 
     def writer_schema(self, schema_id: int) -> WriterSchema:
         schema = self.schemas[schema_id - 1]
-        return schema if isinstance(schema, WriterSchema) else WriterSchema.of(schema)
+        return schema if isinstance(schema, WriterSchema) else WriterSchema.from_schema(schema)
 
 
 def decoded(

@@ -13,7 +13,7 @@ from balance_service.engine.records import Role, TaskId
 from balance_service.engine.state_directory import StateDirectory
 from balance_service.engine.task import Task, TaskState
 from balance_service.errors import RetriableError, TaskMigratedError
-from balance_service.hosting.engine import Engine, Patience
+from balance_service.hosting.engine import Engine, StartupRetries
 from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.topic_specs import prepare_changelog, prepare_topics
 from balance_service.model.placing import stages_of
@@ -57,7 +57,7 @@ def settings_for(stack: LocalStack, names: dict[str, str], state_dir: Path, **ov
 def running_engine(settings: Settings) -> Iterator[Engine]:
     """Runs an engine and stops it at the end."""
     engine = Engine(
-        settings, state_directory(settings), stages_in(settings), hosted_models(settings), Metrics(), patience()
+        settings, state_directory(settings), stages_in(settings), hosted_models(settings), Metrics(), startup_retries()
     )
     engine.start()
     try:
@@ -141,9 +141,9 @@ def observed(engine: Engine, customers: Sequence[str], view_of: Callable[[], Sto
     assert torn == [], torn[:5]
 
 
-def patience() -> Patience:
-    """Returns a patience that waits indefinitely for servers that are down."""
-    return Patience(threading.Event(), lambda _reason: None)
+def startup_retries() -> StartupRetries:
+    """Returns retries that wait indefinitely for servers that are down."""
+    return StartupRetries(threading.Event(), lambda _reason: None)
 
 
 def tasks_of(engine: Engine) -> Tasks:

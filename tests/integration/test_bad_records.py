@@ -29,11 +29,11 @@ from tests.integration.engines import (
     balance_stage,
     catch_up,
     counted,
-    patience,
     prepare,
     queries,
     running_engine,
     settings_for,
+    startup_retries,
     state_directory,
     tasks_of,
 )
@@ -344,7 +344,7 @@ def test_a_failing_fold_halts_only_its_own_partition_with_the_reason(
         stages_of(Superstitious(), settings),
         [Superstitious()],
         Metrics(),
-        patience(),
+        startup_retries(),
     )
     engine.start()
     try:

@@ -18,12 +18,11 @@ from balance_service.cluster.directory import (
     SUSPECT_AFTER_SECONDS,
     Directory,
     PublishedModel,
-    PublishedTask,
     ServerTable,
 )
 from balance_service.cluster.signatures import RecordSignatures
+from balance_service.engine.records import Role, TaskSnapshot
 from balance_service.kafka.clients import producer_config, reader_config
-from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topics import Topics
 from balance_service.model.generations import Comparison
 from balance_service.process.runtime import elapsed
@@ -43,8 +42,8 @@ if TYPE_CHECKING:
 _MORE = 100
 
 
-MODEL = PublishedModel("balance", Partitioning(2, "murmur2"), True, (1, 2), "no room")
-TASK = PublishedTask("balance", 0, "ACTIVE", "RUNNING", 1, 7, comparison=Comparison(5, 1), sends_as_of=3)
+MODEL = PublishedModel("balance", 2, "murmur2", True, (1, 2), "no room")
+TASK = TaskSnapshot("balance", 0, Role.ACTIVE, "RUNNING", 1, 7, comparison=Comparison(5, 1), sends_as_of=3)
 
 
 @contextmanager
@@ -180,7 +179,7 @@ def test_an_event_counts_as_certainly_not_written_only_if_no_attempt_can_have_wr
     publisher: FundsAddedPublisher,
 ) -> None:
     told = {
-        code: str(publisher._failure(KafkaError(code)))
+        code: str(publisher.failure_of(KafkaError(code)))
         for code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._MSG_TIMED_OUT)
     }
     assert "certainly not written" in told[KafkaError.MSG_SIZE_TOO_LARGE]

@@ -38,7 +38,7 @@ from balance_service.process.open_files import need_of
 from balance_service.read_models.balance import Balance
 from balance_service.settings import load_settings
 from balance_service.spark.session import start_spark
-from tests.integration.engines import balance_stage, patience, running_engine, settings_for, state_directory
+from tests.integration.engines import balance_stage, running_engine, settings_for, startup_retries, state_directory
 from tests.support.fakes import DECLARED
 from tests.support.kafka import Writer, read_topic
 from tests.support.service import PARTITIONS, application
@@ -304,7 +304,9 @@ def test_a_version_that_sends_to_a_topic_of_its_own_is_built_next_to_the_one_tha
             log.write(Quiet.name, lambda now: now.upgraded(declaration_of(models[1]), Switch.NEVER, 60))
 
     monkeypatch.setattr(module, "begin_to_sign", begin_to_sign)
-    engine = Engine(settings, state_directory(settings), hosted_stages(models, settings), models, Metrics(), patience())
+    engine = Engine(
+        settings, state_directory(settings), hosted_stages(models, settings), models, Metrics(), startup_retries()
+    )
     rebuilds = Rebuilds(engine, ServerTable(), Switch.NEVER)
     engine.start()
     rebuilds.start()

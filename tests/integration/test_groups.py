@@ -225,7 +225,7 @@ def test_a_guard_that_is_refused_after_it_was_admitted_ends_the_instance(setting
     refused = KafkaError(KafkaError.INCONSISTENT_GROUP_PROTOCOL)
     guard = Guard(settings)
     with closing(guard._consumer):
-        guard._note(refused)
+        guard.note(refused)
         guard.joined.set()
         with pytest.raises(FatalError, match="stop the other members"):
-            guard._note(refused)
+            guard.note(refused)

@@ -18,10 +18,7 @@ from click.testing import CliRunner
 from balance_service.cli.main import cli
 from balance_service.errors import ConfigurationError
 from balance_service.http.app import HttpServer
-from balance_service.http.handlers import Handlers
-from balance_service.http.operations import Operations
 from balance_service.http.server.tls import TlsFiles, client_context
-from balance_service.http.streams.event_stream import Streams
 from balance_service.read_models.add_funds import ADD_FUNDS
 from balance_service.settings import load_settings
 from tests.support.api import GET_BALANCE as PATH
@@ -83,11 +80,10 @@ async def running(instance: Instance, settings: Mapping[str, Any]) -> AsyncItera
         "applicationServers": [],
         "models": [],
     }
-    handlers = Handlers(Operations(IdleInstance(status)), Streams(10))
-    front = HttpServer(load_settings(**settings), handlers, MODELS, [ADD_FUNDS], LOOK_SECONDS)
+    front = HttpServer(load_settings(**settings), IdleInstance(status), MODELS, [ADD_FUNDS], LOOK_SECONDS)
     proxy = await front.open()
     instance.address = f"{HOST}:{front.port}"
-    handlers.models = instance.models(proxy)
+    front.handlers.add(instance.models(proxy))
     try:
         yield front
     finally:
@@ -349,13 +345,13 @@ def test_a_probe_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server((HOST, 0)) as taken:
         settings = load_settings(http_host=HOST, http_port=0, health_port=taken.getsockname()[1])
         with pytest.raises(ConfigurationError, match="BALANCE_HEALTH_PORT"):
-            HttpServer(settings, Handlers(Operations(IdleInstance()), Streams(10)), MODELS)
+            HttpServer(settings, IdleInstance(), MODELS)
 
 
 def test_an_unsecured_non_loopback_listener_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     async def run(host: str) -> str:
         settings = load_settings(http_host=host, http_port=0, allow_anonymous=True)
-        front = HttpServer(settings, Handlers(Operations(IdleInstance()), Streams(10)), MODELS)
+        front = HttpServer(settings, IdleInstance(), MODELS)
         await front.open()
         await front.close()
         captured = capsys.readouterr()

@@ -16,7 +16,6 @@ from balance_service.cli.main import cli
 from balance_service.cluster.directory import PublishedModel
 from balance_service.errors import ConfigurationError
 from balance_service.kafka.clients import producer_config, transactional_config
-from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topics import Topics
 from balance_service.settings import Settings, load_settings
 from tests.support.waiting import eventually
@@ -74,7 +73,7 @@ class Left:
             self._topics.create(topic, 1, COMPACTED)
         with closing(SchemaRegistry.from_settings(settings)) as registry:
             codec = AvroCodec(registry, subject_of(topic, schema), schema)
-        hosted = [PublishedModel(name, Partitioning(2, "murmur2")).record() for name in models]
+        hosted = [PublishedModel(name, 2, "murmur2").record() for name in models]
         record = {"address": "10.0.0.1:5051", "incarnation": "i", "models": hosted, "tasks": []}
         value = codec.encode(record) if models else None
         producer = Producer(producer_config(settings))

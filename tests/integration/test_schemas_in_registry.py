@@ -13,7 +13,7 @@ from confluent_kafka.schema_registry import SchemaReference
 
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.errors import ConfigurationError
-from balance_service.model.binding import bound
+from balance_service.model.binding import bind_models
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream
 from balance_service.settings import load_settings
@@ -78,7 +78,7 @@ def test_the_newest_schema_is_found_under_every_strategy(
     for schema in (order(record), order(record, "note")):
         registry.register(strategy.format(topic=topic, record=record), schema)
 
-    (model,) = bound([counting(topic, record)], settings)
+    (model,) = bind_models([counting(topic, record)], settings)
 
     assert columns_of(model) == ["customerId", "note"]
 
@@ -87,11 +87,11 @@ def test_instances_use_the_schema_found_first_until_the_models_version_changes(
     settings: Settings, registry: SchemaRegistry, topic: str
 ) -> None:
     registry.register(f"{topic}-shop.Order", order("Order"))
-    (first,) = bound([counting(topic, "Order")], settings)
+    (first,) = bind_models([counting(topic, "Order")], settings)
     registry.register(f"{topic}-shop.Order", order("Order", "later"))
 
-    (second,) = bound([counting(topic, "Order")], settings)
-    (changed,) = bound([counting(topic, "Order", version=2)], settings)
+    (second,) = bind_models([counting(topic, "Order")], settings)
+    (changed,) = bind_models([counting(topic, "Order", version=2)], settings)
 
     assert (columns_of(first), columns_of(second)) == (["customerId"], ["customerId"])
     assert columns_of(changed) == ["customerId", "later"]
@@ -103,7 +103,7 @@ def test_an_unregistered_record_is_refused_with_the_subjects_looked_up(
     registry.register(f"{topic}-shop.Another", order("Another"))
 
     with pytest.raises(ConfigurationError) as refused:
-        bound([counting(topic, "Order")], settings)
+        bind_models([counting(topic, "Order")], settings)
 
     assert f"has no record Order under the subjects {topic}-NAMESPACE.Order, {topic}-value or" in str(refused.value)
 

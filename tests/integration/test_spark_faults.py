@@ -153,7 +153,7 @@ def test_records_at_which_spark_fails_become_dead_letters_and_hold_up_nothing(
         eventually(lambda: balance(engine, here) == Decimal("3.00"), "those behind count", _FOLDS_WITHIN_SECONDS)
         eventually(lambda: balance(engine, there) == Decimal("2.00"), "the other partition counts")
 
-        (letters,) = [task.snapshot().letters for task in tasks_of(engine).all() if task.task_id.partition == 0]
+        (letters,) = [task.snapshot().dead_letters for task in tasks_of(engine).all() if task.task_id.partition == 0]
         assert letters == {"decoder-failed/waiting": 3}
         # A query reads again.
         writer.add(here, "1.00")
@@ -189,7 +189,7 @@ has_failed = threading.Event()
 with thread_failures(has_failed.set), running_engine(settings) as engine:
     catch_up(engine, 120, has_failed.is_set)
     if not has_failed.is_set():
-        (letters,) = [task.snapshot().letters for task in tasks_of(engine).all() if task.task_id.partition == 0]
+        (letters,) = [task.snapshot().dead_letters for task in tasks_of(engine).all() if task.task_id.partition == 0]
         print("LETTERS", json.dumps(dict(letters)), flush=True)
 os._exit(1 if has_failed.is_set() else 0)
 """
@@ -242,7 +242,7 @@ def test_a_record_whose_time_is_beyond_sparks_becomes_a_dead_letter(
 
         eventually(lambda: balance(engine, customer) == Decimal("1.00"), "that behind counts", _FOLDS_WITHIN_SECONDS)
         catch_up(engine)
-        (letters,) = [task.snapshot().letters for task in tasks_of(engine).all() if task.task_id.partition == 0]
+        (letters,) = [task.snapshot().dead_letters for task in tasks_of(engine).all() if task.task_id.partition == 0]
         assert letters == {"time-out-of-range/waiting": 1}
 
 

@@ -20,9 +20,9 @@ from tests.integration.engines import (
     assert_counted_once,
     counted,
     customers_in,
-    patience,
     running_engine,
     settings_for,
+    startup_retries,
     state_directory,
 )
 from tests.support.kafka import Writer
@@ -46,7 +46,7 @@ def test_an_engine_stops_under_load_within_seconds_and_spark_after_the_last_task
     settings = settings_for(stack, names, tmp_path / "state")
     at_work: list[list[str]] = []
     engine = Engine(
-        settings, state_directory(settings), stages_of(Balance(), settings), [Balance()], Metrics(), patience()
+        settings, state_directory(settings), stages_of(Balance(), settings), [Balance()], Metrics(), startup_retries()
     )
     stop_spark = engine.spark.stop
 

@@ -144,22 +144,22 @@ def test_a_schema_that_is_no_avro_is_ignored_unless_it_names_our_record(spark: S
     ("written", "cause", "problem"),
     [
         (
-            WriterSchema.of_avro('{"type": "record", "name": "tests.Ended", "fields": [' + "[" * 5_000),
+            WriterSchema.from_avro('{"type": "record", "name": "tests.Ended", "fields": [' + "[" * 5_000),
             INCOMPATIBLE,
             "is nested more than 300 levels deep",
         ),
         (
-            WriterSchema.of_avro('["null", {"name": "Ended", "type": "record", "namespace": "tests"'),
+            WriterSchema.from_avro('["null", {"name": "Ended", "type": "record", "namespace": "tests"'),
             INCOMPATIBLE,
             "is not JSON: Expecting ',' delimiter: line 1 column 66 (char 65)",
         ),
         (
-            WriterSchema.of_another_format("JSON", '{"title": "Ended"}'),
+            WriterSchema.from_other_format("JSON", '{"title": "Ended"}'),
             UNSUPPORTED,
             "is JSON Schema, and only Avro is read",
         ),
         (
-            WriterSchema.of_another_format("PROTOBUF", "message A {} message Ended {}"),
+            WriterSchema.from_other_format("PROTOBUF", "message A {} message Ended {}"),
             UNSUPPORTED,
             "is Protobuf, and only Avro is read",
         ),
@@ -178,9 +178,9 @@ def test_a_record_under_a_schema_that_cannot_be_read_is_a_dead_letter_if_it_may_
 @pytest.mark.parametrize(
     ("written", "name"),
     [
-        (WriterSchema.of_avro('{"type": "record", "name": "n.Other", "fields": ['), "n.Other"),
-        (WriterSchema.of_another_format("JSON", '{"title": "Other"}'), "Other"),
-        (WriterSchema.of_another_format("PROTOBUF", "message Other {} message More {}"), "Other"),
+        (WriterSchema.from_avro('{"type": "record", "name": "n.Other", "fields": ['), "n.Other"),
+        (WriterSchema.from_other_format("JSON", '{"title": "Other"}'), "Other"),
+        (WriterSchema.from_other_format("PROTOBUF", "message Other {} message More {}"), "Other"),
     ],
     ids=["Avro", "JSON Schema", "Protobuf"],
 )
@@ -197,7 +197,7 @@ def test_a_record_under_another_types_schema_that_cannot_be_read_is_ignored(
 def test_a_record_that_no_schema_names_is_a_dead_letter_only_of_a_model_of_one_type(
     spark: SparkSession, model: ReadModel, cause: str
 ) -> None:
-    schema = WriterSchema.of_another_format("JSON", "{}")
+    schema = WriterSchema.from_other_format("JSON", "{}")
 
     assert causes(decoded(spark, model, [schema], [(b"g", 1, b"{}")])) == [cause]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +21,7 @@ from balance_service.kafka.topics import Topic
 from balance_service.model.generations import Declaration, Generations
 from balance_service.read_models.balance import Balance
 from balance_service.settings import load_settings
+from balance_service.structs import Struct
 from balance_service.testing.fakes import FakeRegistry, FakeWriter
 
 if TYPE_CHECKING:
@@ -57,6 +59,13 @@ def alone() -> HostedStage:
     return cast("HostedStage", SimpleNamespace(stage=Balance().stages[-1], siblings=siblings))
 
 
+@dataclass(frozen=True, slots=True)
+class Details(Struct):
+    """What an instance tells about itself, as far as the handlers read it."""
+
+    application_server: str
+
+
 class IdleInstance:
     """An instance without problems or metrics, with the given status."""
 
@@ -72,8 +81,8 @@ class IdleInstance:
     def status(self) -> Mapping[str, object]:
         return self._status
 
-    def details(self) -> Mapping[str, object]:
-        return {"applicationServer": "localhost:5051"}
+    def details(self) -> Any:
+        return Details("localhost:5051")
 
     def metrics(self) -> bytes:
         return b"# nothing\n"

@@ -6,29 +6,29 @@ import asyncio
 import json
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from balance_service import api
-from balance_service.cluster.directory import PublishedModel, PublishedTask, ServerTable
-from balance_service.engine.records import POSITION_KEY, Position, Role
+from balance_service.cluster.directory import PublishedModel, ServerTable
+from balance_service.engine.records import POSITION_KEY, Position, Role, TaskSnapshot
 from balance_service.engine.store import StateStore, StoreView
 from balance_service.http.answer import Answer as Received
 from balance_service.http.answer import problems
+from balance_service.http.key_target import KeyQuery, declared_target
 from balance_service.http.model_queries import ModelAnswers, ModelQueries
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, PeerTrust
 from balance_service.http.queries import Queries
-from balance_service.http.requests import KeyQuery, key_query
 from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter
 from balance_service.http.scheduling import FairScheduler
-from balance_service.http.shares import Asker
+from balance_service.http.shares import Asker, asker_of
 from balance_service.http.streams.changes import Changes
 from balance_service.http.streams.event_stream import Streams
 from balance_service.http.streams.feed import Pace
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from balance_service.http.routing import ReadableTask
     from balance_service.http.scan import Steps
 
+P = TypeVar("P")
 BALANCE = Balance().description()
 STATES = balance_codec()
 POSITIONS = position_codec()
@@ -83,13 +84,14 @@ class Answer:
         return str(problem["detail"])
 
 
-def read_to_its_end(steps: Steps) -> str:
+def read_to_its_end(steps: Steps[P]) -> P:
     """Runs a scan to its end and returns its result."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            return str(end.value)
+            result: P = end.value
+            return result
 
 
 class OneTask:
@@ -128,13 +130,15 @@ class Instance:
     answers_when_halted: bool = False
     is_closed: bool = False
     """Whether the task was closed, and no other one has opened the store."""
+    hosts: bool = True
+    """Whether it hosts the read model."""
 
     def __post_init__(self) -> None:
         self.store = StateStore(self.path, POSITIONS)
         self.move_to(10)
         self.lease = Lease(10_000, self.clock)
         self.lease.renew(self.clock.now)
-        self.watermarks = Watermarks(lambda: {PARTITION: END}, self.clock)
+        self.watermarks = Watermarks("balance", lambda: {PARTITION: END}, self.clock)
         self.watermarks.refresh()
         self.servers = ServerTable(self.clock)
 
@@ -146,18 +150,20 @@ class Instance:
         self.store.write([(POSITION_KEY, POSITIONS.encode(Position(position, EPOCH, "t").record()))], 1)
 
     def hear_of_owner(self, address: str, epoch: int = 1, incarnation: str = "i", state: str = "RUNNING") -> None:
-        self._hear(address, "ACTIVE", state, epoch, incarnation)
+        self._hear(address, Role.ACTIVE, state, epoch, incarnation)
 
     def hear_of_standby(self, address: str, state: str = "TAILING") -> None:
-        self._hear(address, "STANDBY", state, 0)
+        self._hear(address, Role.STANDBY, state, 0)
 
     def hear_of_host(self, address: str) -> None:
         """An instance without a task of the partition."""
         self._hear(address)
 
-    def _hear(self, address: str, role: str = "", state: str = "", epoch: int = 0, incarnation: str = "i") -> None:
-        tasks = [PublishedTask("balance", PARTITION, role, state, epoch, 1).record()] if role else []
-        models = [PublishedModel("balance", Partitioning(PARTITIONS, "murmur2"), versions=(1,)).record()]
+    def _hear(
+        self, address: str, role: Role | None = None, state: str = "", epoch: int = 0, incarnation: str = "i"
+    ) -> None:
+        tasks = [TaskSnapshot("balance", PARTITION, role, state, epoch, 1).record()] if role else []
+        models = [PublishedModel("balance", PARTITIONS, "murmur2", versions=(1,)).record()]
         record = {"address": address, "incarnation": incarnation, "models": models, "tasks": tasks}
         self.servers.hear(address, record, live=True)
 
@@ -182,27 +188,31 @@ class Instance:
 
     @property
     def routing(self) -> Routing:
-        return Routing(
+        read_model = Balance()
+        of_peers = Routing(
             read_model=generation_name("balance", self.generation),
             partitioning=Partitioning(PARTITIONS, "murmur2"),
             address=self.address,
+            servers=self.servers,
+        )
+        if not self.hosts:
+            return of_peers
+        return replace(
+            of_peers,
             task=self.task,
             left=self.left,
+            view=lambda frame: read_model.view(STATES.decode(frame)),
+            number=STATES.number,
+            on_damage=self.hear_of_damage,
             lease=self.lease,
             watermarks=self.watermarks,
-            servers=self.servers,
             answers_when_halted=self.answers_when_halted,
         )
 
     def queries(self, proxy: Proxy, metrics: Metrics | None = None) -> Queries:
-        read_model = Balance()
         return Queries(
-            read_model=generation_name("balance", self.generation),
             routing=self.routing,
             proxy=proxy,
-            address=self.address,
-            view=lambda frame: read_model.view(STATES.decode(frame)),
-            on_damage=self.hear_of_damage,
             timeout_seconds=self.timeout_seconds,
             metrics=metrics or Metrics(),
         )
@@ -214,14 +224,11 @@ class Instance:
         return ModelQueries(KNOWN, {"balance": answers}, dict, lambda *_: answers, {}, Streams(10))
 
     def changes(self, proxy: Proxy) -> Changes:
-        read_model = Balance()
         reader = Reader(
             generation=self.generation,
             routing=self.routing,
-            view=lambda frame: read_model.view(STATES.decode(frame)),
-            key_type=read_model.key_type,
+            key_type=Balance().key_type,
             scheduler=FairScheduler("scan"),
-            on_damage=self.hear_of_damage,
             on_coalesced=self.coalesced.append,
         )
         return Changes(reader, Links(proxy, self.address), Pace())
@@ -231,13 +238,8 @@ class Instance:
         return Scatter(
             routing=self.routing,
             proxy=Proxy(),
-            address=self.address,
             path=path,
             generation=None if path == "/api" else 1,
-            view=lambda _: {},
-            number=STATES.number,
-            render=json.dumps,
-            on_damage=self.hear_of_damage,
             timeout_seconds=self.timeout_seconds,
             scheduler=FairScheduler("scan"),
         )
@@ -256,11 +258,14 @@ class Instance:
 
 def balance_query(request: web.Request) -> KeyQuery:
     """The query in a request of getBalance."""
-    return key_query(GET_BALANCE_PARAMETERS.of(request), PATH, "customer", in_query_as="customerId")
+    given = GET_BALANCE_PARAMETERS.of(request)
+    return declared_target(Balance(), Balance.queries).query(given.key, given)
 
 
 async def _balance(queries: Queries, request: web.Request) -> web.Response:
-    return await queries.get(request, lambda: balance_query(request))
+    client, is_forwarded = asker_of(request)
+    answer = await queries.answer(lambda: balance_query(request), client, is_forwarded=is_forwarded)
+    return answer.response()
 
 
 async def _ask(app: web.Application, headers: Mapping[str, str], parameters: Mapping[str, str]) -> Answer:

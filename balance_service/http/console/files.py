@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 
-from balance_service.http.route import OPERATIONS, Route
+from balance_service.http.route import OPERATIONS, Handlers, Route
 from balance_service.process.package import resource
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def console_routes() -> tuple[Route, ...]:
 
 
 def _route(file: ConsoleFile) -> Route:
-    async def handle(_handlers: object, request: web.Request) -> web.Response:
+    async def handle(_handlers: Handlers, request: web.Request) -> web.Response:
         return file.answer(request)
 
     return Route(

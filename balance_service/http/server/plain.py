@@ -8,86 +8,34 @@ and the middlewares, which would answer a plain query with the same bytes. Every
 
 from __future__ import annotations
 
-import string
 import time
-from dataclasses import dataclass, replace
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import hdrs
 from aiohttp.http import SERVER_SOFTWARE, HttpVersion11
 
-from balance_service import api
-from balance_service.errors import InvalidInputError
-from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem, unexpected
+from balance_service.http.key_target import KEY_SCOPES, key_targets
+from balance_service.http.model_queries import ModelQueries
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER
-from balance_service.http.requests import KeyQuery
 from balance_service.http.route import accepts_events
 from balance_service.http.server.limits import headers_fit
-from balance_service.model.keys import MAX_KEY_BYTES, TEXT, KeyType
-from balance_service.model.read_model import Collection, Routes
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Iterator
+    from collections.abc import Coroutine, Iterable
 
     from aiohttp.http import RawRequestMessage
 
     from balance_service.http.access.authorization import Access
     from balance_service.http.answer import Answer
-    from balance_service.http.handlers import Handlers
+    from balance_service.http.key_target import KeyQuery
     from balance_service.http.peers.trust import PeerTrust
     from balance_service.http.queries import Queries
+    from balance_service.http.route import Handlers
     from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp
     from balance_service.http.server.limits import UnderWay
     from balance_service.model.read_model import ReadModel
-
-_NEEDED = frozenset({Scope.READ})
-# Source: RFC 3986, section 2.3. A forwarded query contains them unescaped, too.
-_UNRESERVED = string.ascii_letters + string.digits + "-._~"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyTarget:
-    """A form of request target that queries one key of a read model."""
-
-    model: str
-    noun: str
-    path: str
-    key_type: KeyType = TEXT
-    parameter: str = ""
-    """The parameter with the key; empty if the key is the last segment of the path."""
-    echoes_key: bool = False
-    """Whether the answer contains the key next to the value."""
-    asks_peers: bool = True
-    """Whether peers use the same target and answer in the same form."""
-
-    @property
-    def before_key(self) -> str:
-        """The target up to its last `=` or, without one, `/`."""
-        return f"{self.path}?{self.parameter}" if self.parameter else self.path
-
-    def key_of(self, text: str) -> bytes | None:
-        """Parses the key at the end of a target; None if it is invalid or needs the full parser."""
-        # Dots alone may change the path.
-        if not 0 < len(text) <= MAX_KEY_BYTES or text.strip(_UNRESERVED) or not (self.parameter or text.strip(".")):
-            return None
-        if not self.key_type.is_number:
-            return text.encode()
-        try:
-            return self.key_type.parse(text)
-        except InvalidInputError:
-            return None
-
-    def query(self, text: str, key: bytes) -> KeyQuery:
-        """Returns the query that aiohttp's handler would parse."""
-        return KeyQuery(
-            key=key,
-            path=self.path if self.parameter else f"{self.path}/{text}",
-            parameters={self.parameter: text} if self.parameter else {},
-            noun=self.noun,
-            echoed_key=text if self.echoes_key else None,
-        )
 
 
 class PlainQueries:
@@ -119,7 +67,7 @@ class PlainQueries:
         connection: AheadOfAiohttp,
     ) -> bytes | Coroutine[Any, Any, bytes] | None:
         before, _, text = request.path.rpartition("=" if "=" in request.path else "/")
-        target, models = self._targets.get(before), self._handlers.models
+        target, models = self._targets.get(before), self._handlers.find(ModelQueries)
         if target is None or models is None or not _is_plain(request):
             return None
         if self._access.allowed_origin(request.headers) is not None:
@@ -130,7 +78,7 @@ class PlainQueries:
             return None
         queries, echoed_key = answers.queries, text if target.echoes_key else None
         mark = request.headers.get(FORWARDED_HEADER)
-        if mark is not None and not target.asks_peers:
+        if mark is not None and not target.is_forwarded:
             return None
         try:
             proven = None if mark is None else self._trust.verified(mark, f"{hdrs.METH_GET} {request.path}")
@@ -138,7 +86,7 @@ class PlainQueries:
             if client is None:
                 return None
             answer = queries.at_once(key, target.noun, echoed_key)
-            if answer is None and (mark is not None or not target.asks_peers):
+            if answer is None and mark is not None:
                 return None
             # Not earlier: a request left to aiohttp uses up its mark, or charges its client, there.
             if proven is None:
@@ -148,13 +96,13 @@ class PlainQueries:
         except Problem:
             return None
         if answer is None:
-            return self._answer(queries, target.query(text, key), client)
+            return self._answer(queries, target.query(text), request.path, client)
         return self._raw(answer, None if mark is None else self._trust.proof_of(answer, mark))
 
     def _client_of(self, request: RawRequestMessage, connection: AheadOfAiohttp) -> str | None:
         """Returns the client's name; None if it may not be admitted, for which aiohttp's handlers give the reason."""
         client, is_authenticated, refusal = self._access.judge(
-            request.headers, connection.anonymous_client, _NEEDED, verifies_jwts=False
+            request.headers, connection.anonymous_client, KEY_SCOPES, verifies_jwts=False
         )
         if refusal is not None or not self._access.has_room(client):
             return None
@@ -162,13 +110,13 @@ class PlainQueries:
             connection.belongs_to(client)
         return client
 
-    async def _answer(self, queries: Queries, query: KeyQuery, client: str) -> bytes:
+    async def _answer(self, queries: Queries, query: KeyQuery, path: str, client: str) -> bytes:
         try:
-            answer = await self._under_way.run(client, lambda: queries.answer(query, client))
+            answer = await self._under_way.run(client, lambda: queries.answer(lambda: query, client))
         except Problem as problem:
             answer = problem.answer()
         except Exception:
-            answer = unexpected(query.path).answer()
+            answer = unexpected(path.partition("?")[0]).answer()
         return self._raw(answer)
 
     def _raw(self, answer: Answer, proof: str | None = None) -> bytes:
@@ -195,24 +143,3 @@ def _is_plain(request: RawRequestMessage) -> bool:
         and not accepts_events(request.headers)
         and headers_fit(request.raw_headers)
     )
-
-
-def key_targets(models: Iterable[ReadModel]) -> Iterator[KeyTarget]:
-    """Yields every form of target for the keys of read models."""
-    for model in models:
-        if not model.has_states():
-            continue
-        of_model = KeyTarget(
-            model=model.name,
-            noun="key",
-            path=f"{api.MODELS}/{model.name}/keys",
-            key_type=model.key_type,
-            echoes_key=True,
-        )
-        yield of_model
-        match model.queries:
-            case Routes(path, parameter, noun):
-                yield replace(of_model, noun=noun, path=path, parameter=parameter, echoes_key=False)
-            # A text key could be the name of another route, such as `count`.
-            case Collection(path, _, noun) if model.key_type.is_number:
-                yield replace(of_model, noun=noun, path=path, echoes_key=False, asks_peers=False)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from balance_service.http.routing import Routing
     from balance_service.http.shares import Asker
     from balance_service.http.streams.event_stream import EventStream
-    from balance_service.http.streams.feed import Pace
+    from balance_service.http.streams.feed import Pace, Point
     from balance_service.http.streams.link import Links
-    from balance_service.http.streams.part import Part, Point, Reader, Selection
+    from balance_service.http.streams.part import Part, Reader, Selection
 
 log = structlog.get_logger(__name__)
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from balance_service.engine.records import Position
     from balance_service.http.routing import ReadableTask
-    from balance_service.http.streams.part import Point
 
 MOST_REMEMBERED = 50_000
 _MOST_COMMITS = 5_000
@@ -30,6 +29,17 @@ _MOST_COMMITS = 5_000
 _SHARE = 0.2
 # Tens of thousands may follow one key: so many take some 20 ms, during which nothing else is answered.
 _MOST_AT_ONCE = 200
+
+
+class Point(NamedTuple):
+    """A position in one history of a partition.
+
+    `changelog` is the topic id of the changelog whose states were seen. Each build has a changelog of its own, and may
+    have other states at the same position.
+    """
+
+    position: int
+    changelog: str
 
 
 class Follower(Protocol):
@@ -156,7 +166,7 @@ class Feed:
 
     def committed(self, start: int, end: int, keys: Sequence[bytes] | None) -> None:
         """A `Watcher`'s, called on the task's thread."""
-        self._loop.call_soon_threadsafe(self._committed, start, end, keys)
+        self._loop.call_soon_threadsafe(self.note_commit, start, end, keys)
 
     def close(self) -> None:
         """Ends the feed: its followers look for the partition's owner again."""
@@ -198,7 +208,8 @@ class Feed:
         _, first_left = found.pop()
         return Changed([key for key, _ in found], found[-1][1].number, _position_before(first_left.mark))
 
-    def _committed(self, start: int, end: int, keys: Sequence[bytes] | None) -> None:
+    def note_commit(self, start: int, end: int, keys: Sequence[bytes] | None) -> None:
+        """Notes the keys of a commit, and wakes the followers. For the event loop: `committed` calls it there."""
         if self.has_ended:
             return
         is_retry = start == end

@@ -28,7 +28,8 @@ from balance_service.http.peers.proxy import HEARTBEAT_SECONDS, PeerMessages
 from balance_service.http.peers.trust import FORWARDED_HEADER, UnprovenError, digest_of
 from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp
 from balance_service.http.shares import Asker, asker_of
-from balance_service.http.streams.part import Batch, Kind, PartEndedError, Point, Selection
+from balance_service.http.streams.feed import Point
+from balance_service.http.streams.part import Batch, Kind, PartEndedError, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

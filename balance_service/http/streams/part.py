@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from balance_service.errors import RetriableError, StoreCorruptedError
 from balance_service.http.answer import by_partition
+from balance_service.http.streams.feed import Feed, Point
 from balance_service.model.json_view import exact_json
 from balance_service.model.keys import key_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
-    from balance_service.http.routing import LocalCopy, ReadableTask, Routing
+    from balance_service.http.routing import LocalCopy, Routing
     from balance_service.http.scheduling import FairScheduler
     from balance_service.http.shares import Asker
-    from balance_service.http.streams.feed import Feed
     from balance_service.model.keys import KeyType
 
 PAGE = 200
@@ -46,17 +46,6 @@ class Kind(StrEnum):
     LAST_PAGE = "last-page"
     CHANGES = "changes"
     OUTRUN = "outrun"
-
-
-class Point(NamedTuple):
-    """A position in one history of a partition.
-
-    `changelog` is the topic id of the changelog whose states were seen. Each build has a changelog of its own, and may
-    have other states at the same position.
-    """
-
-    position: int
-    changelog: str
 
 
 class Batch(NamedTuple):
@@ -170,16 +159,13 @@ class Reader:
 
     generation: int
     routing: Routing
-    view: Callable[[bytes], Any]
-    """Framed state → the value in the answer."""
     key_type: KeyType
     scheduler: FairScheduler
-    on_damage: Callable[[int, ReadableTask, StoreCorruptedError], None]
     on_coalesced: Callable[[int], None]
     """Called with the number of changes that a follower of a key gets no event for."""
 
     def entry(self, key: bytes, frame: bytes | None) -> str:
-        value = "null" if frame is None else exact_json(self.view(frame))
+        value = "null" if frame is None else exact_json(self.routing.view(frame))
         return f'{{"key":{json.dumps(self.key_type.text(key))},"value":{value},"generation":{self.generation}}}'
 
 
@@ -242,7 +228,7 @@ class LocalPart:
             try:
                 batch = await self._page() if self._in_snapshot and not self._is_outrun else self._newest()
             except StoreCorruptedError as error:
-                self._reader.on_damage(self._partition, self._feed.task, error)
+                self._reader.routing.on_damage(self._partition, self._feed.task, error)
                 raise PartEndedError from error
             except RetriableError as error:
                 raise PartEndedError from error

@@ -115,7 +115,7 @@ def test_the_deepest_schema_of_a_registry_has_its_times() -> None:
     for _ in range(450):
         kind = {"type": "array", "items": kind}
 
-    assert '"timestamp-millis"' in WriterSchema.of(kind).text
+    assert '"timestamp-millis"' in WriterSchema.from_schema(kind).text
 
 
 @pytest.mark.parametrize("name", ["timestamp-nanos", "local-timestamp-nanos"])
@@ -188,4 +188,4 @@ def test_a_fixed_of_another_size_is_no_uuid() -> None:
 def test_a_writers_schema_keeps_its_text_without_such_times() -> None:
     schema = record("long", OF_BYTES)
 
-    assert WriterSchema.of(schema).text == json.dumps(schema)
+    assert WriterSchema.from_schema(schema).text == json.dumps(schema)

@@ -20,7 +20,7 @@ def record(kind: Any, name: str = "R") -> Schema:
 
 def rules(written: Any, wanted: Any) -> int:
     schema = record(wanted)
-    return rules_of(WriterSchema.of(written).text, {full_name(schema): schema})
+    return rules_of(WriterSchema.from_schema(written).text, {full_name(schema): schema})
 
 
 def logical(name: str) -> Any:

@@ -40,14 +40,14 @@ def record(name: str, *kinds: Any) -> dict[str, Any]:
     ],
 )
 def test_the_records_that_a_value_can_be(schema: Any, records: tuple[str, ...]) -> None:
-    assert WriterSchema.of(schema).records == records
+    assert WriterSchema.from_schema(schema).records == records
 
 
 @pytest.mark.parametrize(
     ("body", "name"), [(b"\x00", ""), (b"\x02", "a.R"), (b"\x04", "b.S"), (b"\x06", ""), (b"\x01", ""), (b"", "")]
 )
 def test_the_record_of_a_union_is_the_member_that_was_written(body: bytes, name: str) -> None:
-    assert WriterSchema.of(["null", record("a.R"), record("b.S")]).record_of(body) == name
+    assert WriterSchema.from_schema(["null", record("a.R"), record("b.S")]).record_of(body) == name
 
 
 def test_the_own_types_of_a_schema_stay_where_they_are() -> None:
@@ -86,7 +86,7 @@ def test_a_union_of_references_has_its_records() -> None:
     schema = self_contained(["null", "com.acme.Source", "b.S"], [SOURCE, other])
 
     assert schema == ["null", SOURCE, other]
-    assert WriterSchema.of(schema).records == ("com.acme.Source", "b.S")
+    assert WriterSchema.from_schema(schema).records == ("com.acme.Source", "b.S")
 
 
 def test_a_type_within_a_referenced_schema_can_be_named() -> None:

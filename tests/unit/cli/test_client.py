@@ -268,7 +268,8 @@ def test_a_command_says_what_it_waits_for_and_what_to_do_about_an_instance_that_
     monkeypatch: pytest.MonkeyPatch, suspended: str, command: list[str]
 ) -> None:
     is_change, address = command in CHANGING, suspended.removeprefix("http://")
-    for name, seconds in (("TELL_AFTER_SECONDS", 0.05), ("ANSWER_SECONDS", 0.4), ("CHANGE_SECONDS", 0.5)):
+    monkeypatch.setattr("balance_service.cli.waiting.TELL_AFTER_SECONDS", 0.05)
+    for name, seconds in (("ANSWER_SECONDS", 0.4), ("CHANGE_SECONDS", 0.5)):
         monkeypatch.setattr(f"balance_service.cli.client.{name}", seconds)
 
     done = CliRunner(env={"BALANCE_READ_TIMEOUT": "0.01"}).invoke(cli, [*command, "--url", suspended])

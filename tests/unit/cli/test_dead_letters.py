@@ -128,7 +128,14 @@ def test_the_error_of_a_single_request_is_raised(monkeypatch: pytest.MonkeyPatch
 def test_a_dead_letter_is_shown_with_repeated_headers_and_a_binary_key(monkeypatch: pytest.MonkeyPatch) -> None:
     headers = [{"name": "b", "value": "1"}, {"name": "b", "valueBase64": "/w=="}, {"name": "b", "value": "1"}]
     record = {"key": None, "keyBase64": "QP8Aww==", "headers": headers, "valueBase64": None}
-    letter = {"id": "balance/1:42", "detail": "so", "status": "applied", "redriveRefused": "", **record}
+    letter = {
+        "id": "balance/1:42",
+        "detail": "so",
+        "status": "applied",
+        "redriveRefused": "",
+        "discardWarning": "",
+        **record,
+    }
     monkeypatch.setattr("httpx.Client.send", lambda *_, stream: httpx.Response(200, json=letter))
 
     done = CliRunner().invoke(dead_letters, ["show", "balance/1:42"], catch_exceptions=False)
@@ -146,8 +153,8 @@ def test_a_dead_letter_is_shown_with_repeated_headers_and_a_binary_key(monkeypat
 
 def letter(offset: int, cause: str = "too-much", status: str = "waiting", **more: Any) -> dict[str, Any]:
     known = {"model": "balance", "key": "ada", "detail": "", "attempt": 0, "dueAt": None, "redriveRefused": ""}
-    times = {"failedAt": "2026-01-02T03:04:05.678Z"}
-    return {"id": f"balance/0:{offset}", "cause": cause, "status": status, **known, **times, **more}
+    further = {"discardWarning": "", "failedAt": "2026-01-02T03:04:05.678Z"}
+    return {"id": f"balance/0:{offset}", "cause": cause, "status": status, **known, **further, **more}
 
 
 FINAL = "its cause, key-null, never goes away: discard it"
@@ -202,9 +209,12 @@ def test_a_list_ends_with_the_commands_for_those_that_wait_for_a_decision(monkey
 
 
 def test_no_command_is_offered_for_letters_that_a_rebuild_applies(monkeypatch: pytest.MonkeyPatch) -> None:
-    misplaced = letter(1, "key-not-of-this-partition", redriveRefused="the key belongs to another partition")
+    misplaced = letter(1, "key-not-of-this-partition", redriveRefused="the key is misplaced", discardWarning="keep it")
 
-    assert listed(monkeypatch, [misplaced])[-2:] == [
+    assert listed(monkeypatch, [misplaced])[-5:] == [
+        "    no redrive: the key is misplaced",
+        "    no discard: keep it",
+        "",
         "Look at a record:",
         "  balance-service dead-letters show balance/0:1",
     ]

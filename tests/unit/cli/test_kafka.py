@@ -161,7 +161,7 @@ def test_a_producers_schema_with_all_fields_of_the_dataclass_stays_the_newest(
     assert f"orders-OrderPlaced: {HAS_ALL}" in done.output.splitlines()
 
 
-def test_a_second_run_says_that_nothing_is_to_be_registered(registry: Registry, project: Path) -> None:
+def test_a_second_run_says_that_nothing_is_left_to_register(registry: Registry, project: Path) -> None:
     register("web_shop.orders:Orders")
     registered = dict(registry.subjects)
 
@@ -243,7 +243,7 @@ def test_classes_of_two_models_that_no_event_fits_are_refused(registry: Registry
 
 
 class Sent:
-    """What is produced."""
+    """The records that are produced."""
 
     def __init__(self) -> None:
         self.values: list[bytes | None] = []
@@ -313,7 +313,7 @@ def test_without_a_topic_the_classes_of_all_other_applications_are_written(regis
         ("balance-service-shipments", "Shipped"),
         ("balance-service-orders", "Paid"),
         ("balance-service-bills-v2", "Bill"),
-        # What a model reads is recorded under its version.
+        # The registry records under its version the schemas that a model reads.
         ("balance-service-orders-v1", "Former"),
         ("balance-service-orders-changelog", "State"),
         ("balance-service-orders-by-city-changelog", "Other"),

@@ -14,11 +14,10 @@ from balance_service.cluster.directory import (
     SUSPECT_AFTER_SECONDS,
     Directory,
     PublishedModel,
-    PublishedTask,
     ServerTable,
 )
 from balance_service.cluster.signatures import RecordSignatures
-from balance_service.kafka.partitioner import Partitioning
+from balance_service.engine.records import Role, TaskSnapshot
 from tests.support.fakes import Clock, FakeRegistry
 from tests.support.waiting import eventually
 
@@ -31,7 +30,7 @@ ANSWERING = frozenset({"RUNNING", "WAITING"})
 
 
 def task(partition: int = 0, epoch: int = 1, **changed: Any) -> Mapping[str, Any]:
-    return {**PublishedTask("balance", partition, "ACTIVE", "RUNNING", epoch, 7).record(), **changed}
+    return {**TaskSnapshot("balance", partition, Role.ACTIVE, "RUNNING", epoch, 7).record(), **changed}
 
 
 def record(address: str, *tasks: Mapping[str, Any], incarnation: str = "i1", problem: str = "") -> Mapping[str, Any]:
@@ -103,8 +102,8 @@ def test_a_servers_record_is_kept_completely(listener: Listener) -> None:
     server = listener.only()
 
     assert (server.address, server.incarnation) == ("a:1", "i1")
-    assert server.models == (PublishedModel("balance", Partitioning(4, "crc32"), versions=(1,)),)
-    assert server.tasks == (PublishedTask("balance", 3, "ACTIVE", "RUNNING", 2, 7),)
+    assert server.models == (PublishedModel("balance", 4, "crc32", versions=(1,)),)
+    assert server.tasks == (TaskSnapshot("balance", 3, Role.ACTIVE, "RUNNING", 2, 7),)
 
 
 def test_what_stops_a_rebuild_is_told_with_the_running_instances_that_it_stops(listener: Listener) -> None:

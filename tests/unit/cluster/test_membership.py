@@ -64,9 +64,9 @@ def test_a_membership_counts_its_lease_from_before_the_request(clock: Clock, mon
     member.lease = Lease(SESSION_MS, clock)
     member.partitions = frozenset({0})
     try:
-        member._renew()
+        member.renew()
         clock.now += 5
-        member._committed(None, [TopicPartition("topic", 0, 5)])
+        member.confirmed(None, [TopicPartition("topic", 0, 5)])
 
         clock.now += 3.999
         assert member.lease.holds
@@ -91,7 +91,7 @@ def test_a_lease_is_renewed_only_if_the_group_has_accepted_a_partition(codes: li
         answered.append(answer)
     member._sent_at = elapsed()
     try:
-        member._committed(None, answered)
+        member.confirmed(None, answered)
 
         assert member.lease.holds is holds
     finally:
@@ -111,19 +111,19 @@ def test_a_member_asks_only_for_the_partitions_that_the_group_has_assigned_to_it
         asked.append([(one.topic, one.partition, one.offset) for one in offsets])
 
     member._consumer = cast("Any", SimpleNamespace(commit=commit))
-    member._renew()
+    member.renew()
     assert asked == []
 
     member.partitions = frozenset({1})
-    member._renew()
+    member.renew()
     assert asked == [[("topic", 1, 6)]]
 
     # One whose task has just begun to answer does not wait for the next renewal.
     member._sent_at = None
-    member._renew()
+    member.renew()
     assert len(asked) == 1
     member.partitions = frozenset({*positions})
-    member._renew()
+    member.renew()
     assert sorted(asked[1]) == [("topic", 0, 5), ("topic", 1, 6)]
 
 
@@ -260,25 +260,25 @@ def member() -> Iterator[Membership]:
     ],
 )
 def test_an_error_that_passes_by_itself_is_no_problem(member: Membership, code: int) -> None:
-    member._note(KafkaError(code))
+    member.note(KafkaError(code))
 
     assert member.problem == ""
 
 
 def test_a_full_group_is_reported_with_the_setting_of_its_bound(member: Membership) -> None:
-    member._note(KafkaError(KafkaError.GROUP_MAX_SIZE_REACHED))
+    member.note(KafkaError(KafkaError.GROUP_MAX_SIZE_REACHED))
 
     assert member.problem.startswith("group 'group' does not admit this member (")
     assert member.problem.endswith("); run fewer instances, or raise the brokers' group.max.size")
 
 
 def test_the_latest_problem_is_reported_until_a_confirmed_lease(member: Membership) -> None:
-    member._note(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    member.note(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
     forbidden = member.problem
-    member._note(KafkaError(KafkaError.INCONSISTENT_GROUP_PROTOCOL))
+    member.note(KafkaError(KafkaError.INCONSISTENT_GROUP_PROTOCOL))
     refused = member.problem
     member._sent_at = 0.0
-    member._committed(None, [TopicPartition("topic", 0, 5)])
+    member.confirmed(None, [TopicPartition("topic", 0, 5)])
 
     assert "the brokers do not allow" in forbidden
     assert "stop the other members of this group" in refused

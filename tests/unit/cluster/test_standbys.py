@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.cluster.directory import PublishedModel, PublishedTask, ServerTable
+from balance_service.cluster.directory import PublishedModel, ServerTable
 from balance_service.cluster.standbys import StandbyChooser, chosen
-from balance_service.kafka.partitioner import Partitioning
+from balance_service.engine.records import Role, TaskSnapshot
 from tests.support.fakes import Clock
 
 ADDRESSES = st.sets(st.integers(1, 60).map(lambda n: f"host-{n}:5051"), min_size=1, max_size=12)
@@ -49,15 +49,15 @@ def test_standbys_are_spread_over_the_instances() -> None:
     assert min(first.count(address) for address in addresses) > 60
 
 
-def record(address: str, role: str, epoch: int, model: str = "balance", state: str = "RUNNING") -> dict[str, Any]:
-    task = PublishedTask("balance", 0, role, state, epoch, 1).record()
+def record(address: str, role: Role, epoch: int, model: str = "balance", state: str = "RUNNING") -> dict[str, Any]:
+    task = TaskSnapshot("balance", 0, role, state, epoch, 1).record()
     tasks = [task] if model == "balance" else []
-    models = [PublishedModel(model, Partitioning(1, "murmur2"), versions=(1,)).record()]
+    models = [PublishedModel(model, 1, "murmur2", versions=(1,)).record()]
     return {"address": address, "incarnation": "i", "models": models, "tasks": tasks}
 
 
 def standby(address: str, model: str = "balance") -> dict[str, Any]:
-    return record(address, "STANDBY", 0, model, "TAILING")
+    return record(address, Role.STANDBY, 0, model, "TAILING")
 
 
 # The one that ranks highest with the partition comes first.
@@ -88,7 +88,7 @@ class Cluster:
 
     def hear(self, *names: str, owner: str = "a", epoch: int = 1) -> None:
         for name in names:
-            said = record(name, "ACTIVE", epoch) if name == owner else standby(name)
+            said = record(name, Role.ACTIVE, epoch) if name == owner else standby(name)
             self.table.hear(name, said, live=True)
 
     def standing_by(self) -> list[str]:
@@ -116,7 +116,7 @@ def test_a_standby_stays_while_the_owner_restores(owner: str) -> None:
     for _ in range(30):
         cluster.clock.now += 1
         cluster.hear(*{"a", "b", "c"} - {owner}, owner=owner)
-        cluster.table.hear(owner, record(owner, "ACTIVE", 0, state="RESTORING"), live=True)
+        cluster.table.hear(owner, record(owner, Role.ACTIVE, 0, state="RESTORING"), live=True)
 
         assert cluster.standing_by() == before
 
@@ -177,7 +177,7 @@ def test_a_starting_instance_does_not_choose_before_it_had_time_to_hear_the_othe
     lowest = RANKED[-1]
     table = ServerTable(cluster.clock)
     chooser = cluster.chooser(lowest, table=table)
-    table.hear("a", record("a", "ACTIVE", 1), live=False)
+    table.hear("a", record("a", Role.ACTIVE, 1), live=False)
     chosen_for = [chooser.partitions()]
     for moment in range(30):
         cluster.clock.now += 0.5

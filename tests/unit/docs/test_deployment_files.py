@@ -16,10 +16,7 @@ from kubernetes_validate import validate
 
 from balance_service.errors import ConfigurationError
 from balance_service.http.app import HttpServer
-from balance_service.http.handlers import Handlers
-from balance_service.http.operations import Operations
 from balance_service.http.peers.trust import PeerTrust
-from balance_service.http.streams.event_stream import Streams
 from balance_service.settings import Settings, load_settings
 from tests.support.fakes import IdleInstance
 from tests.support.shipped import ROUTES
@@ -165,7 +162,7 @@ def test_the_base_admits_no_anonymous_client(monkeypatch: pytest.MonkeyPatch) ->
     assert settings.admits_anonymous
     assert not settings.allow_anonymous
     with pytest.raises(ConfigurationError, match="BALANCE_ALLOW_ANONYMOUS"):
-        HttpServer(settings, Handlers(Operations(IdleInstance()), Streams(10)), ())
+        HttpServer(settings, IdleInstance(), ())
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")

@@ -26,7 +26,7 @@ def test_a_dead_letter_has_the_detail_of_the_last_attempt() -> None:
     first = Letter.first(42, "field-null", b"k", 0, EVERY_MS, "the first")
     again = first.failed_again("field-null", 0, EVERY_MS, "the second")
 
-    details = [Letter.of(42, letter.record()).detail for letter in (first, again)]
+    details = [Letter.of(letter.record(), offset=42).detail for letter in (first, again)]
 
     assert details == ["the first", "the second"]
 

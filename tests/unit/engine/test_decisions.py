@@ -185,7 +185,7 @@ def test_what_is_no_decision_and_what_no_instance_has_signed_decides_nothing(
     assert [offset for _, offset in records.refused] == ([1, 3] if secret is None else [1, 2, 3])
     # The history of an application has the decisions of all stages.
     of_another = replace(decisions, stage="other")
-    told = [str(letter_id) for letter_id, _ in of_another.read(load_settings(), topics)]
+    told = [decided.id for decided in of_another.read(load_settings(), topics)]
     assert told == [f"balance/0:{offset}" for offset in sorted(known[0])]
 
 

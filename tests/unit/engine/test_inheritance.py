@@ -71,13 +71,13 @@ class Generation:
     def __init__(self, number: int, siblings: Siblings, model: Old) -> None:
         self.model = model
         self.driver = Driver(model)
-        self.driven = self.driver._last
+        self.driven = self.driver.last_stage
         self.driven.deliver = self.deliver  # type: ignore[method-assign]
         self.driven.commit = self.commit  # type: ignore[method-assign]
         stage = model.stages[-1].of_generation(number)
         decisions = SimpleNamespace(output=lambda *_: Output(0, "decisions", 0, None, None, 0, []))
         self.hosted: Any = SimpleNamespace(
-            processor=self.driven._processor,
+            processor=self.driven.processor,
             stage=stage,
             siblings=siblings,
             decisions=decisions,
@@ -92,7 +92,7 @@ class Generation:
         """The task is opened, again if there was one."""
         if self.driven.store.view is None:
             self.the_task._shown = None
-            self.driven.store = StateStore(self.driven.store.path, self.driven._processor.position_codec)
+            self.driven.store = StateStore(self.driven.store.path, self.driven.processor.position_codec)
         self.the_task = Task(TaskId(self.hosted.stage.name, 0), self.hosted)
         self.the_task.replica.store = self.driven.store
         self.driven.writer.is_closed = False
@@ -117,10 +117,10 @@ class Generation:
         driven, start = self.driven, self.position.offset
         self.the_task.follow_sender()
         left_out = frozenset(self.the_task.left_out())
-        some = [encoded(event, driven._stage) for event in events]
+        some = [encoded(event, driven.stage) for event in events]
         driven.events[start:] = some
         kept = {at: event for at, event in enumerate(some, start) if at not in left_out}
-        return self.deliver(replace(driven._batch(start, start + len(some), kept), left_out=left_out))
+        return self.deliver(replace(driven.batch(start, start + len(some), kept), left_out=left_out))
 
     def deliver(self, batch: TaskBatch) -> Committed:
         done = self.the_task.process(batch)
@@ -141,7 +141,7 @@ class Generation:
     def moves(self, **fields: Any) -> None:
         """Writes another position."""
         moved = replace(self.position, **fields)
-        write_position(moved, self.driven._processor.position_codec, self.driven.store, self.driven.writer)
+        write_position(moved, self.driven.processor.position_codec, self.driven.store, self.driven.writer)
         self.the_task._shown = self.driven.store.view
 
     def given(self, *events: InputEvent) -> None:

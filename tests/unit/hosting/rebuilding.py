@@ -6,8 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from balance_service.cluster.directory import PublishedTask, ServerTable
-from balance_service.engine.records import NEVER, Compared, Position, Role, TaskId
+from balance_service.cluster.directory import ServerTable
+from balance_service.engine.records import NEVER, Compared, Position, Role, TaskId, TaskSnapshot
 from balance_service.engine.task import ANSWERING, Task, TaskState
 from balance_service.hosting.online_rebuilds import Rebuilds
 from balance_service.model.generations import Comparison, Generations, Switch
@@ -129,13 +129,13 @@ class Engine:
         return self.now
 
 
-def table_of(tasks: Sequence[PublishedTask]) -> ServerTable:
+def table_of(tasks: Sequence[TaskSnapshot]) -> ServerTable:
     table = ServerTable(elapsed)
     publish(table, tasks)
     return table
 
 
-def publish(table: ServerTable, tasks: Sequence[PublishedTask]) -> None:
+def publish(table: ServerTable, tasks: Sequence[TaskSnapshot]) -> None:
     """Has the only instance publish its tasks."""
     table.hear("a:1", {"incarnation": "i", "models": [], "tasks": [task.record() for task in tasks]}, live=True)
 
@@ -150,13 +150,13 @@ def hosting(now: Generations) -> Engine:
     return Engine(now, Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False)))
 
 
-def running(generation: int, position: int = 5, **more: Any) -> list[PublishedTask]:
+def running(generation: int, position: int = 5, **more: Any) -> list[TaskSnapshot]:
     """The tasks of a generation, of both partitions."""
     stage = FIRST.of_generation(generation).name
-    return [PublishedTask(stage, partition, "ACTIVE", "RUNNING", 1, position, **more) for partition in range(2)]
+    return [TaskSnapshot(stage, partition, Role.ACTIVE, "RUNNING", 1, position, **more) for partition in range(2)]
 
 
-def replaced(tasks: list[PublishedTask], **changes: Any) -> list[PublishedTask]:
+def replaced(tasks: list[TaskSnapshot], **changes: Any) -> list[TaskSnapshot]:
     """The tasks, with changes of the last one."""
     return [*tasks[:-1], replace(tasks[-1], **changes)]
 

@@ -1,7 +1,8 @@
-"""What is wrong with a service is told as a few causes: each once, with what to do, and with what follows from it."""
+"""The troubles of a service become a few causes: each once, with its remedy and its consequences."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from balance_service.engine.processor import OWN_CODE
 from balance_service.hosting.causes import Cause, Kind, Urgency, starting, unknown_settings
 from balance_service.hosting.diagnosis import Known, causes_of
+from balance_service.http.operations import ApplicationServer, HostedModel, OpenDeadLetters, PublishedTask
 from balance_service.model.versions import LACKS_VERSION
 from balance_service.process.package import resource
 from balance_service.process.runtime import iso_time
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 
 HERE, PEER, THIRD = "a:1", "b:1", "c:1"
 NOW_MS = 1_767_225_600_000
-WAITS = {"cause": "key-null", "status": "waiting", "needsDecision": True, "count": 3}
-HEALS = {"cause": "schema-id-unknown", "status": "scheduled", "needsDecision": False, "count": 2}
+WAITS = OpenDeadLetters(cause="key-null", status="waiting", needs_decision=True, count=3)
+HEALS = OpenDeadLetters(cause="schema-id-unknown", status="scheduled", needs_decision=False, count=2)
 STANDS = "partition {0} has been at position 5{0} since 2026-01-01T00:00:00Z, and is 7 records behind"
 LONG_AGO = 3600.0
 PLAIN_503 = "Here, plain queries get 503; those with `maxAge` get an old answer"
@@ -27,27 +29,52 @@ PLAIN_503 = "Here, plain queries get 503; those with `maxAge` get an old answer"
 
 def task(partition: int = 0, state: str = "RUNNING", *, seconds: float = 3600, stage: str = "m", **more: Any) -> Any:
     """A task as a status has it. `seconds`: how long it has been in its state."""
-    of_it = {"task": f"{stage}_{partition}", "readModel": stage, "partition": partition, "role": "active"}
-    figures = {"epoch": 1, "position": 5, "lag": 0, "lagSeconds": 0, "lagSecondsIsLeast": False, "reason": ""}
-    restore: dict[str, Any] = {"restored": 0, "toRestore": 0, "secondsLeft": None, "deadLetters": []}
-    return {**of_it, **figures, **restore, "state": state, "since": iso_time(NOW_MS - int(1000 * seconds)), **more}
+    usual: dict[str, Any] = {
+        "task": f"{stage}_{partition}",
+        "read_model": stage,
+        "partition": partition,
+        "role": "active",
+        "state": state,
+        "answers": True,
+        "epoch": 1,
+        "position": 5,
+        "lag": 0,
+        "lag_seconds": 0,
+        "lag_seconds_is_least": False,
+        "reason": "",
+        "since": iso_time(NOW_MS - int(1000 * seconds)),
+        "restored": 0,
+        "to_restore": 0,
+        "seconds_left": None,
+        "dead_letters": [],
+    }
+    return PublishedTask(**{**usual, **more})
 
 
 def server(address: str, *tasks: Any, silent: int | None = 0, is_shared: bool = False) -> Any:
-    return {
-        "applicationServer": address,
-        "suspect": silent != 0,
-        "silentSeconds": silent,
-        "shared": is_shared,
-        "models": ["m"],
-        "tasks": [*tasks],
-    }
+    return ApplicationServer(
+        application_server=address,
+        incarnation="i",
+        suspect=silent != 0,
+        silent_seconds=silent,
+        shared=is_shared,
+        models=["m"],
+        tasks=[*tasks],
+    )
 
 
-def model(name: str = "m", status: str = "serving", *, seconds: float = 60, rules: Sequence[int] = ()) -> Any:
+def model(name: str = "m", status: Any = "serving", *, seconds: float = 60, rules: Sequence[int] = ()) -> Any:
     since = iso_time(NOW_MS - int(1000 * seconds))
-    of_it = {"name": name, "model": name.partition(".g")[0], "status": status, "since": since}
-    return {**of_it, "readOtherwise": [*rules], "source": "t", "partitions": 2, "standbyReplicas": 0}
+    return HostedModel(
+        name=name,
+        model=name.partition(".g")[0],
+        status=status,
+        since=since,
+        read_otherwise=[*rules],
+        source="t",
+        partitions=2,
+        standby_replicas=0,
+    )
 
 
 def status(*own: Any, **more: Any) -> dict[str, Any]:
@@ -74,7 +101,7 @@ def causes(
         return None if seconds is None else NOW_MS - int(1000 * seconds)
 
     since = {name: NOW_MS - int(1000 * seconds) for name, seconds in (unowned or {}).items()}
-    silent = {one["applicationServer"]: one["silentSeconds"] for one in known["applicationServers"]}
+    silent = {one.application_server: one.silent_seconds for one in known["applicationServers"]}
     here: dict[str, Any] = {"brokers": "k:9092", "now_ms": NOW_MS, "session_timeout_ms": 1000 * session}
     here |= {"silent_ms": ms(without_broker), "settled_ms": ms(answers), "heard_ms": ms(heard)}
     here["heard"] = {address: NOW_MS - 1000 * seconds for address, seconds in silent.items() if seconds is not None}
@@ -82,7 +109,7 @@ def causes(
 
 
 def section(cause: Cause) -> str:
-    return str(cause.shown()["section"])
+    return cause.shown().section
 
 
 def refused() -> Cause:
@@ -96,7 +123,7 @@ def only(found: Sequence[Cause]) -> Cause:
 
 def test_a_healthy_service_has_no_cause() -> None:
     known = status(
-        task(0, deadLetters=[HEALS]), task(1, role="standby", state="TAILING"), peers=[server(PEER, task(1))]
+        task(0, dead_letters=[HEALS]), task(1, role="standby", state="TAILING"), peers=[server(PEER, task(1))]
     )
 
     assert causes(known) == []
@@ -177,9 +204,9 @@ def test_an_instance_never_reports_that_it_is_silent_itself() -> None:
     assert causes(status(task(), silent_here=70)) == []
 
 
-def test_a_killed_instance_is_one_cause_with_its_partitions_that_nobody_answers_for() -> None:
+def test_a_killed_instance_is_one_cause_with_its_partitions_without_an_answering_instance() -> None:
     left = server(PEER, task(1), task(2), task(3), task(4), silent=5)
-    opened = [task(2, "RESTORING", seconds=2, epoch=2, secondsLeft=3.4), task(4, "CLOSED", seconds=2, epoch=2)]
+    opened = [task(2, "RESTORING", seconds=2, epoch=2, seconds_left=3.4), task(4, "CLOSED", seconds=2, epoch=2)]
     known = status(task(0), *opened, peers=[left], unhosted=["m_1"])
 
     cause = only(causes(known, unowned={"m_1": 2}))
@@ -347,10 +374,10 @@ def test_a_halted_standby_is_less_urgent_and_told_only_if_its_owner_is_not_halte
 
 @pytest.mark.parametrize(("seconds", "urgency"), [(2, Urgency.NONE), (29, Urgency.NONE), (30, Urgency.SOON)])
 @pytest.mark.parametrize("reason", ["", "the store was damaged"])
-def test_a_restore_that_goes_on_is_waited_for_whatever_ended_the_task_before(
+def test_a_restore_that_goes_on_has_its_time_for_any_end_of_the_task_before(
     seconds: float, urgency: Urgency, reason: str
 ) -> None:
-    cause = only(causes(status(task(0, "RESTORING", seconds=seconds, reason=reason, secondsLeft=4.0))))
+    cause = only(causes(status(task(0, "RESTORING", seconds=seconds, reason=reason, seconds_left=4.0))))
 
     assert (cause.urgency, cause.heals, cause.action, section(cause)) == (urgency, True, "Wait", "BalanceRestoring")
     assert cause.what == "m_0 at a:1 is being restored, about 4 s left, and queries for its keys get 503"
@@ -358,7 +385,7 @@ def test_a_restore_that_goes_on_is_waited_for_whatever_ended_the_task_before(
 
 @pytest.mark.parametrize("state", ["CREATED", "RESTORING", "CLOSED"])
 @pytest.mark.parametrize(("seconds", "urgency"), [(2, Urgency.NONE), (15, Urgency.SOON), (60, Urgency.NOW)])
-def test_a_task_that_is_opened_again_and_again_becomes_urgent_whatever_its_state_is_now(
+def test_a_task_that_is_opened_again_and_again_becomes_urgent_in_any_state(
     state: str, seconds: float, urgency: Urgency
 ) -> None:
     reason = "the brokers do not allow the transactional id"
@@ -370,7 +397,7 @@ def test_a_task_that_is_opened_again_and_again_becomes_urgent_whatever_its_state
     assert cause.what == f"m_0 at a:1 is {is_told}, and queries for its keys get 503: {reason}"
 
 
-def test_a_standby_that_cannot_follow_its_owner_is_told_once_it_lasts() -> None:
+def test_a_standby_that_cannot_follow_its_owner_is_a_cause_once_it_lasts() -> None:
     full = {"role": "standby", "reason": "make room on the disk"}
     for state in ("RESTORING", "WAITING", "CLOSED"):
         standbys = [task(n, state, seconds=15, **full) for n in range(2)]
@@ -378,14 +405,14 @@ def test_a_standby_that_cannot_follow_its_owner_is_told_once_it_lasts() -> None:
 
         assert (cause.kind, cause.urgency, section(cause)) == ("standby", Urgency.SOON, "BalanceStandbyBehind")
         assert cause.what == "The standby m_0, m_1 at b:1 are not ready to take over: make room on the disk"
-    goes_on = task(0, "RESTORING", seconds=900, secondsLeft=9.0, **full)
+    goes_on = task(0, "RESTORING", seconds=900, seconds_left=9.0, **full)
     young = task(0, "CLOSED", seconds=5, **full)
     assert causes(status(task(0), peers=[server(PEER, goes_on), server(THIRD, young)])) == []
 
 
-def test_a_reason_why_the_instance_is_not_ready_is_told_if_no_cause_explains_it() -> None:
+def test_a_reason_why_the_instance_is_not_ready_is_a_cause_if_no_other_explains_it() -> None:
     stopping = ["this instance is stopping"]
-    found = causes(status(task(0, deadLetters=[WAITS]), reasons=stopping))
+    found = causes(status(task(0, dead_letters=[WAITS]), reasons=stopping))
 
     assert [cause.kind for cause in found] == ["letters", "not-ready"]
     assert found[1].what == "This instance is not ready: this instance is stopping"
@@ -405,7 +432,7 @@ def test_a_task_that_waits_for_seconds_is_not_urgent(seconds: float, urgency: Ur
 
 def test_a_task_whose_version_is_missing_needs_a_decision_and_a_kept_one_does_not() -> None:
     reason = f"generation 2 of 'm' has version 1, and {LACKS_VERSION} 2 here"
-    lacks, kept = task(0, "WAITING", reason=reason), task(0, "WAITING", reason=reason, stage="m.g2", readModel="m.g2")
+    lacks, kept = task(0, "WAITING", reason=reason), task(0, "WAITING", reason=reason, stage="m.g2", read_model="m.g2")
 
     cause = only(causes(status(lacks)))
     assert cause.action.startswith("Switch to a generation whose version is here")
@@ -425,13 +452,13 @@ def test_partitions_that_stand_still_for_one_error_are_one_cause() -> None:
 
 @pytest.mark.parametrize(("lag", "kinds"), [(59.9, []), (60, ["behind"]), (None, [])])
 def test_a_task_that_is_a_minute_behind_is_a_cause(lag: float | None, kinds: list[str]) -> None:
-    assert [cause.kind for cause in causes(status(task(0, lagSeconds=lag)))] == kinds
+    assert [cause.kind for cause in causes(status(task(0, lag_seconds=lag)))] == kinds
 
 
-def test_what_only_the_instance_knows_is_told_once() -> None:
+def test_a_cause_that_only_the_instance_knows_appears_once() -> None:
     failing = Cause(kind=Kind.NOT_FOLDED, urgency=Urgency.SOON, what="its query failed", action="wait", tasks=("m_0",))
 
-    assert causes(status(task(0, lagSeconds=99)), own=[failing]) == [failing]
+    assert causes(status(task(0, lag_seconds=99)), own=[failing]) == [failing]
     # It does not hide what is worse.
     halted = causes(status(task(0, "HALTED", reason="topic t was recreated")), own=[failing])
     assert [cause.kind for cause in halted] == ["halted", "not-folded"]
@@ -456,7 +483,7 @@ def test_two_instances_with_one_address_are_urgent() -> None:
 
 
 def test_a_generation_that_is_built_asks_for_nothing_and_its_tasks_have_no_part_in_the_verdict() -> None:
-    building = [task(n, "RESTORING", stage="m.g2", lagSeconds=9000, readModel="m.g2") for n in range(2)]
+    building = [task(n, "RESTORING", stage="m.g2", lag_seconds=9000, read_model="m.g2") for n in range(2)]
     known = status(task(0), task(1), *building, models=[model(), model("m.g2", "building", seconds=30)])
 
     cause = only(causes(known))
@@ -473,7 +500,7 @@ def test_a_generation_that_is_built_asks_for_nothing_and_its_tasks_have_no_part_
 def test_a_generation_that_cannot_be_built_is_one_cause_and_less_urgent_than_one_that_serves(
     state: str, told: str
 ) -> None:
-    fails = task(0, state, stage="m.g2", readModel="m.g2", reason="the disk is full")
+    fails = task(0, state, stage="m.g2", read_model="m.g2", reason="the disk is full")
     known = status(task(0), fails, models=[model(), model("m.g2", "building")])
 
     cause = only(causes(known))
@@ -494,15 +521,15 @@ def test_a_generation_that_is_ready_needs_an_operator() -> None:
 
 
 def test_dead_letters_that_need_a_decision_are_one_cause_for_all_read_models() -> None:
-    own = [task(0, deadLetters=[WAITS, HEALS]), task(0, stage="n", deadLetters=[{**WAITS, "count": 1}])]
-    known = status(*own, models=[model(), model("n")], peers=[server(PEER, task(1, deadLetters=[WAITS]))])
+    own = [task(0, dead_letters=[WAITS, HEALS]), task(0, stage="n", dead_letters=[replace(WAITS, count=1)])]
+    known = status(*own, models=[model(), model("n")], peers=[server(PEER, task(1, dead_letters=[WAITS]))])
 
     cause = only(causes(known))
 
     assert (cause.kind, cause.urgency) == ("letters", Urgency.SOON)
     assert cause.what == "7 dead letters need you"
     assert cause.follows == ("m: 6 with the cause key-null", "n: 1 with the cause key-null")
-    assert only(causes(status(task(0, deadLetters=[{**WAITS, "count": 1}])))).what == "1 dead letter needs you"
+    assert only(causes(status(task(0, dead_letters=[replace(WAITS, count=1)])))).what == "1 dead letter needs you"
 
 
 @pytest.mark.parametrize(
@@ -516,7 +543,7 @@ def test_dead_letters_that_need_a_decision_are_one_cause_for_all_read_models() -
 def test_what_to_do_about_dead_letters_depends_on_whether_a_redrive_can_apply_them(
     given: Sequence[str], action: str
 ) -> None:
-    cause = only(causes(status(task(0, deadLetters=[{**WAITS, "cause": one} for one in given]))))
+    cause = only(causes(status(task(0, dead_letters=[replace(WAITS, cause=one) for one in given]))))
 
     assert cause.action.startswith(action)
     assert "`balance-service dead-letters list`" in cause.action
@@ -535,7 +562,7 @@ def test_a_generation_under_older_rules_names_the_schemas_and_the_command() -> N
 
 def test_the_most_urgent_cause_comes_first() -> None:
     known = status(
-        task(0, deadLetters=[WAITS]), task(1, "HALTED", reason="x"), models=[model(), model("m.g2", "building")]
+        task(0, dead_letters=[WAITS]), task(1, "HALTED", reason="x"), models=[model(), model("m.g2", "building")]
     )
 
     assert [cause.urgency for cause in causes(known)] == [Urgency.NOW, Urgency.SOON, Urgency.NONE]
@@ -563,7 +590,7 @@ def test_a_cause_in_json_has_the_time_and_at_most_twenty_consequences() -> None:
         kind=Kind.HALTED, urgency=Urgency.SOON, what="w", action="a", since_ms=NOW_MS, tasks=("m_0",), follows=follows
     )
 
-    assert cause.shown() == {
+    assert cause.shown().record() == {
         "kind": "halted",
         "urgency": "soon",
         "what": "w",

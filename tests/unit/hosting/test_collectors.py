@@ -35,7 +35,7 @@ _MIB = 1 << 20
 
 def task(partition: int, role: Role, state: str = "RUNNING", *, answers: bool = True) -> TaskSnapshot:
     sizes = StoreSizes(file_bytes=10 * _MIB, memtable_bytes=2 * _MIB, table_reader_bytes=_MIB, keys=7)
-    return TaskSnapshot(TaskId("balance", partition), role, state, 3, 90, "", 5, 6, None, sizes, answers)
+    return TaskSnapshot("balance", partition, role, state, 3, 90, "", 5, 6, sizes=sizes, answers=answers)
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Engine:
         self.lease.renew(self.clock.now)
         member = SimpleNamespace(lease=self.lease, partitions=self.partitions)
         self.memberships = SimpleNamespace(of={"balance": member})
-        self.watermarks = {"balance": Watermarks(lambda: {0: 100}, self.clock)}
+        self.watermarks = {"balance": Watermarks("balance", lambda: {0: 100}, self.clock)}
         self.stages = {"balance": self._tasks("balance", "balance", 2)}
         self.tables = SimpleNamespace(snapshots=lambda: self.followed)
         self.spark_sampler = SimpleNamespace(sample=self.sample)
@@ -81,11 +81,11 @@ class Engine:
 
     def add_model(self, name: str, source: str, partitions: int) -> None:
         """Another read model, with tasks like those of the first."""
-        self.watermarks.setdefault(source, Watermarks(lambda: {0: 1_000}, self.clock))
+        self.watermarks.setdefault(source, Watermarks(source, lambda: {0: 1_000}, self.clock))
         self.stages[name] = self._tasks(name, source, partitions)
 
     def _tasks(self, name: str, source: str, partitions: int) -> Tasks:
-        own = [replace(task, task_id=TaskId(name, task.task_id.partition)) for task in self.snapshots]
+        own = [replace(task, stage=name) for task in self.snapshots]
         hosted = SimpleNamespace(
             name=name,
             stage=Stage(name=name, owner=name, source=source, application_id="app"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from balance_service.engine.records import FailedAt, Role, StoreSizes, TaskId, TaskSnapshot
+from balance_service.engine.records import FailedAt, Role, StoreSizes, TaskSnapshot
 from balance_service.hosting.details import details_of
+from balance_service.http.answer import compact_json
 from balance_service.http.instances import InstanceDetails
 from balance_service.process.package import __version__
 from balance_service.settings import load_settings
@@ -25,8 +27,10 @@ pytestmark = pytest.mark.usefixtures("no_environment")
 
 def details(state_dir: Path, engine: Any = None, **settings: Any) -> dict[str, Any]:
     found = details_of(load_settings(state_dir=state_dir, **settings), BEGAN_MS, engine)
-    TypeAdapter(InstanceDetails).validate_python(found, strict=True)
-    return found
+    told = compact_json(found)
+    TypeAdapter(InstanceDetails).validate_json(told, strict=True)
+    shown: dict[str, Any] = json.loads(told)
+    return shown
 
 
 def engine(*tasks: TaskSnapshot) -> Any:
@@ -35,9 +39,9 @@ def engine(*tasks: TaskSnapshot) -> Any:
 
 
 def task(partition: int, failed_at: FailedAt | None = None) -> TaskSnapshot:
-    task_id, sizes = TaskId("m", partition), StoreSizes(file_bytes=100)
+    sizes = StoreSizes(file_bytes=100)
     return TaskSnapshot(
-        task_id, Role.ACTIVE, "HALTED", 1, 5, "", 0, 0, None, sizes, False, since_ms=BEGAN_MS, failed_at=failed_at
+        "m", partition, Role.ACTIVE, "HALTED", 1, 5, sizes=sizes, failed_at=failed_at, state_since_ms=BEGAN_MS
     )
 
 
@@ -64,7 +68,7 @@ def test_a_started_instance_tells_the_processor_time_and_the_memory_of_both_proc
         assert found["jvm"]["memoryBytes"] > 1 << 20
 
 
-def test_settings_are_told_without_secrets_and_those_that_were_given_are_marked(tmp_path: Path) -> None:
+def test_settings_are_shown_without_secrets_and_those_that_were_given_are_marked(tmp_path: Path) -> None:
     found = details(tmp_path, peer_secret=SECRET, peer_secrets_former=f"{SECRET} of old", http_port=5055)
 
     by_name = {one["name"]: one for one in found["settings"]}

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from balance_service.cluster.directory import PublishedTask, ServerTable
+from balance_service.cluster.directory import ServerTable
+from balance_service.engine.records import Role, TaskSnapshot
 from balance_service.errors import (
     NotAuthorizedError,
     RetriableError,
@@ -25,7 +26,7 @@ DROPPED = BUILT.dropped(2, "", "")
 def test_a_changelog_that_another_application_may_use_is_not_deleted(owners: set[str], other: str) -> None:
     engine = Engine(DROPPED, Here(1, Standing(1, sends=True)))
     engine.topics = SimpleNamespace(find=lambda name: Topic(name, "id", 2), delete=pytest.fail)
-    rebuilds = responsible(engine, table_of([PublishedTask("rewards", 0, "ACTIVE", "RUNNING", 1, 5)]))
+    rebuilds = responsible(engine, table_of([TaskSnapshot("rewards", 0, Role.ACTIVE, "RUNNING", 1, 5)]))
     owners.add(other)
 
     with pytest.raises(RetriableError, match=r"is not deleted, because its positions name .* as owner"):
@@ -41,7 +42,7 @@ def test_a_dropped_changelog_is_deleted_once_no_instance_has_a_task_of_it_and_ag
 
     found = []
     for stages in (["rewards.g2"], [], [], ["rewards", "rewards.g2"], ["rewards"]):
-        publish(table, [PublishedTask(stage, 0, "ACTIVE", "RUNNING", 1, 5) for stage in stages])
+        publish(table, [TaskSnapshot(stage, 0, Role.ACTIVE, "RUNNING", 1, 5) for stage in stages])
         rebuilds.step(DROPPED)
         found.append(len(deleted))
 
@@ -57,7 +58,7 @@ def test_a_killed_instance_keeps_a_dropped_changelog_until_the_group_has_given_i
     table = ServerTable(clock)
     rebuilds = responsible(engine, table)
     for address, stages in (("a:1", ["rewards"]), ("killed:1", ["rewards.g2"])):
-        tasks = [PublishedTask(stage, 0, "ACTIVE", "RUNNING", 1, 5).record() for stage in stages]
+        tasks = [TaskSnapshot(stage, 0, Role.ACTIVE, "RUNNING", 1, 5).record() for stage in stages]
         table.hear(address, {"incarnation": "i", "models": [], "tasks": tasks}, live=True)
 
     clock.now += 10
@@ -78,7 +79,7 @@ def test_a_changelog_that_a_late_instance_created_again_is_deleted_although_its_
         find=lambda name: Topic(name, "id", 2) if name in topics else None, delete=topics.remove
     )
     engine.registry = SimpleNamespace(forget=lambda _name: None)
-    rebuilds = responsible(engine, table_of([PublishedTask("rewards", 0, "ACTIVE", "RUNNING", 1, 5)]))
+    rebuilds = responsible(engine, table_of([TaskSnapshot("rewards", 0, Role.ACTIVE, "RUNNING", 1, 5)]))
     rebuilds.step(DROPPED)
     assert not topics
 
@@ -101,7 +102,7 @@ def test_a_changelog_that_cannot_be_deleted_is_not_tried_again_at_once() -> None
 
     engine.topics = SimpleNamespace(find=lambda name: Topic(name, "id", 2))
     engine.registry = SimpleNamespace(forget=forget)
-    rebuilds = responsible(engine, table_of([PublishedTask("rewards", 0, "ACTIVE", "RUNNING", 1, 5)]))
+    rebuilds = responsible(engine, table_of([TaskSnapshot("rewards", 0, Role.ACTIVE, "RUNNING", 1, 5)]))
 
     for _ in range(3):
         with pytest.raises(NotAuthorizedError):

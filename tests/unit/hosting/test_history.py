@@ -1,4 +1,4 @@
-"""What operators and the service did is told from both topics, the newest first."""
+"""The history has the deeds of operators and of the service from both topics, the newest first."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pydantic import TypeAdapter
 
-from balance_service.engine.decisions import LetterId
+from balance_service.engine.decisions import DeadLetterDecision, Decision
 from balance_service.errors import RetriableError
 from balance_service.hosting.history import History
-from balance_service.http.instances import Action
 from balance_service.model.generations import Comparison, Declaration, Generations, Switch
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ EQUAL, DIFFERENT = Comparison(equal=3), Comparison(3, 1, 0, 2)
 class Decided:
     """A topic of decisions. Counts how often it is read."""
 
-    def __init__(self, *decisions: tuple[LetterId, dict[str, Any]]) -> None:
+    def __init__(self, *decisions: DeadLetterDecision) -> None:
         self.decisions = [*decisions]
         self.reads = 0
         self.is_up = True
@@ -37,7 +35,7 @@ class Decided:
     def end(self, _topics: object) -> tuple[object, ...]:
         return ("id", len(self.decisions))
 
-    def read(self, _settings: object, _topics: object) -> Iterator[tuple[LetterId, dict[str, Any]]]:
+    def read(self, _settings: object, _topics: object) -> Iterator[DeadLetterDecision]:
         self.reads += 1
         if not self.is_up:
             raise RetriableError("the broker does not respond")
@@ -52,10 +50,9 @@ def history(decided: Decided, *steps: Generations) -> History:
     return History(engine)
 
 
-def decision(seconds: int, offset: int = 42) -> tuple[LetterId, dict[str, Any]]:
+def decision(seconds: int, offset: int = 42) -> DeadLetterDecision:
     at = BEGAN + timedelta(seconds=seconds)
-    record = {"decision": "discard", "cause": "key-null", "decidedAt": at, "by": "alice", "reason": "a test"}
-    return LetterId("m", 1, offset), record
+    return DeadLetterDecision(f"m/1:{offset}", Decision.DISCARD, "key-null", at, "alice", "a test", "s")
 
 
 def steps_of(*transitions: Callable[[Generations], Generations]) -> list[Generations]:
@@ -70,16 +67,15 @@ def built(switch: Switch) -> Callable[[Generations], Generations]:
     return lambda now: now.rebuilt(FIRST, switch, 60, None, "bob", "states were lost")
 
 
-def test_decisions_and_steps_are_told_in_one_order() -> None:
+def test_decisions_and_steps_have_one_order() -> None:
     found = history(Decided(decision(5)), *steps_of(built(Switch.NEVER))).last()
 
-    TypeAdapter(list[Action]).validate_python(found, strict=True)
-    assert [(one["action"], one["by"], one["about"], one["detail"], one["reason"]) for one in found] == [
+    assert [(one.action, one.by, one.about, one.detail, one.reason) for one in found] == [
         ("rebuild", "bob", "m", "generation 1 serves, 2 is being built", "states were lost"),
         ("discard", "alice", "m/1:42", "its cause was key-null", "a test"),
         ("begin", "the service", "m", "generation 1 serves", "it is hosted for the first time"),
     ]
-    assert found[1]["at"] == "2026-01-01T00:00:05.000Z"
+    assert found[1].at == "2026-01-01T00:00:05.000Z"
 
 
 def test_a_step_of_the_service_itself_says_so_and_why() -> None:
@@ -87,9 +83,9 @@ def test_a_step_of_the_service_itself_says_so_and_why() -> None:
 
     settled, switched, *_ = history(Decided(), *steps).last()
 
-    assert (switched["by"], switched["reason"]) == ("the service", "it has caught up, and all states are equal")
-    assert switched["detail"] == "generation 2 serves, 1 is kept"
-    assert (settled["by"], settled["reason"]) == ("the service", "generation 2 has taken over all partitions")
+    assert (switched.by, switched.reason) == ("the service", "it has caught up, and all states are equal")
+    assert switched.detail == "generation 2 serves, 1 is kept"
+    assert (settled.by, settled.reason) == ("the service", "generation 2 has taken over all partitions")
 
 
 def test_a_drop_says_which_generation_was_dropped() -> None:
@@ -106,7 +102,7 @@ def test_a_drop_says_which_generation_was_dropped() -> None:
     mixed = sorted([*cancelled, *others], key=lambda one: one.at)
 
     found = history(Decided(), *mixed).last()
-    assert [(one["about"], one["detail"]) for one in found if one["action"] == "drop"] == [
+    assert [(one.about, one.detail) for one in found if one.action == "drop"] == [
         ("n", "generation 2 serves, 1 is dropped"),
         ("m", "generation 1 serves, 2 is dropped"),
     ]
@@ -115,7 +111,7 @@ def test_a_drop_says_which_generation_was_dropped() -> None:
 def test_a_comparison_has_its_counts() -> None:
     last, *_ = history(Decided(), *steps_of(built(Switch.NEVER), lambda now: now.compared(2, DIFFERENT))).last()
 
-    assert last["detail"] == (
+    assert last.detail == (
         "generation 1 serves, 2 is ready; keys: 3 equal, 1 different, 0 in generation 1 alone, 2 in generation 2 alone"
     )
 
@@ -123,13 +119,13 @@ def test_a_comparison_has_its_counts() -> None:
 def test_an_offline_rebuild_names_what_it_replaced() -> None:
     last, *_ = history(Decided(), *steps_of(lambda now: now.replaced(FIRST))).last()
 
-    assert (last["by"], last["detail"]) == ("balance-service rebuild --offline", "generation 2 serves, 1 is dropped")
+    assert (last.by, last.detail) == ("balance-service rebuild --offline", "generation 2 serves, 1 is dropped")
 
 
-def test_no_more_than_the_last_two_hundred_are_told() -> None:
+def test_the_history_has_the_last_two_hundred() -> None:
     found = history(Decided(*(decision(n, offset=n) for n in range(300)))).last()
 
-    assert [one["about"] for one in found] == [f"m/1:{n}" for n in range(299, 99, -1)]
+    assert [one.about for one in found] == [f"m/1:{n}" for n in range(299, 99, -1)]
 
 
 def test_decisions_are_read_again_only_if_there_are_more() -> None:
@@ -140,7 +136,7 @@ def test_decisions_are_read_again_only_if_there_are_more() -> None:
     assert told.last() == first
     assert decided.reads == 1
     decided.decisions.append(decision(2, offset=43))
-    assert [one["about"] for one in told.last()] == ["m/1:43", "m/1:42"]
+    assert [one.about for one in told.last()] == ["m/1:43", "m/1:42"]
     assert decided.reads == 2
 
 

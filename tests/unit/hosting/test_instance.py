@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from balance_service.cluster.directory import PublishedTask, ServerTable
+from balance_service.cluster.directory import ServerTable
 from balance_service.engine.processor import OWN_CODE
 from balance_service.engine.progress import Progress, Seen
-from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapshot
+from balance_service.engine.records import Role, TaskSnapshot
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
-from balance_service.hosting.engine import Patience
+from balance_service.hosting.engine import StartupRetries
 from balance_service.hosting.instance import Instance, Since, forget_left, noted_now
 from balance_service.kafka.topics import Watermarks
 from balance_service.process.runtime import elapsed
@@ -59,11 +59,9 @@ def stage(
     if failed:
         progress.failed(0, 90, failed)
     clock.now += still_seconds
-    task = TaskSnapshot(
-        TaskId(model, 0), Role.ACTIVE, state, epoch, 90, reason, 0, 0, None, StoreSizes(), answers, letters or {}
-    )
+    task = TaskSnapshot(model, 0, Role.ACTIVE, state, epoch, 90, reason, dead_letters=letters or {}, answers=answers)
     now = Clock(elapsed() - (ends_age if ends_age < float("inf") else 0))
-    watermarks = Watermarks(lambda: {0: 100}, now)
+    watermarks = Watermarks("balance", lambda: {0: 100}, now)
     if ends_age < float("inf"):
         watermarks.refresh()
         now.now += ends_age
@@ -144,7 +142,7 @@ def test_the_status_says_which_dead_letters_need_an_operator() -> None:
     letters = {"schema-id-unknown/scheduled": 2, "key-null/waiting": 1, "key-null/discarded": 7}
     (task,) = running(stage("balance", letters=letters)).status()["tasks"]
 
-    assert task["deadLetters"] == [
+    assert [one.record() for one in task.dead_letters] == [
         {"cause": "key-null", "status": "waiting", "needsDecision": True, "count": 1},
         {"cause": "schema-id-unknown", "status": "scheduled", "needsDecision": False, "count": 2},
     ]
@@ -152,10 +150,10 @@ def test_the_status_says_which_dead_letters_need_an_operator() -> None:
 
 def test_the_status_has_the_tasks_of_peers_as_they_published_them() -> None:
     instance = running(stage("balance"))
-    published = PublishedTask(
+    published = TaskSnapshot(
         "balance",
         0,
-        "ACTIVE",
+        Role.ACTIVE,
         "HALTED",
         2,
         70,
@@ -170,13 +168,15 @@ def test_the_status_has_the_tasks_of_peers_as_they_published_them() -> None:
 
     (server,) = instance.status()["applicationServers"]
 
-    assert (server["suspect"], server["silentSeconds"]) == (False, 0)
-    here, elsewhere = server["tasks"]
-    assert (here["lag"], here["lagSeconds"], here["lagSecondsIsLeast"]) == (30, 0.0, True)
-    assert (here["reason"], here["secondsLeft"]) == ("its fold failed", 1.5)
-    assert here["deadLetters"] == [{"cause": "a", "status": "parked", "needsDecision": True, "count": 1}]
+    assert (server.suspect, server.silent_seconds) == (False, 0)
+    here, elsewhere = server.tasks
+    assert (here.lag, here.lag_seconds, here.lag_seconds_is_least) == (30, 0.0, True)
+    assert (here.reason, here.seconds_left) == ("its fold failed", 1.5)
+    assert [one.record() for one in here.dead_letters] == [
+        {"cause": "a", "status": "parked", "needsDecision": True, "count": 1}
+    ]
     # This instance does not read the ends of a stage that it does not host.
-    assert (elsewhere["readModel"], elsewhere["lag"], elsewhere["lagSeconds"]) == ("x", None, None)
+    assert (elsewhere.read_model, elsewhere.lag, elsewhere.lag_seconds) == ("x", None, None)
 
 
 def test_misplaced_keys_are_a_problem_and_leave_the_instance_ready() -> None:
@@ -253,7 +253,7 @@ def test_a_task_that_stands_still_for_a_minute_is_a_problem_of_an_instance_that_
     assert stands.unready() == []
     assert stands.problems() == [f"{told}: /api/status and the log say why, if an error is the reason"]
     assert stands.status()["problems"] == [f"balance: {told}"]
-    assert [task["reason"] for task in stands.status()["tasks"]] == [told]
+    assert [task.reason for task in stands.status()["tasks"]] == [told]
 
 
 def test_a_task_that_stands_still_names_the_last_error_in_the_status_alone() -> None:
@@ -268,7 +268,7 @@ def test_a_task_that_waits_for_a_minute_is_a_problem_with_the_reason_of_its_wait
 
     assert instance.problems() == ["balance_0 is WAITING: make room"]
     assert instance.status()["problems"] == [f"balance: balance_0 stands still: {SINCE}: make room"]
-    assert instance.status()["tasks"][0]["reason"] == "make room"
+    assert instance.status()["tasks"][0].reason == "make room"
 
 
 def test_an_instance_with_a_waiting_task_stays_ready_and_reports_the_reason() -> None:
@@ -293,7 +293,7 @@ def test_the_reason_of_a_wait_is_cleared_when_the_wait_is_over(monkeypatch: pyte
             raise outages.pop(0)
         return "up"
 
-    assert Patience(threading.Event(), told.append).until_up(attempt) == "up"
+    assert StartupRetries(threading.Event(), told.append).until_up(attempt) == "up"
     assert told == ["the broker is down", "the registry is down", ""]
 
 
@@ -306,7 +306,7 @@ def test_a_wait_for_a_broker_is_logged_once_for_each_reason(monkeypatch: pytest.
             raise outages.pop(0)
 
     with capture_logs() as logs:
-        Patience(threading.Event(), lambda _reason: None).until_up(attempt)
+        StartupRetries(threading.Event(), lambda _reason: None).until_up(attempt)
 
     assert [(line["event"], line.get("error")) for line in logs] == [
         ("waiting", "the broker is down"),
@@ -345,7 +345,7 @@ def test_a_topic_without_a_leader_is_one_cause_with_what_follows_for_its_stages(
     (cause,) = instance.causes(status)
 
     # The lag of a topic whose end is not read any more grows.
-    assert [task["lagSeconds"] for task in status["tasks"]] == [60.0, 60.0, 0.0]
+    assert [task.lag_seconds for task in status["tasks"]] == [60.0, 60.0, 0.0]
     assert (cause.kind, cause.tasks) == ("ends-unknown", ("m_0", "n_0"))
     assert cause.follows == ("reading the offsets of t",)
 
@@ -380,13 +380,13 @@ def test_an_instance_notes_itself_and_what_no_instance_runs_while_it_hears_itsel
     table, stages = ServerTable(clock), {"balance": stage("balance", ends_age=60)}
     assert noted_now(stages, table, "here:1") == []
 
-    def hear(address: str, *tasks: PublishedTask) -> None:
+    def hear(address: str, *tasks: TaskSnapshot) -> None:
         table.hear(address, {"incarnation": "i", "models": [], "tasks": [one.record() for one in tasks]}, live=True)
 
     hear(
         "peer:1",
-        PublishedTask("balance", 0, "ACTIVE", "RUNNING", 1, 7),
-        PublishedTask("n", 3, "ACTIVE", "RUNNING", 1, 7),
+        TaskSnapshot("balance", 0, Role.ACTIVE, "RUNNING", 1, 7),
+        TaskSnapshot("n", 3, Role.ACTIVE, "RUNNING", 1, 7),
     )
     hear("here:1")
     assert noted_now(stages, table, "here:1") == ["Kafka", "here:1"]
@@ -420,7 +420,7 @@ def test_what_is_left_of_a_lost_partition_stays_until_another_instance_answers()
     tasks: Any = SimpleNamespace(forget_left=lambda is_answered: asked.append(is_answered(0)))
 
     def hear(address: str, epoch: int) -> None:
-        running = PublishedTask("balance", 0, "ACTIVE", "RUNNING", epoch, 7)
+        running = TaskSnapshot("balance", 0, Role.ACTIVE, "RUNNING", epoch, 7)
         table.hear(address, {"incarnation": "i", "models": [], "tasks": [running.record()]}, live=True)
 
     # It is from before this instance lost the partition.
@@ -449,7 +449,7 @@ def test_what_is_left_of_a_lost_partition_stays_until_another_instance_answers()
 def test_the_status_says_which_tasks_answer_plain_queries(task: dict[str, Any], *, answers: bool) -> None:
     (told,) = running(stage("balance", **task)).status()["tasks"]
 
-    assert told["answers"] is answers
+    assert told.answers is answers
 
 
 def test_the_connection_that_brokers_refuse_is_told_with_their_reason() -> None:
@@ -526,5 +526,5 @@ def test_a_task_that_stands_still_does_so_since_its_position_moved_last() -> Non
     instance = running(stage("balance", still_seconds=60))
     (task,) = instance.status()["tasks"]
 
-    assert task["since"] == "2026-01-01T00:00:00.000Z"
+    assert task.since == "2026-01-01T00:00:00.000Z"
     assert causes(instance) == [("stands-still", "NOW", f"balance_0 at here:1 is standing still: {SINCE}")]

@@ -11,7 +11,7 @@ import pytest
 from balance_service.engine.records import TaskId
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.hosting import offline_rebuild
-from balance_service.hosting.engine import Patience
+from balance_service.hosting.engine import StartupRetries
 from balance_service.hosting.offline_rebuild import replay
 from balance_service.model.generations import Generations, Switch
 from balance_service.process.runtime import thread_failures
@@ -24,7 +24,7 @@ END = 10
 
 
 class Fakes:
-    """An engine with a task, of which each look is one of those given; the last is for ever."""
+    """An engine with a task: it looks as given, one look after the other, and then as in the last forever."""
 
     def __init__(self, *looks: tuple[frozenset[int], int], members: int = 1) -> None:
         """Args:
@@ -55,7 +55,7 @@ class Fakes:
         self.tasks: Any = tasks
 
     def replay(self, failures: Sequence[BaseException] = ()) -> float:
-        return replay(self.engine, self.tasks, Patience(threading.Event(), print), lambda *_: None, failures)
+        return replay(self.engine, self.tasks, StartupRetries(threading.Event(), print), lambda *_: None, failures)
 
     def _tasks(self) -> list[Any]:
         assigned, position = self._looks[0]

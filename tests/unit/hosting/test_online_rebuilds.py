@@ -1,4 +1,4 @@
-"""What an instance does for the generations of a read model, step by step."""
+"""The steps of an instance for the generations of a read model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from balance_service.cluster.directory import SUSPECT_AFTER_SECONDS, PublishedModel, PublishedTask, ServerTable
-from balance_service.engine.records import NEVER, Compared, Difference, Position, Role
+from balance_service.cluster.directory import SUSPECT_AFTER_SECONDS, PublishedModel, ServerTable
+from balance_service.engine.records import NEVER, Compared, Difference, Position, Role, TaskSnapshot
 from balance_service.engine.task import Task, TaskState
 from balance_service.errors import (
     InvalidInputError,
@@ -22,7 +22,6 @@ from balance_service.errors import (
     TaskMigratedError,
 )
 from balance_service.hosting.online_rebuilds import Rebuilds
-from balance_service.kafka.partitioner import Partitioning
 from balance_service.model.generations import Comparison, Generations, Switch
 from balance_service.model.keys import KeyType
 from balance_service.model.versions import Versions
@@ -217,10 +216,10 @@ def test_an_error_of_a_models_own_code_in_one_partition_does_not_keep_the_others
     assert cast("Standing", new.the_tasks[1]).inherited == 1
     told = "a step failed with ZeroDivisionError; the log of the instance has it"
     assert rebuilds.problems == {"rewards": told}
-    # Also while no instance is heard.
+    # Also while the directory is silent.
     status = rebuilds.status("rewards")
     assert status is not None
-    assert status["problem"] == told
+    assert status.problem == told
 
 
 @pytest.mark.parametrize(
@@ -228,8 +227,8 @@ def test_an_error_of_a_models_own_code_in_one_partition_does_not_keep_the_others
 )
 def test_a_generation_that_cannot_be_built_says_why_and_where(state: str, *, is_halted: bool, is_told: bool) -> None:
     # One that halts while it opens has no epoch yet.
-    stopped = PublishedTask("rewards.g2", 1, "ACTIVE", state, 0, -1, "the first 3 offsets are gone")
-    serving = PublishedTask("rewards", 0, "ACTIVE", state, 0, -1, "another reason")
+    stopped = TaskSnapshot("rewards.g2", 1, Role.ACTIVE, state, 0, -1, "the first 3 offsets are gone")
+    serving = TaskSnapshot("rewards", 0, Role.ACTIVE, state, 0, -1, "another reason")
     engine = Engine(BUILT, Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False)))
     rebuilds = Rebuilds(cast("Any", engine), table_of([serving, stopped]), Switch.NEVER)
 
@@ -237,8 +236,8 @@ def test_a_generation_that_cannot_be_built_says_why_and_where(state: str, *, is_
 
     assert status is not None
     why = f"rewards.g2_1 is {state} at a:1: the first 3 offsets are gone"
-    assert [one["halted"] for one in status["generations"]][1:] == [why if is_halted else ""]
-    assert status["problem"] == (why if is_told else "")
+    assert [one.halted for one in status.generations][1:] == [why if is_halted else ""]
+    assert status.problem == (why if is_told else "")
 
 
 def test_a_version_that_is_not_begun_because_another_one_is_built_says_so() -> None:
@@ -251,7 +250,7 @@ def test_a_version_that_is_not_begun_because_another_one_is_built_says_so() -> N
         responsible(hosting(now), table_of([])).step(now)
 
 
-def test_an_error_is_told_rather_than_what_waits_for_it() -> None:
+def test_an_error_takes_precedence_over_what_waits_for_it() -> None:
     engine = Engine(SWITCHED, Here(1, Standing(1, sends=True)), Here(2, Standing(2, sends=False)))
     cast("Standing", engine.models["rewards.g2"].the_task).fails_with = RetriableError("it is behind")
 
@@ -277,7 +276,7 @@ def test_a_switch_is_settled_once_the_owners_of_all_partitions_send_and_know_of_
     assert SWITCHED.number == 4
     engine = Engine(SWITCHED, Here(1, Standing(1, sends=False)), Here(2, Standing(2, sends=True)))
     tasks = [
-        PublishedTask("rewards.g2", partition, "ACTIVE", state, 1, 5, sends_as_of=number)
+        TaskSnapshot("rewards.g2", partition, Role.ACTIVE, state, 1, 5, sends_as_of=number)
         for partition, number in enumerate(sends_as_of)
     ]
 
@@ -293,7 +292,7 @@ def test_a_switch_is_settled_once_the_owners_of_all_partitions_send_and_know_of_
 def published(*found: Comparison | None) -> ServerTable:
     """A directory with the comparison of each partition of the second generation."""
     tasks = [
-        PublishedTask("rewards.g2", partition, "ACTIVE", "RUNNING", 1, 5, comparison=comparison)
+        TaskSnapshot("rewards.g2", partition, Role.ACTIVE, "RUNNING", 1, 5, comparison=comparison)
         for partition, comparison in enumerate(found)
     ]
     return table_of(tasks)
@@ -321,8 +320,8 @@ def test_a_comparison_waits_for_the_standbys_that_the_running_instances_allow() 
     engine, clock = hosting(BUILT), Clock()
     engine.settings.num_standby_replicas = 1
     table = ServerTable(clock)
-    built = [PublishedTask("rewards.g2", p, "ACTIVE", "RUNNING", 1, 5, comparison=Comparison(2)) for p in range(2)]
-    hosted = [PublishedModel(f"rewards{number}", Partitioning(2, "murmur2")).record() for number in ("", ".g2")]
+    built = [TaskSnapshot("rewards.g2", p, Role.ACTIVE, "RUNNING", 1, 5, comparison=Comparison(2)) for p in range(2)]
+    hosted = [PublishedModel(f"rewards{number}", 2, "murmur2").record() for number in ("", ".g2")]
     records = {"a:1": [task.record() for task in built], "b:1": []}
     for address, tasks in records.items():
         table.hear(address, {"incarnation": "i", "models": hosted, "tasks": tasks}, live=True)
@@ -341,7 +340,7 @@ def test_a_comparison_waits_for_the_standbys_that_the_running_instances_allow() 
 def test_a_switch_that_is_refused_fences_no_other_writer() -> None:
     automatic = Generations("rewards").begun(DECLARED).rebuilt(DECLARED, Switch.ALWAYS, 60, None, "", "")
     engine, table = hosting(automatic), published(Comparison(2), Comparison(3))
-    without = {**PublishedModel("rewards", Partitioning(2, "murmur2")).record(), "versions": []}
+    without = {**PublishedModel("rewards", 2, "murmur2").record(), "versions": []}
     table.hear("b:1", {"incarnation": "i", "models": [without], "tasks": []}, live=True)
     written = list[str]()
     engine.generations.write = lambda model, _change: written.append(model)
@@ -363,7 +362,8 @@ def test_differences_name_their_keys_as_queries_do() -> None:
 
     found = Rebuilds(cast("Any", engine), ServerTable(elapsed), Switch.NEVER).differences("leaderboard")
 
-    assert found == [{"key": "7", "serving": {"a": 1}, "building": None}]
+    assert found is not None
+    assert [one.record() for one in found] == [{"key": "7", "serving": {"a": 1}, "building": None}]
 
 
 def test_a_comparison_says_nothing_about_a_generation_that_was_begun_since() -> None:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from balance_service.cluster.directory import PublishedModel, PublishedTask, ServerTable
+from balance_service.cluster.directory import PublishedModel, ServerTable
 from balance_service.errors import (
     InvalidInputError,
     RetriableError,
 )
 from balance_service.hosting.online_rebuilds import Rebuilds
-from balance_service.kafka.partitioner import Partitioning
 from balance_service.model.generations import Comparison, Generations, Switch
 from balance_service.model.versions import Versions
 from balance_service.process.runtime import elapsed
@@ -26,6 +25,8 @@ from tests.support.fakes import DECLARED, Clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from balance_service.engine.records import TaskSnapshot
 
 from tests.unit.hosting.rebuilding import (
     BUILT,
@@ -98,7 +99,7 @@ NOT_RUNNING = "; queries for its keys would get 503"
 NOT_HERE = "no instance runs rewards.g2_1, so that queries for its keys would get 503"
 
 
-def refused_switch(now: Generations, tasks: Sequence[PublishedTask], to: int = 2) -> str:
+def refused_switch(now: Generations, tasks: Sequence[TaskSnapshot], to: int = 2) -> str:
     with pytest.raises(InvalidInputError) as caught:
         Rebuilds(cast("Any", hosting(now)), table_of(tasks), Switch.NEVER).checks.check_switch(now, to, anyway=False)
     why, _, remedy = str(caught.value).partition(". With ")
@@ -106,7 +107,7 @@ def refused_switch(now: Generations, tasks: Sequence[PublishedTask], to: int = 2
     return why
 
 
-UNFIT: list[tuple[list[PublishedTask], str]] = [
+UNFIT: list[tuple[list[TaskSnapshot], str]] = [
     (
         replaced(running(2), state="HALTED", reason="its own code failed"),
         f"rewards.g2_1 is HALTED at a:1: its own code failed{NOT_RUNNING}",
@@ -114,7 +115,7 @@ UNFIT: list[tuple[list[PublishedTask], str]] = [
     (replaced(running(2), state="RESTORING"), f"rewards.g2_1 is RESTORING at a:1{NOT_RUNNING}"),
     (replaced(running(2), state="WAITING"), "rewards.g2_1 is WAITING at a:1; its answers would stand still"),
 ]
-NOT_OPENED: list[tuple[list[PublishedTask], str]] = [
+NOT_OPENED: list[tuple[list[TaskSnapshot], str]] = [
     (running(2)[:1], NOT_HERE),
     (replaced(running(2), role="STANDBY"), NOT_HERE),
     (replaced(running(2), state="RESTORING", epoch=0), f"rewards.g2_1 is RESTORING at a:1{NOT_RUNNING}"),
@@ -124,7 +125,7 @@ NOT_OPENED: list[tuple[list[PublishedTask], str]] = [
 @pytest.mark.shows("looks-first")
 @pytest.mark.parametrize(("tasks", "why"), [*UNFIT, *NOT_OPENED])
 def test_a_switch_to_a_generation_that_is_not_fit_to_serve_is_refused_and_says_what_would_be_lost(
-    tasks: list[PublishedTask], why: str
+    tasks: list[TaskSnapshot], why: str
 ) -> None:
     assert refused_switch(READY, tasks) == why
     rebuilds = Rebuilds(cast("Any", hosting(READY)), table_of(tasks), Switch.NEVER)
@@ -190,7 +191,7 @@ def test_a_switch_to_a_generation_whose_changelog_is_not_the_one_that_it_wrote_i
 
 def test_what_no_instance_can_fold_serves_not_even_anyway() -> None:
     table = table_of(running(2))
-    without = {**PublishedModel("rewards", Partitioning(2, "murmur2")).record(), "versions": []}
+    without = {**PublishedModel("rewards", 2, "murmur2").record(), "versions": []}
     table.hear("b:1", {"incarnation": "i", "models": [without], "tasks": []}, live=True)
 
     with pytest.raises(InvalidInputError, match="b:1 without version 1"):
@@ -199,7 +200,7 @@ def test_what_no_instance_can_fold_serves_not_even_anyway() -> None:
 
 @pytest.mark.shows("looks-first")
 @pytest.mark.parametrize("tasks", [tasks for tasks, _ in UNFIT])
-def test_a_generation_that_is_not_fit_to_serve_does_not_do_so_by_itself(tasks: list[PublishedTask]) -> None:
+def test_a_generation_that_is_not_fit_to_serve_does_not_do_so_by_itself(tasks: list[TaskSnapshot]) -> None:
     engine = hosting(AUTOMATIC)
     compared = [replace(task, comparison=Comparison(5)) for task in tasks]
 
@@ -253,7 +254,7 @@ def test_a_generation_that_lacks_first_events_does_not_serve_by_itself_and_says_
     )
     status = rebuilds.status("balance")
     assert status is not None
-    assert status["problem"] == why
+    assert status.problem == why
     with pytest.raises(InvalidInputError, match=re.escape(why)):
         rebuilds.checks.check_switch(engine.now, 2, anyway=False)
     assert rebuilds.checks.check_switch(engine.now, 2, anyway=True) == why

@@ -11,10 +11,10 @@ from aiohttp.test_utils import TestServer
 
 from balance_service.http.access.authorization import Access
 from balance_service.http.app import make_app, serve
-from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import PeerTrust
+from balance_service.http.route import Handlers
 from balance_service.http.server.limits import Limits, UnderWay
 from balance_service.http.server.listening import bind
 from balance_service.http.server.plain import PlainQueries
@@ -117,8 +117,8 @@ async def serving(
     trust, access, limits = trust or PeerTrust(), access or Access(), limits or Limits()
     under_way = UnderWay(limits)
     proxy = Proxy(trust)
-    handlers = Handlers(Operations(IdleInstance()), Streams(10))
-    handlers.models = instance.models(proxy, metrics)
+    handlers = Handlers(Operations(IdleInstance(), Streams(10)))
+    handlers.add(instance.models(proxy, metrics))
     listener = bind("127.0.0.1", 0)
     plain = Plain(handlers, trust, under_way, access)
     server = Server(listener.getsockname()[1], plain)

@@ -7,16 +7,18 @@ import json
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from balance_service.http.app import make_app, serve
-from balance_service.http.handlers import Handlers
+from balance_service.http.model_queries import ModelQueries
 from balance_service.http.operations import Operations
+from balance_service.http.route import Handlers
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import bind
 from balance_service.http.streams.event_stream import Streams
+from balance_service.read_models.add_funds import AddFundsHandler
 from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.fakes import IdleInstance
 from tests.support.shipped import ROUTES
@@ -34,21 +36,25 @@ LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 COMMAND = b"POST " + ADD_FUNDS.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 
 
-class Answering(Handlers):
-    """Answers queries and commands with `answer`."""
+def answering(answer: Callable[[web.Request], Awaitable[web.Response]]) -> Handlers:
+    """Handlers that answer queries and commands with `answer`."""
 
-    def __init__(self, answer: Callable[[web.Request], Awaitable[web.Response]]) -> None:
-        super().__init__(Operations(IdleInstance({"filler": "x" * 100_000})), Streams(10))
-        self._answer = answer
+    class AnyQueries(ModelQueries):
+        def __init__(self) -> None:
+            """Has no read models."""
 
-    def model_queries(self) -> Any:
-        return self
+        async def key(self, request: web.Request, *_: object) -> web.Response:
+            return await answer(request)
 
-    async def by_route(self, request: web.Request, *_: object) -> web.Response:
-        return await self._answer(request)
+    class AnyCommand(AddFundsHandler):
+        def __init__(self) -> None:
+            """Has no publisher."""
 
-    async def command(self, _name: str, request: web.Request) -> web.Response:
-        return await self._answer(request)
+        async def answer(self, request: web.Request) -> web.Response:
+            return await answer(request)
+
+    idle = IdleInstance({"filler": "x" * 100_000})
+    return Handlers(Operations(idle, Streams(10)), AnyQueries(), AnyCommand())
 
 
 async def echo(request: web.Request) -> web.Response:
@@ -140,7 +146,7 @@ async def serving(
 ) -> AsyncIterator[Server]:
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    server = await serve(make_app(Answering(answer), ROUTES, limits, trust), listener, limits, tls)
+    server = await serve(make_app(answering(answer), ROUTES, limits, trust), listener, limits, tls)
     try:
         yield Server(port, server)
     finally:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import ClientSession, ClientTimeout
 
-from balance_service.cluster.directory import PublishedModel, PublishedTask
-from balance_service.engine.records import POSITION_KEY, Position
+from balance_service.cluster.directory import PublishedModel
+from balance_service.engine.records import POSITION_KEY, Position, Role, TaskSnapshot
 from balance_service.http.access.authorization import Access
 from balance_service.http.app import Site, make_app, serve
-from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import PeerTrust
+from balance_service.http.route import Handlers
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import bind
 from balance_service.http.streams.event_stream import Streams
@@ -83,7 +83,7 @@ class Owner(Instance):
 
     def hear(self, other: Owner) -> None:
         """Learns from the directory that another instance owns the partition."""
-        of_one = partial(PublishedModel, partitioning=Partitioning(1, "murmur2"), versions=(1,))
+        of_one = partial(PublishedModel, partitions=1, partitioner="murmur2", versions=(1,))
         record = {
             "address": other.address,
             "incarnation": other.trust.incarnation,
@@ -92,10 +92,12 @@ class Owner(Instance):
         }
         self.servers.hear(other.address, record, live=True)
 
-    def published(self) -> list[PublishedTask]:
+    def published(self) -> list[TaskSnapshot]:
         """The tasks that the directory has of this instance while it owns the partition."""
         return [
-            PublishedTask(generation_name("balance", self.generation), 0, "ACTIVE", "RUNNING", self.epoch, self.offset)
+            TaskSnapshot(
+                generation_name("balance", self.generation), 0, Role.ACTIVE, "RUNNING", self.epoch, self.offset
+            )
         ]
 
     def show(self, states: Mapping[str, str | None], letters: int = 0) -> None:
@@ -117,22 +119,27 @@ class Owner(Instance):
             keys = None if too_many else [key.encode() for key in states]
             self.one.watcher.committed(start, self.offset, keys)
 
+    async def end_streams(self) -> None:
+        self.streams.close()
+        await self.peer_streams.close()
+
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Site]:
         listener = bind("127.0.0.1", 0)
         self.address = f"127.0.0.1:{listener.getsockname()[1]}"
         self.trust = PeerTrust(self.secret)
         proxy = Proxy(self.trust)
-        self.handlers = Handlers(Operations(IdleInstance()), Streams(self.most_streams))
-        models = self.handlers.models = self.models(proxy)
-        models.streams = self.handlers.streams
-        self.handlers.peers = PeerStreams(models.open_part, self.trust, self.handlers.streams.shares)
-        app = make_app(self.handlers, ROUTES, self.limits, self.trust, self.access)
+        self.streams = Streams(self.most_streams)
+        self.model_queries = self.models(proxy)
+        self.model_queries.streams = self.streams
+        self.peer_streams = PeerStreams(self.model_queries.open_part, self.trust, self.streams.shares)
+        handlers = Handlers(Operations(IdleInstance(), self.streams), self.model_queries, self.peer_streams)
+        app = make_app(handlers, ROUTES, self.limits, self.trust, self.access)
         site = await serve(app, listener, self.limits)
         try:
             yield site
         finally:
-            await self.handlers.end_streams()
+            await self.end_streams()
             await site.cleanup()
             await proxy.close()
             self.store.close()

@@ -10,8 +10,8 @@ import pytest
 
 from balance_service.http.access.authorization import Access, Browsers
 from balance_service.http.app import make_health_app, serve
-from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
+from balance_service.http.route import Handlers
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import bind
 from balance_service.http.streams.event_stream import Streams
@@ -118,7 +118,7 @@ def test_the_answer_to_a_slow_request_forbids_caching_and_type_sniffing(instance
 def test_the_answers_of_the_health_port_forbid_caching_and_type_sniffing(path: str) -> None:
     async def run() -> bytes:
         listener = bind("127.0.0.1", 0)
-        server = await serve(make_health_app(Handlers(Operations(IdleInstance()), Streams(10)), ROUTES), listener)
+        server = await serve(make_health_app(Handlers(Operations(IdleInstance(), Streams(10))), ROUTES), listener)
         try:
             return await heads(listener.getsockname()[1], asked(path))
         finally:

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from balance_service.errors import ConfigurationError
+from balance_service.http.answer import Problem
 from balance_service.http.app import HttpServer
-from balance_service.http.handlers import Handlers
-from balance_service.http.operations import Operations
 from balance_service.http.peers.trust import FORWARDED_HEADER
-from balance_service.http.streams.event_stream import Streams
+from balance_service.http.route import Handlers, Route
 from balance_service.settings import load_settings
 from tests.support.credentials import AUDIENCE, ISSUER, Authority, write_jwks
 from tests.support.fakes import IdleInstance
+from tests.support.shipped import ROUTES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("no_environment")
 def server(**given: Any) -> HttpServer:
     return HttpServer(
         load_settings(**{"http_host": "0.0.0.0", "http_port": 0, **given}),
-        Handlers(Operations(IdleInstance()), Streams(10)),
+        IdleInstance(),
         (),
     )
 
@@ -153,3 +154,17 @@ def answers(*paths: str, headers: dict[str, str] | None = None) -> list[tuple[in
             await asked.close()
 
     return asyncio.run(ask())
+
+
+NEED_NO_ENGINE = {"getLiveness", "getReadiness", "getMetrics", "getStatus", "getOpenApi", "getInstance"}
+
+
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.name not in NEED_NO_ENGINE], ids=lambda route: route.name)
+def test_a_starting_instance_answers_503_where_it_needs_its_engine(route: Route) -> None:
+    async def ask() -> None:
+        await route.handle(Handlers(), make_mocked_request(route.method, route.path))
+
+    with pytest.raises(Problem, match="this instance is starting") as refused:
+        asyncio.run(ask())
+
+    assert refused.value.status == 503

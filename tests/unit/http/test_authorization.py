@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
@@ -19,16 +19,17 @@ from balance_service.http.access.authentication import Authenticator, load_jwts,
 from balance_service.http.access.authorization import Access, RateLimit
 from balance_service.http.answer import Problem
 from balance_service.http.app import make_app, make_health_app
-from balance_service.http.handlers import Handlers
 from balance_service.http.openapi import document
 from balance_service.http.operations import Operations
 from balance_service.http.peers.trust import FORWARDED_HEADER, Peer, PeerTrust
+from balance_service.http.route import Handlers
 from balance_service.http.server.reloading import Reloaded
 from balance_service.http.streams.event_stream import Streams
 from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.credentials import AUDIENCE, ISSUER, token, write_jwks
 from tests.support.fakes import Clock, IdleInstance
 from tests.support.shipped import ROUTES
+from tests.unit.http.raw_http import answering
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -55,7 +56,7 @@ def test_an_empty_list_of_tokens_admits_no_client(tmp_path: Path) -> None:
     async def run() -> list[int]:
         file = write_tokens(tmp_path / "tokens.json")
         access = Access(Authenticator(Reloaded([file], lambda: load_tokens(file))))
-        app = make_app(Answering(Operations(IdleInstance()), Streams(10)), ROUTES, access=access)
+        app = make_app(answering(_answer), ROUTES, access=access)
         found = []
         async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
             for headers in ({}, bearer(""), bearer(READER)):
@@ -66,17 +67,8 @@ def test_an_empty_list_of_tokens_admits_no_client(tmp_path: Path) -> None:
     assert asyncio.run(run()) == [401, 401, 401]
 
 
-class Answering(Handlers):
-    """Answers queries and commands at once."""
-
-    def model_queries(self) -> Any:
-        return self
-
-    async def by_route(self, request: web.Request, *_: object) -> web.Response:
-        return web.json_response({})
-
-    async def command(self, _name: str, request: web.Request) -> web.Response:
-        return web.Response(status=202)
+async def _answer(request: web.Request) -> web.Response:
+    return web.json_response({}) if request.method == "GET" else web.Response(status=202)
 
 
 @asynccontextmanager
@@ -94,7 +86,7 @@ async def serving(
         Reloaded([file], lambda: load_tokens(file)), Reloaded([jwks], lambda: load_jwts(jwks, ISSUER, AUDIENCE))
     )
     access = Access(authenticator if authorises else None, rate_limit)
-    app = make_app(Answering(Operations(IdleInstance()), Streams(10)), ROUTES, trust=TRUST, access=access)
+    app = make_app(answering(_answer), ROUTES, trust=TRUST, access=access)
     async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
         yield client
 
@@ -176,7 +168,7 @@ def readiness(app: web.Application, given: str | None = None) -> str:
 def test_readiness_tells_strangers_neither_addresses_nor_errors(tmp_path: Path, reasons: tuple[str, ...]) -> None:
     file = write_tokens(tmp_path / "tokens.json", reader=["balance:read"])
     access = Access(Authenticator(Reloaded([file], lambda: load_tokens(file))))
-    handlers = Handlers(Operations(Ailing(*reasons)), Streams(10))
+    handlers = Handlers(Operations(Ailing(*reasons), Streams(10)))
 
     def apps(*, tells_strangers: bool) -> list[web.Application]:
         demanding = Access() if tells_strangers else access
@@ -241,7 +233,7 @@ def test_a_mark_without_proof_admits_no_request(tmp_path: Path) -> None:
     async def run() -> int:
         tokens = write_tokens(tmp_path / "tokens.json", reader=["balance:read"])
         access = Access(Authenticator(Reloaded([tokens], lambda: load_tokens(tokens))))
-        app = make_app(Answering(Operations(IdleInstance()), Streams(10)), ROUTES, trust=PeerTrust(), access=access)
+        app = make_app(answering(_answer), ROUTES, trust=PeerTrust(), access=access)
         async with (
             TestServer(app) as server,
             aiohttp.ClientSession(server.make_url("/")) as client,
@@ -308,9 +300,7 @@ def test_an_ipv4_address_or_an_ipv6_network_is_one_client(one: str, other: str, 
         return await handler(request.clone(remote=request.headers["From"]))
 
     async def run() -> list[int]:
-        app = make_app(
-            Answering(Operations(IdleInstance()), Streams(10)), ROUTES, access=Access(None, RateLimit(0.1, burst=1))
-        )
+        app = make_app(answering(_answer), ROUTES, access=Access(None, RateLimit(0.1, burst=1)))
         app.middlewares.insert(0, seem_to_come_from)
         found = []
         async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:

@@ -445,12 +445,12 @@ def test_a_feed_begins_behind_a_retry_at_the_position_of_its_first_view(owner: O
         # seen that.
         begun.begin(Position(10, 1, "t", letters={"a cause/scheduled": 1} if has_letters else {}))
 
-        assert begun.number_at(part.Point(10, "")) == (None if has_letters else 0)
+        assert begun.number_at(feed.Point(10, "")) == (None if has_letters else 0)
         # Of the next positions it knows all.
-        begun._committed(10, 11, [b"c1"])
-        assert begun.number_at(part.Point(11, "")) == 1
-        begun._committed(11, 11, [b"c2"])
-        assert begun.number_at(part.Point(11, "")) == 1
+        begun.note_commit(10, 11, [b"c1"])
+        assert begun.number_at(feed.Point(11, "")) == 1
+        begun.note_commit(11, 11, [b"c2"])
+        assert begun.number_at(feed.Point(11, "")) == 1
 
     asyncio.run(run())
 
@@ -486,13 +486,13 @@ def test_a_page_ends_at_a_position_from_which_the_rest_of_its_last_commit_is_fou
     async def run() -> None:
         begun = feed.Feed(owner.one, feed.Pace())
         begun.begin(Position(10, 1, "t"))
-        begun._committed(10, 11, [b"c1", b"c2"])
-        begun._committed(11, 11, [b"c3", b"c4"])
-        begun._committed(11, 12, [b"c5"])
+        begun.note_commit(10, 11, [b"c1", b"c2"])
+        begun.note_commit(11, 11, [b"c3", b"c4"])
+        begun.note_commit(11, 12, [b"c5"])
         for limit in (1, 2, 3, 4, 5):
             page = begun.since(0, All(), limit)
             assert page is not None
-            number = begun.number_at(part.Point(page.position, ""))
+            number = begun.number_at(feed.Point(page.position, ""))
             assert number is not None
             rest = begun.since(number, All(), 10)
             assert rest is not None
@@ -526,11 +526,11 @@ def test_a_stream_that_moves_to_another_build_gets_its_states(tmp_path: Path) ->
 
 
 def test_the_id_of_an_event_has_each_partitions_changelog() -> None:
-    points = {0: part.Point(12, "a+/-_1"), 1: part.Point(7, "b"), 2: part.Point(40, "a+/-_1")}
+    points = {0: feed.Point(12, "a+/-_1"), 1: feed.Point(7, "b"), 2: feed.Point(40, "a+/-_1")}
     reached = part.Reached(3, points)
     assert reached.event_id == "3/0:12,2:40@a+/-_1;1:7@b"
     assert part.Reached.of(reached.event_id) == reached
-    assert part.Reached.of("3/0:12,1:7") == part.Reached(3, {0: part.Point(12, ""), 1: part.Point(7, "")})
+    assert part.Reached.of("3/0:12,1:7") == part.Reached(3, {0: feed.Point(12, ""), 1: feed.Point(7, "")})
     assert part.Reached.of("") is None
 
 
@@ -544,9 +544,9 @@ def test_a_feed_does_not_go_back_to_a_retry_before_its_first_view(owner: Owner) 
         assert view.position is not None
         beginning.begin(view.position)
         ends = [beginning.end]
-        beginning._committed(10, 10, [b"c1"])
+        beginning.note_commit(10, 10, [b"c1"])
         ends.append(beginning.end)
-        beginning._committed(10, 11, [b"c1"])
+        beginning.note_commit(10, 11, [b"c1"])
         ends.append(beginning.end)
         assert ends == [11, 11, 11]
 

@@ -12,13 +12,12 @@ import pytest
 
 from balance_service.cluster.directory import PublishedModel
 from balance_service.http.streams import event_stream
-from balance_service.kafka.partitioner import Partitioning
 from tests.unit.http.streaming import BUSY_SECONDS, CHANGES, KEY, Event, Listener, Owner, stage, state, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from balance_service.cluster.directory import PublishedTask
+    from balance_service.engine.records import TaskSnapshot
     from balance_service.http.model_queries import ModelAnswers, ModelQueries
     from balance_service.http.peers.proxy import Proxy
     from balance_service.observability.metrics import Metrics
@@ -49,12 +48,12 @@ class Both(Owner):
 
     def hosts_none(self) -> None:
         """Makes this the view of an instance whose peers alone host the read model."""
-        models = self.handlers.model_queries()
+        models = self.model_queries
         answers, models.hosted = models.hosted, {}
-        models.elsewhere = lambda: {name: PublishedModel(name, Partitioning(1, "murmur2")) for name in answers}
+        models.elsewhere = lambda: {name: PublishedModel(name, 1, "murmur2") for name in answers}
         models.of_peers = lambda name, *_: answers[name]
 
-    def published(self) -> list[PublishedTask]:
+    def published(self) -> list[TaskSnapshot]:
         return [*super().published(), *self.second.published()]
 
 
@@ -235,7 +234,7 @@ def test_a_stream_that_names_a_generation_keeps_it_and_ends_when_it_is_dropped(
             assert await listener.next() == Event("end", None, '{"detail":"generation 1 of \'balance\' is dropped"}')
             with pytest.raises(AssertionError, match="the stream ended"):
                 await listener.next()
-            await until(lambda: not asked.handlers.streams)
+            await until(lambda: not asked.streams)
 
     asyncio.run(run())
 
@@ -246,7 +245,7 @@ def test_a_stream_waits_for_a_generation_that_no_instance_hosts_yet(owner: Both,
         owner.second.show({"c1": "2.00"})
         async with stage(owner) as on, on.listening(owner, path) as listener:
             await after_a_switch(listener, path, 1)
-            models = owner.handlers.model_queries()
+            models = owner.model_queries
             models.hosted = {"balance": models.hosted["balance"]}
             owner.serves = 2
             assert await listener.silent()
@@ -264,10 +263,10 @@ def test_a_stream_finds_partitions_of_a_generation_that_its_instance_begins_to_h
         owner.second.show({"c1": "2.00"})
         async with stage(owner) as on, on.listening(owner, path) as listener:
             await after_a_switch(listener, path, 1)
-            models = owner.handlers.model_queries()
+            models = owner.model_queries
             of_peers = Owner(owner.path.with_name("nothing"), owns=False, generation=2)
             models.hosted = {"balance": models.hosted["balance"]}
-            models.elsewhere = lambda: {SECOND: PublishedModel(SECOND, Partitioning(1, "murmur2"))}
+            models.elsewhere = lambda: {SECOND: PublishedModel(SECOND, 1, "murmur2")}
             answers = of_peers.models(owner.of_second.queries.proxy).hosted["balance"]
             models.of_peers = lambda *_: answers
             owner.serves = 2

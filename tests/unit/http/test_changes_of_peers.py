@@ -51,7 +51,7 @@ def test_any_instance_passes_on_the_stream_of_the_owner(tmp_path: Path, secret: 
                 assert (await of_key.next()).entry == ("c1", f"{number}.00")
                 assert (await of_range.next()).entry == ("c1", f"{number}.00")
             # One connection serves both.
-            assert len(owner.handlers.peer_streams()._sockets) == 1
+            assert len(owner.peer_streams._sockets) == 1
 
     asyncio.run(run())
 
@@ -87,7 +87,7 @@ def test_a_key_that_only_the_owner_refuses_does_not_disturb_other_streams(tmp_pa
 
     async def run() -> None:
         async with stage(owner, other) as on:
-            answers = owner.handlers.model_queries().hosted["balance"].changes
+            answers = owner.model_queries.hosted["balance"].changes
             answers._reader = replace(answers._reader, key_type=KeyType("customerId", is_number=True))
             number = int.from_bytes(b"AAAAAAAA") - (1 << 63)
             async with (
@@ -95,9 +95,9 @@ def test_a_key_that_only_the_owner_refuses_does_not_disturb_other_streams(tmp_pa
                 on.listening(other, "/api/models/balance/keys/abc"),
             ):
                 assert (await good.next()).entry == (str(number), None)
-                before = set(owner.handlers.peer_streams()._sockets)
+                before = set(owner.peer_streams._sockets)
                 await asyncio.sleep(0.5)
-                assert owner.handlers.peer_streams()._sockets == before
+                assert owner.peer_streams._sockets == before
 
     asyncio.run(run())
 
@@ -114,7 +114,7 @@ def test_a_part_that_is_opened_again_at_once_ends_with_the_connection(owner: Own
                     await connection.send_json({"close": 1})
                     await connection.send_json(opening)
                 await connection.receive_json()
-            (of_partition,) = owner.handlers.model_queries().hosted["balance"].changes._feeds.values()
+            (of_partition,) = owner.model_queries.hosted["balance"].changes._feeds.values()
             await until(lambda: not of_partition.is_followed)
 
     asyncio.run(run())
@@ -133,7 +133,7 @@ def test_a_peer_that_dies_while_it_is_answered_is_no_failure_of_the_owner(owner:
                 transport.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 response: Any = connection._response
                 response.connection.transport.abort()
-            await until(lambda: not owner.handlers.peer_streams()._sockets)
+            await until(lambda: not owner.peer_streams._sockets)
 
     with structlog.testing.capture_logs() as logs:
         asyncio.run(run())
@@ -201,7 +201,7 @@ def test_the_instance_stops_while_a_peer_reads_nothing(tmp_path: Path) -> None:
                 await connection.send_json({"open": number, "model": "balance", "partition": 0, "since": None})
             await asyncio.sleep(1.0)
             began = asyncio.get_running_loop().time()
-            await owner.handlers.end_streams()
+            await owner.end_streams()
             assert asyncio.get_running_loop().time() - began < 5.0
             async with session.get(url, headers=headers) as answer:
                 assert answer.status == 503

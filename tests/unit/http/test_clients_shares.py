@@ -214,7 +214,7 @@ def test_a_snapshot_that_finds_its_share_in_use_waits_in_line(tmp_path: Path) ->
 
     async def run() -> None:
         async with stage(owner) as on:
-            scheduler = owner.handlers.model_queries().hosted["balance"].changes._reader.scheduler
+            scheduler = owner.model_queries.hosted["balance"].changes._reader.scheduler
             async with AsyncExitStack() as stack:
                 name = "streams of address:127.0.0.1"
                 for _ in range(2):
@@ -250,7 +250,7 @@ def test_a_round_wakes_few_of_very_many_followers_and_the_next_ones_all_others()
         feed = Feed(OneTask(None, Role.ACTIVE), pace)
         for one in many:
             feed.add(one)
-        feed._committed(0, 1, [b"c1"])
+        feed.note_commit(0, 1, [b"c1"])
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert 0 < sum(one.turns for one in many) <= 200
@@ -272,12 +272,12 @@ def test_without_a_secret_an_address_has_four_connections_for_changes_and_they_c
             url = f"http://{owner.address}/api/changes"
             for _ in range(4):
                 await stack.enter_async_context(session.ws_connect(url, headers=FORWARDED))
-            assert len(owner.handlers.streams.shares) == 4
+            assert len(owner.streams.shares) == 4
             with pytest.raises(WSServerHandshakeError) as refused:
                 await session.ws_connect(url, headers=FORWARDED)
             assert refused.value.status == 503
             await stack.aclose()
-            await until(lambda: not owner.handlers.streams.shares)
+            await until(lambda: not owner.streams.shares)
             await stack.enter_async_context(session.ws_connect(url, headers=FORWARDED))
 
     asyncio.run(run())

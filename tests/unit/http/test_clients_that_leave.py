@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 
 from balance_service.http.app import make_app, serve
-from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import FORWARDED_HEADER, Peer
+from balance_service.http.route import Handlers
 from balance_service.http.scan import TopScan
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.server.listening import bind
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.http.routing import LocalCopy
-    from balance_service.http.scan import Render, Steps, View
+    from balance_service.http.scan import Page, Steps, View
 
 TOP = "/api/models/balance/top?by=amount"
 
@@ -124,7 +124,7 @@ def test_a_peer_cancels_a_forwarded_query_whose_client_has_disconnected() -> Non
 def test_a_scan_of_a_disconnected_client_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began, closed = threading.Event(), threading.Event()
 
-    def endless(self: TopScan, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:
+    def endless(self: TopScan, copies: Sequence[LocalCopy], view: View) -> Steps[Page]:
         try:
             while True:
                 began.set()
@@ -136,15 +136,16 @@ def test_a_scan_of_a_disconnected_client_is_cancelled(tmp_path: Path, monkeypatc
 
     async def run() -> None:
         instance, proxy = Instance(tmp_path / "store", timeout_seconds=60), Proxy()
-        handlers = Handlers(Operations(IdleInstance({})), Streams(10))
-        handlers.models = instance.models(proxy)
+        handlers = Handlers(Operations(IdleInstance({}), Streams(10)))
+        models = instance.models(proxy)
+        handlers.add(models)
         async with serving(make_app(handlers, ROUTES)) as port:
             client = await ask(port, TOP)
             await until(began.is_set, "it is read")
             assert not closed.is_set()
             client.close()
             await until(closed.is_set, "the reading ends")
-        await handlers.models.hosted["balance"].scatter.proxy.close()
+        await models.hosted["balance"].scatter.proxy.close()
         await proxy.close()
 
     asyncio.run(run())

@@ -16,9 +16,9 @@ from balance_service.hosting import causes
 from balance_service.http import console
 from balance_service.http.app import HttpServer, make_health_app, routes_of
 from balance_service.http.console.files import console_files, console_routes
-from balance_service.http.handlers import Handlers
 from balance_service.http.openapi import document
 from balance_service.http.operations import Operations
+from balance_service.http.route import Handlers
 from balance_service.http.streams.event_stream import Streams
 from balance_service.process.package import resource
 from balance_service.settings import load_settings
@@ -34,8 +34,7 @@ def answers(*paths: str, method: str = "GET", headers: dict[str, str] | None = N
     """Returns status, headers and body of requests to an instance with these settings."""
 
     async def ask() -> list[Any]:
-        handlers = Handlers(Operations(IdleInstance()), Streams(10))
-        server = HttpServer(load_settings(http_host="127.0.0.1", http_port=0, **settings), handlers, ())
+        server = HttpServer(load_settings(http_host="127.0.0.1", http_port=0, **settings), IdleInstance(), ())
         await server.open()
         try:
             url = f"http://127.0.0.1:{server.port}"
@@ -125,7 +124,7 @@ def test_the_files_are_no_part_of_the_api_and_no_probes() -> None:
     routes = routes_of((), (), console_routes())
 
     assert not [path for path in document(routes)["paths"] if path == "/" or path.startswith("/console/")]
-    health = make_health_app(Handlers(Operations(IdleInstance()), Streams(10)), routes)
+    health = make_health_app(Handlers(Operations(IdleInstance(), Streams(10))), routes)
     assert {resource.canonical for resource in health.router.resources()} == {"/health/live", "/health/ready"}
 
 

@@ -7,7 +7,6 @@ import json
 import threading
 import time
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -72,8 +71,8 @@ def test_a_stream_has_no_slot_of_a_connection_and_gives_its_place_back(owner: Ow
             async with on.listening(owner) as listener:
                 await listener.next()
                 assert site.connections == 0
-                assert len(owner.handlers.streams) == 1
-            await until(lambda: not owner.handlers.streams)
+                assert len(owner.streams) == 1
+            await until(lambda: not owner.streams)
 
     asyncio.run(run())
 
@@ -134,7 +133,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_a_slow_one_is_not(tmp_path: 
                 read += await slow[0].read(60_000)
                 await asyncio.sleep(0.15)
             assert asyncio.get_running_loop().time() - began > 2.0
-            await until(lambda: len(owner.handlers.streams) == 1)
+            await until(lambda: len(owner.streams) == 1)
             for _, writer in (stuck, slow):
                 writer.transport.abort()
             await asyncio.sleep(0)
@@ -196,7 +195,7 @@ def test_snapshots_leave_a_client_its_share_of_scans(owner: Owner, monkeypatch: 
 
     async def run() -> None:
         async with stage(owner) as on, AsyncExitStack() as stack, ClientSession() as session:
-            answers = owner.handlers.model_queries().hosted["balance"]
+            answers = owner.model_queries.hosted["balance"]
             answers.scatter.scheduler = answers.changes._reader.scheduler
             for _ in range(40):
                 await stack.enter_async_context(on.listening(owner, CHANGES))
@@ -213,8 +212,8 @@ def test_a_state_that_cannot_be_shown_ends_the_stream(owner: Owner) -> None:
     async def run() -> None:
         owner.show({"c1": "1.00"})
         async with stage(owner), ClientSession() as session:
-            answers = owner.handlers.model_queries().hosted["balance"].changes
-            answers._reader = replace(answers._reader, view=lambda _frame: 1 / 0)
+            answers = owner.model_queries.hosted["balance"].changes
+            answers._reader.routing.view = lambda _frame: 1 / 0
             async with session.get(f"http://{owner.address}{CHANGES}") as answer:
                 assert answer.status == 200
                 assert (await answer.content.read()).endswith(b'data: {"generation":1}\n\n')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
 from aiohttp import ClientSession
@@ -25,8 +25,8 @@ from balance_service.http.generations import (
     RebuildBody,
     SwitchBody,
 )
-from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
+from balance_service.http.route import Handlers
 from balance_service.http.streams.event_stream import Streams
 from balance_service.model.generations import Building, Comparison, Generations, Switch
 from balance_service.model.versions import Versions
@@ -88,7 +88,6 @@ class Log:
 
 
 def rebuilds(log: Log) -> Rebuilds:
-    """The rebuilds of an instance that has begun to host nothing yet."""
     versions = Versions([Balance()], load_settings(), log.of)
     hosted = SimpleNamespace(stage=versions.stage("balance", 1), source=SimpleNamespace(partitions=0))
     engine: Any = SimpleNamespace(
@@ -113,12 +112,10 @@ def asked(log: Log | None, *requests: tuple[str, str, Any]) -> list[Answer]:
     """The answers to requests (method, path after `/api/models`, body); without a log, of a starting instance."""
 
     async def run() -> list[Answer]:
-        handlers, found = Handlers(Operations(IdleInstance()), Streams(10)), []
+        handlers, found = Handlers(Operations(IdleInstance(), Streams(10))), []
         if log is not None:
-            here = rebuilds(log)
-            handlers.generations = GenerationRequests(
-                here.status, log.newest, log.buildable, log.check_switch, log.write, here.differences
-            )
+            here, asked_log = rebuilds(log), cast("Any", log)
+            handlers.add(GenerationRequests(here, log, asked_log))
         async with TestServer(make_app(handlers, ROUTES)) as server, ClientSession() as client:
             for method, path, body in requests:
                 data = body if isinstance(body, bytes) else json.dumps(body).encode()

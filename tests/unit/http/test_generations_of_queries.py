@@ -15,13 +15,11 @@ from yarl import URL
 from balance_service import api
 from balance_service.cluster.directory import PublishedModel
 from balance_service.http.app import make_app
-from balance_service.http.handlers import Handlers
 from balance_service.http.model_queries import ModelAnswers, ModelQueries
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
+from balance_service.http.route import Handlers
 from balance_service.http.streams.event_stream import Streams
-from balance_service.kafka.partitioner import Partitioning
-from balance_service.model.json_view import exact_json
 from tests.support.fakes import IdleInstance
 from tests.support.querying import BALANCE, CUSTOMER, PARTITIONS, Instance
 from tests.support.shipped import KNOWN, ROUTES
@@ -45,7 +43,7 @@ class Two:
 
     def __init__(self, folder: Path) -> None:
         self.serving = 1
-        self.instances = {number: Instance(folder / str(number)) for number in (1, 2)}
+        self.instances = {number: Instance(folder / str(number), generation=number) for number in (1, 2)}
         for number, instance in self.instances.items():
             instance.put(f"{number}.00")
         self.elsewhere: dict[str, PublishedModel] = {}
@@ -62,11 +60,12 @@ class Two:
             self.asked_of_peers.append(name)
             return answers[2]
 
-        handlers, found = Handlers(Operations(IdleInstance()), Streams(10)), []
+        handlers, found = Handlers(Operations(IdleInstance(), Streams(10))), []
         hosted = {"balance": answers[1], "balance.g2": answers[2]}
-        handlers.models = ModelQueries(
-            KNOWN, hosted, lambda: self.elsewhere, of_peers, {}, handlers.streams, lambda _model: self.serving
+        models = ModelQueries(
+            KNOWN, hosted, lambda: self.elsewhere, of_peers, {}, Streams(10), lambda _model: self.serving
         )
+        handlers.add(models)
         async with TestServer(make_app(handlers, ROUTES)) as server, ClientSession() as client:
             for target in targets:
                 async with client.get(URL(f"http://{server.host}:{server.port}{target}", encoded=True)) as answer:
@@ -77,12 +76,9 @@ class Two:
         return found
 
     def _answers(self, number: int, proxy: Proxy) -> ModelAnswers:
-        instance, name = self.instances[number], "balance" if number == 1 else f"balance.g{number}"
-        queries = replace(instance.queries(proxy), read_model=name)
-        scatter = replace(
-            instance.scatter(f"{api.MODELS}/balance"), generation=number, view=queries.view, render=exact_json
-        )
-        return ModelAnswers(queries, scatter, instance.changes(proxy), BALANCE)
+        instance = self.instances[number]
+        scatter = replace(instance.scatter(f"{api.MODELS}/balance"), generation=number)
+        return ModelAnswers(instance.queries(proxy), scatter, instance.changes(proxy), BALANCE)
 
 
 @pytest.fixture
@@ -139,7 +135,7 @@ def test_what_is_no_number_of_a_generation_is_answered_400(two: Two, target: str
 
 
 def test_a_generation_that_only_peers_host_is_asked_of_them(two: Two) -> None:
-    two.elsewhere = {"balance.g7": PublishedModel("balance.g7", Partitioning(PARTITIONS, "murmur2"))}
+    two.elsewhere = {"balance.g7": PublishedModel("balance.g7", PARTITIONS, "murmur2")}
 
     (answer,) = two.ask(with_generation(BY_KEY, 7))
 
@@ -147,7 +143,7 @@ def test_a_generation_that_only_peers_host_is_asked_of_them(two: Two) -> None:
 
 
 def test_all_generations_are_listed_as_one_read_model(two: Two) -> None:
-    two.elsewhere = {"balance.g7": PublishedModel("balance.g7", Partitioning(PARTITIONS, "murmur2"))}
+    two.elsewhere = {"balance.g7": PublishedModel("balance.g7", PARTITIONS, "murmur2")}
 
     ((status, text, _),) = two.ask("/api/models")
 

@@ -16,20 +16,20 @@ from balance_service.errors import RetriableError
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem
 from balance_service.http.app import make_app
-from balance_service.http.handlers import Handlers
-from balance_service.http.instances import INSTANCE_ROUTES, Instances
+from balance_service.http.instances import INSTANCE_ROUTES, Action, Instances
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import Peer
+from balance_service.http.route import Handlers
 from balance_service.http.streams.event_stream import Streams
-from tests.support.fakes import IdleInstance
+from tests.support.fakes import Details, IdleInstance
 from tests.support.shipped import ROUTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 HERE = "here:1"
-ACTIONS = [{"action": "discard", "about": "balance/1:42"}]
+ACTIONS = [Action(at=None, by="", action="discard", about="balance/1:42", detail="", reason="")]
 
 
 class Told(IdleInstance):
@@ -39,34 +39,35 @@ class Told(IdleInstance):
         super().__init__()
         self.address = address
 
-    def details(self) -> Mapping[str, object]:
-        return {"applicationServer": self.address}
+    def details(self) -> Any:
+        return Details(self.address)
 
 
 def asked(
     *paths: str,
     peers: Sequence[str] = ("peer",),
-    history: Callable[[], Sequence[Mapping[str, Any]]] = lambda: ACTIONS,
+    history: Callable[[], Sequence[Action]] = lambda: ACTIONS,
     has_started: bool = True,
 ) -> list[tuple[int, Any]]:
     """Returns status and JSON of requests to an instance, all at once. `PEER` in a path is the address of a peer."""
 
     async def run() -> list[tuple[int, Any]]:
-        proxy, handlers = Proxy(), Handlers(Operations(Told(HERE)), Streams(1))
-        there = Handlers(Operations(Told("")), Streams(1))
+        proxy, handlers = Proxy(), Handlers(Operations(Told(HERE), Streams(1)))
+        there = Handlers()
         async with TestServer(make_app(there, ROUTES)) as other, TestServer(make_app(handlers, ROUTES)) as server:
             address = f"127.0.0.1:{other.port}"
-            there.operations = Operations(Told(address))
+            there.add(Operations(Told(address), Streams(1)))
             known = {"peer": address, "gone": "127.0.0.1:1"}
             addresses = [known[name] for name in peers]
             if has_started:
-                handlers.instances = Instances(
+                instances = Instances(
                     peer=lambda asked: Peer(asked, "run") if asked in addresses else None,
                     proxy=proxy,
                     address=HERE,
                     history=history,
                     timeout_seconds=2.0,
                 )
+                handlers.add(instances)
 
             async def one(session: ClientSession, path: str) -> tuple[int, Any]:
                 async with session.get(path.replace("PEER", address)) as response:
@@ -115,19 +116,19 @@ def test_one_read_of_the_history_serves_all_who_ask_meanwhile() -> None:
     reads = []
     all_asked = threading.Event()
 
-    def read() -> Sequence[Mapping[str, Any]]:
+    def read() -> Sequence[Action]:
         reads.append(1)
         all_asked.wait(0.5)
         return ACTIONS
 
     answers = asked(*[api.HISTORY] * 5, history=read)
 
-    assert answers == [(200, {"actions": ACTIONS})] * 5
+    assert answers == [(200, {"actions": [one.record() for one in ACTIONS]})] * 5
     assert len(reads) == 1
 
 
 def test_a_history_that_cannot_be_read_says_why() -> None:
-    def fail() -> Sequence[Mapping[str, Any]]:
+    def fail() -> Sequence[Action]:
         raise RetriableError("Kafka at k:9092 does not answer")
 
     ((status, problem),) = asked(api.HISTORY, history=fail)
@@ -138,7 +139,7 @@ def test_a_history_that_cannot_be_read_says_why() -> None:
 def test_a_history_that_takes_too_long_is_not_waited_for_and_is_the_next_ones() -> None:
     reads = []
 
-    def slow() -> Sequence[Mapping[str, Any]]:
+    def slow() -> Sequence[Action]:
         reads.append(1)
         time.sleep(0.5)
         return ACTIONS

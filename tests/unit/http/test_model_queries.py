@@ -15,13 +15,12 @@ from yarl import URL
 from balance_service.cluster.directory import PublishedModel
 from balance_service.http.app import make_app
 from balance_service.http.declared_queries import key_route
-from balance_service.http.handlers import Handlers
 from balance_service.http.model_queries import ModelAnswers, ModelQueries, description_of
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
-from balance_service.http.route import RouteTable
+from balance_service.http.route import Handlers, RouteTable
 from balance_service.http.streams.event_stream import Streams
-from balance_service.kafka.partitioner import Partitioning, partition_of
+from balance_service.kafka.partitioner import partition_of
 from balance_service.model.read_model import Routes
 from balance_service.read_models.leaderboard import Leaderboard
 from tests.support.fakes import IdleInstance
@@ -44,10 +43,10 @@ def asked(instance: Instance, model: str, *targets: str, routes: RouteTable = RO
 
     async def run() -> list[tuple[int, str]]:
         proxy = Proxy()
-        handlers = Handlers(Operations(IdleInstance()), Streams(10))
+        handlers = Handlers(Operations(IdleInstance(), Streams(10)))
         queries, scatter, changes = instance.queries(proxy), instance.scatter(""), instance.changes(proxy)
         answers = ModelAnswers(queries, scatter, changes, description_of(model, KNOWN))
-        handlers.models = ModelQueries(KNOWN, {model: answers}, dict, lambda *_: answers, {}, handlers.streams)
+        handlers.add(ModelQueries(KNOWN, {model: answers}, dict, lambda *_: answers, {}, Streams(10)))
         found = []
         async with TestServer(make_app(handlers, routes)) as server, ClientSession() as client:
             for target in targets:
@@ -56,6 +55,27 @@ def asked(instance: Instance, model: str, *targets: str, routes: RouteTable = RO
         await answers.scatter.proxy.close()
         await proxy.close()
         return found
+
+    return asyncio.run(run())
+
+
+def asked_of_owner(folder: Path, body: str, model: str, target: str, *, is_hosted: bool = True) -> tuple[int, str]:
+    """The status and body of the answer of an instance whose peer owns the partition, and answers with a body."""
+    instance = Instance(folder / "store", owns=False, hosts=is_hosted)
+
+    async def answer(request: web.Request) -> web.Response:
+        told = {"Balance-Application-Server": request.host, "Balance-Position": f"{PARTITION}:9"}
+        # Of a query for all keys, it lists the roles of partitions.
+        told["Balance-Role"] = f"{PARTITION}:active" if "partitions" in request.query else "active"
+        return web.Response(body=body.encode(), content_type="application/json", headers=told)
+
+    async def run() -> tuple[int, str]:
+        peer = web.Application()
+        peer.router.add_get("/{any:.*}", answer)
+        async with TestServer(peer) as server:
+            instance.hear_of_owner(f"127.0.0.1:{server.port}")
+            ((status, told),) = await asyncio.to_thread(asked, instance, model, target)
+            return status, told
 
     return asyncio.run(run())
 
@@ -100,34 +120,40 @@ def test_a_numeric_key_is_found_at_the_declared_path_of_its_read_model(tmp_path:
     assert [key_type.parse(str(one)) for one in declared.parameters.model_fields["key"].examples or ()]
 
 
-def test_a_malformed_answer_of_a_peer_is_refused(tmp_path: Path) -> None:
-    key_type = Leaderboard().key_type
-    number = next(n for n in range(99) if partition_of(key_type.encode(n), PARTITIONS) == PARTITION)
-    instance = Instance(tmp_path / "store", owns=False)
+@pytest.mark.parametrize(
+    "value", ['{"scores":[1.50,-0.00,1e-07,1e+16]}', '"Zoë \\"1\\""', "null", "12345678901234567890.10"]
+)
+def test_a_collection_shows_the_value_that_a_peer_answers_with_digit_by_digit(tmp_path: Path, value: str) -> None:
+    number = next(n for n in range(99) if partition_of(Leaderboard().key_type.encode(n), PARTITIONS) == PARTITION)
+    body = f'{{"key":"{number}","value":{value}}}'
 
-    async def answer(request: web.Request) -> web.Response:
-        told = {"Balance-Application-Server": request.host, "Balance-Role": "active"}
-        return web.json_response(["no object"], headers=told)
+    assert asked_of_owner(tmp_path, body, "leaderboard", f"/leaderboard/{number}") == (200, value)
 
-    async def run() -> tuple[int, str]:
-        peer = web.Application()
-        peer.router.add_get("/{any:.*}", answer)
-        async with TestServer(peer) as server:
-            instance.hear_of_owner(f"127.0.0.1:{server.port}")
-            ((status, body),) = await asyncio.to_thread(asked, instance, "leaderboard", f"/leaderboard/{number}")
-            return status, body
 
-    status, body = asyncio.run(run())
+@pytest.mark.parametrize("body", ['["no object"]', "{", '{"key":"1"}', '"\\ud800"', '{"value":"\\ud800"}'])
+def test_a_malformed_answer_of_a_peer_is_refused(tmp_path: Path, body: str) -> None:
+    number = next(n for n in range(99) if partition_of(Leaderboard().key_type.encode(n), PARTITIONS) == PARTITION)
+
+    status, told = asked_of_owner(tmp_path, body, "leaderboard", f"/leaderboard/{number}")
 
     assert status == 503
-    assert "does not have the form" in body
+    assert "does not have the form" in told
+
+
+@pytest.mark.shows("no-500")
+def test_a_top_of_a_read_model_that_only_peers_host_is_theirs(tmp_path: Path) -> None:
+    body = '{"entries":[{"key":"c1","value":{"amount":12.30}}]}'
+
+    found = asked_of_owner(tmp_path, body, "balance", "/api/models/balance/top?by=amount&partial=true", is_hosted=False)
+
+    assert found == (200, body)
 
 
 @pytest.mark.parametrize(("has_number_keys", "key"), [(True, b"\x80" + bytes(6) + b"*"), (False, b"42")])
 def test_keys_of_a_model_that_only_peers_know_are_looked_for_as_the_peers_do(
     *, has_number_keys: bool, key: bytes
 ) -> None:
-    published = PublishedModel("board.g2", Partitioning(PARTITIONS, "murmur2"), has_number_keys)
+    published = PublishedModel("board.g2", PARTITIONS, "murmur2", has_number_keys)
     asked_for: list[object] = []
 
     def of_peers(*of: object) -> Any:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from balance_service.cluster.membership import Partitions
     from balance_service.http.answer import Answer
     from balance_service.http.routing import LocalCopy
-    from balance_service.http.scan import Render, Steps, View
+    from balance_service.http.scan import Steps, View
 
 
 class Interrupted(Instance):
@@ -142,16 +142,17 @@ def test_damage_found_by_a_scan_is_reported_for_the_task_that_was_read(replaced:
     read = replaced.only
 
     class DamagedCount(CountScan):
-        def read(self, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:
+        def read(self, copies: Sequence[LocalCopy], view: View) -> Steps[int]:
             if copies[0].task is read:
                 replaced.happens(replaced)
                 raise StoreCorruptedError("checksum mismatch")
-            return CountScan.read(self, copies, view, render)
+            return CountScan.read(self, copies, view)
 
     async def scanned() -> Answer:
         scatter = replaced.scatter("/api/models/balance")
         try:
-            return await scatter.answer("count", DamagedCount(), ASKER, partitions=[PARTITION])
+            scan = DamagedCount()
+            return (await scatter.gather("count", scan, ASKER, partitions=[PARTITION])).answer(scan)
         finally:
             await scatter.proxy.close()
 

@@ -21,11 +21,10 @@ from typing_extensions import TypedDict
 from balance_service.errors import InvalidInputError
 from balance_service.http.access.clients import Scope
 from balance_service.http.app import make_app, make_health_app
-from balance_service.http.handlers import Handlers
 from balance_service.http.openapi import document
 from balance_service.http.operations import Operations
 from balance_service.http.requests import Parameters
-from balance_service.http.route import Route, RouteTable, Tag, ok
+from balance_service.http.route import Handlers, Route, RouteTable, Tag, ok
 from balance_service.http.streams.event_stream import Streams
 from balance_service.read_models.add_funds import AddFundsParameters, amount_of
 from tests.support.fakes import IdleInstance
@@ -166,7 +165,7 @@ def test_two_routes_of_one_method_and_path_are_refused() -> None:
 
 
 def test_the_application_answers_the_routes_of_the_document_and_no_others() -> None:
-    handlers = Handlers(Operations(IdleInstance()), Streams(10))
+    handlers = Handlers(Operations(IdleInstance(), Streams(10)))
 
     def served(app: web.Application) -> set[tuple[str, str]]:
         return {(r.method, r.resource.canonical) for r in app.router.routes() if r.resource is not None}
@@ -203,7 +202,7 @@ def test_a_declared_route_is_answered_and_documented() -> None:
     routes = RouteTable((*ROUTES, route))
 
     async def run() -> tuple[Any, Any, int]:
-        app = make_app(Handlers(Operations(IdleInstance()), Streams(10)), routes)
+        app = make_app(Handlers(Operations(IdleInstance(), Streams(10))), routes)
         async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
             async with client.get("/api/things/a%20b/parts") as answer:
                 found = await answer.json()

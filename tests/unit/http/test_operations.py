@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import ClientSession, ClientTimeout, StreamReader
 
 from balance_service.http.app import make_app, serve
-from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
+from balance_service.http.route import Handlers
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import bind
 from balance_service.http.streams.event_stream import Streams
@@ -43,7 +43,7 @@ class Counted(IdleInstance):
 
 def test_metrics_are_collected_at_most_once_a_second() -> None:
     now = [100.0]
-    operations, nothing = Operations(Counted(), lambda: now[0]), None
+    operations, nothing = Operations(Counted(), Streams(1), lambda: now[0]), None
 
     def scraped(at: float) -> Any:
         now[0] = at
@@ -74,7 +74,7 @@ def viewed(instance: Counted, viewers: int) -> list[list[int]]:
 
     async def run() -> list[list[int]]:
         listener = bind("127.0.0.1", 0)
-        site = await serve(make_app(Handlers(Operations(instance), Streams(VIEWERS)), ROUTES), listener, Limits())
+        site = await serve(make_app(Handlers(Operations(instance, Streams(VIEWERS))), ROUTES), listener, Limits())
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             async with ClientSession(url, timeout=ClientTimeout(total=30)) as session:

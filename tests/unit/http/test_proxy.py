@@ -12,11 +12,11 @@ from aiohttp.test_utils import TestServer
 from balance_service.errors import RetriableError
 from balance_service.http.answer import Answer
 from balance_service.http.app import make_app
-from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, PeerTrust
 from balance_service.http.peers.trust import Peer as Asked
+from balance_service.http.route import Handlers
 from balance_service.http.streams.event_stream import Streams
 from tests.support.api import GET_BALANCE as PATH
 from tests.support.fakes import IdleInstance
@@ -65,7 +65,7 @@ def get(
 
 def peer(accepts: PeerTrust) -> web.Application:
     """The application of an instance that is starting: it answers 503 to trusted peers."""
-    return make_app(Handlers(Operations(IdleInstance()), Streams(10)), ROUTES, trust=accepts)
+    return make_app(Handlers(Operations(IdleInstance(), Streams(10))), ROUTES, trust=accepts)
 
 
 @pytest.mark.parametrize("customer_id", AWKWARD_IDS)

@@ -18,7 +18,8 @@ from balance_service.errors import InvalidInputError
 from balance_service.http.answer import problems
 from balance_service.http.app import serve
 from balance_service.http.dead_letters import ListParameters
-from balance_service.http.requests import KeyParameters, KeyQuery
+from balance_service.http.key_target import KeyQuery
+from balance_service.http.requests import KeyParameters
 from balance_service.http.server.listening import bind
 from balance_service.model.keys import checked_key
 from tests.support.api import GET_BALANCE as PATH

@@ -51,10 +51,12 @@ def copies(states: Mapping[str, Decimal], partitions: Sequence[int]) -> list[Loc
     return found
 
 
-def answer(question: Scan, states: Mapping[str, Decimal], instances: Sequence[Sequence[int]]) -> Any:
+def answer(question: Scan[Any], states: Mapping[str, Decimal], instances: Sequence[Sequence[int]]) -> Any:
     """Merges the answers of instances with some partitions each, decimals as their digits."""
-    bodies = [read_to_its_end(question.read(copies(states, partitions), _view, _render)) for partitions in instances]
-    return json.loads(question.merge(bodies), parse_float=Decimal, parse_int=Decimal)
+    first, *others = (read_to_its_end(question.read(copies(states, some), _view)) for some in instances)
+    # As peers send it.
+    parts = [first, *(question.parse(question.encode(part)) for part in others)]
+    return json.loads(question.encode(question.merge(parts)), parse_float=Decimal, parse_int=Decimal)
 
 
 def _view(frame: bytes) -> Mapping[str, Any]:
@@ -63,10 +65,6 @@ def _view(frame: bytes) -> Mapping[str, Any]:
 
 def _value(frame: bytes) -> Decimal:
     return Decimal(frame.decode())
-
-
-def _render(view: Mapping[str, Any]) -> str:
-    return f'{{"amount":{view["amount"]:f}}}'
 
 
 def pairs(body: Any) -> list[tuple[str, Decimal]]:
@@ -106,8 +104,8 @@ def test_number_keys_are_ordered_as_numbers(
             views.append(LocalCopy(partition, view, view, Position(0, 1, "id"), was_owned=True, is_frozen=False))
         return views
 
-    bodies = [read_to_its_end(question.read(copies_of(partitions), _view, _render)) for partitions in instances]
-    found = json.loads(question.merge(bodies), parse_float=Decimal, parse_int=Decimal)
+    parts = [read_to_its_end(question.read(copies_of(partitions), _view)) for partitions in instances]
+    found = json.loads(question.encode(question.merge(parts)), parse_float=Decimal, parse_int=Decimal)
 
     assert pairs(found) == [(str(n), amount) for n, amount in sorted(states.items()) if start <= n <= end]
 
@@ -191,6 +189,9 @@ def test_keys_are_counted_over_all_partitions(states: dict[str, Decimal]) -> Non
 
 def test_digits_are_kept_when_answers_are_merged() -> None:
     long = Decimal("12345678901234567890123456789012.10")
-    bodies = [read_to_its_end(EntriesScan().read(copies({"a": long}, [p]), _view, _render)) for p in range(3)]
+    scan = EntriesScan()
+    bodies = [scan.encode(read_to_its_end(scan.read(copies({"a": long}, [p]), _view))) for p in range(3)]
 
-    assert "12345678901234567890123456789012.10" in EntriesScan().merge(bodies)
+    merged = scan.encode(scan.merge([scan.parse(body) for body in bodies]))
+
+    assert merged == next(body for body in bodies if str(long) in body)

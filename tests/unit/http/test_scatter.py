@@ -6,14 +6,13 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from balance_service.cluster.directory import PublishedTask
-from balance_service.engine.records import POSITION_KEY, Position, Role
+from balance_service.engine.records import POSITION_KEY, Position, Role, TaskSnapshot
 from balance_service.http.answer import Problem, compact_json, problems
 from balance_service.http.scan import CountScan, EntriesScan, TopScan
 from balance_service.http.server.limits import Limits, UnderWay, limited
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from balance_service.http.answer import Answer
     from balance_service.http.routing import LocalCopy
-    from balance_service.http.scan import Render, Scan, Steps, View
+    from balance_service.http.scan import Scan, Steps, View
 
 
 MODEL = "/api/models/balance"
@@ -86,19 +85,19 @@ class Slow(CountScan):
     seconds: float
     began: list[float] = field(default_factory=list)
 
-    def read(self, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:
+    def read(self, copies: Sequence[LocalCopy], view: View) -> Steps[int]:
         self.began.append(time.monotonic())
         yield
         time.sleep(self.seconds)
         yield
-        return (yield from CountScan.read(self, copies, view, render))
+        return (yield from CountScan.read(self, copies, view))
 
 
 def count_slowly(instance: Instance, scan: Slow) -> int:
     async def ask() -> Answer:
         scatter = instance.scatter(MODEL)
         try:
-            return await scatter.answer("count", scan, ASKER, partitions=[PARTITION])
+            return (await scatter.gather("count", scan, ASKER, partitions=[PARTITION])).answer(scan)
         finally:
             await scatter.proxy.close()
 
@@ -159,10 +158,10 @@ def test_a_wrong_claim_costs_one_scan_a_second_attempt(instance: Instance, lie: 
             instance.hear_of_owner(f"127.0.0.1:{lying.port}", epoch=10**15)
             instance.hear_of_owner(f"127.0.0.1:{owning.port}", epoch=3)
             try:
-                answers = [await scatter.answer("count", CountScan(), ASKER, partitions=[PARTITION]) for _ in range(3)]
+                gathered = [await scatter.gather("count", CountScan(), ASKER, partitions=[PARTITION]) for _ in range(3)]
             finally:
                 await scatter.proxy.close()
-        return [json.loads(answer.body)["count"] for answer in answers]
+        return [found.content for found in gathered]
 
     assert asyncio.run(run()) == [3, 3, 3]
     assert asked == ["liar", "owner", "owner", "owner"]
@@ -170,7 +169,7 @@ def test_a_wrong_claim_costs_one_scan_a_second_attempt(instance: Instance, lie: 
 
 TOP = TopScan(by="amount", value=STATES.number("amount"))
 LETTERS = DeadLetterScan(stage="balance", read_model="balance", key_type=TEXT, letters=letters())
-ODD: list[tuple[Scan, bytes]] = [
+ODD: list[tuple[Scan[Any], bytes]] = [
     (CountScan(), b'{"count":"\xff"}'),
     (CountScan(), b""),
     (CountScan(), b"[]"),
@@ -191,7 +190,7 @@ ODD: list[tuple[Scan, bytes]] = [
 ]
 
 
-def answered_by(instance: Instance, scan: Scan, body: bytes, partition: str = str(PARTITION)) -> Answer:
+def answered_by(instance: Instance, scan: Scan[Any], body: bytes, partition: str = str(PARTITION)) -> Answer:
     """Returns the answer if the only peer answers with this body."""
 
     async def owner(request: web.Request) -> web.Response:
@@ -205,7 +204,7 @@ def answered_by(instance: Instance, scan: Scan, body: bytes, partition: str = st
         async with TestServer(app) as server:
             instance.hear_of_owner(f"127.0.0.1:{server.port}")
             try:
-                return await scatter.answer("scan", scan, ASKER, partitions=[PARTITION])
+                return (await scatter.gather("scan", scan, ASKER, partitions=[PARTITION])).answer(scan)
             finally:
                 await scatter.proxy.close()
 
@@ -213,7 +212,7 @@ def answered_by(instance: Instance, scan: Scan, body: bytes, partition: str = st
 
 
 @pytest.mark.parametrize(("scan", "body"), ODD)
-def test_a_malformed_body_of_a_peer_is_refused(instance: Instance, scan: Scan, body: bytes) -> None:
+def test_a_malformed_body_of_a_peer_is_refused(instance: Instance, scan: Scan[Any], body: bytes) -> None:
     with pytest.raises(Problem, match="no instance could answer") as refused:
         answered_by(instance, scan, body)
 
@@ -238,7 +237,7 @@ def test_a_partition_number_with_too_many_digits_is_refused(instance: Instance) 
         (LETTERS, b'{"deadLetters":[{"id":"balance/0:1","key":null}],"next":"balance/0:1"}'),
     ],
 )
-def test_a_well_formed_body_of_a_peer_is_forwarded_unchanged(instance: Instance, scan: Scan, body: bytes) -> None:
+def test_a_well_formed_body_of_a_peer_is_forwarded_unchanged(instance: Instance, scan: Scan[Any], body: bytes) -> None:
     assert json.loads(answered_by(instance, scan, body).body, parse_float=str) == json.loads(body, parse_float=str)
 
 
@@ -248,7 +247,7 @@ def test_a_well_formed_body_of_a_peer_is_forwarded_unchanged(instance: Instance,
     [("count", CountScan()), ("entries", EntriesScan(after=64 * "\N{BROKEN HEART}", prefix=63 * "\N{BROKEN HEART}"))],
 )
 def test_a_scan_of_many_partitions_is_split_into_requests_that_fit(
-    instance: Instance, kind: str, scan: CountScan | EntriesScan, partitions: int
+    instance: Instance, kind: str, scan: Scan[Any], partitions: int
 ) -> None:
     asked: list[int] = []
 
@@ -268,12 +267,12 @@ def test_a_scan_of_many_partitions_is_split_into_requests_that_fit(
         scatter.routing.partitioning = Partitioning(partitions, "murmur2")
         app = web.Application(middlewares=[problems, limited(Limits(), UnderWay(Limits()), ROUTES)])
         app.router.add_get(f"/api/models/{{model}}/{kind}", owner)
-        tasks = [PublishedTask("balance", one, "ACTIVE", "RUNNING", 1, 1).record() for one in range(partitions)]
+        tasks = [TaskSnapshot("balance", one, Role.ACTIVE, "RUNNING", 1, 1).record() for one in range(partitions)]
         async with TestServer(app) as server:
             record = {"incarnation": "i", "models": [], "tasks": tasks}
             instance.servers.hear(f"127.0.0.1:{server.port}", record, live=True)
             try:
-                return await scatter.answer(kind, scan, ASKER)
+                return (await scatter.gather(kind, scan, ASKER)).answer(scan)
             finally:
                 await scatter.proxy.close()
 

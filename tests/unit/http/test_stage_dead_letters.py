@@ -18,7 +18,7 @@ from balance_service import api
 from balance_service.avro.codec import AvroCodec
 from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.decisions import MAX_REASON_CHARACTERS, Decision, LetterId, Verdict
-from balance_service.engine.records import Position
+from balance_service.engine.records import MISPLACED, Position
 from balance_service.errors import RetriableError
 from balance_service.http.answer import Problem, exact_json_response
 from balance_service.http.dead_letters import DeadLetters
@@ -243,12 +243,11 @@ def test_a_page_of_dead_letters_with_long_keys_fits_an_answer_of_a_peer(keys: Se
     start, is_last = 0, False
     while not is_last:
         scan = DeadLetterScan(stage="s", read_model="m", key_type=TEXT, letters=kept, start=(0, start), limit=1000)
-        body = read_to_its_end(scan.read([copy], nothing, nothing))
-        assert len(body) <= MAX_BODY_BYTES
-        page = json.loads(body)
-        found += [letter["id"] for letter in page["deadLetters"]]
-        is_last = page["next"] is None
-        start = 0 if is_last else LetterId.parse(page["next"]).offset + 1
+        page = read_to_its_end(scan.read([copy], nothing))
+        assert len(scan.encode(page)) <= MAX_BODY_BYTES
+        found += [letter["id"] for letter in page.letters]
+        is_last = page.next is None
+        start = 0 if page.next is None else LetterId.parse(page.next).offset + 1
 
     assert found == [f"s/0:{offset}" for offset in range(len(keys))]
 
@@ -271,7 +270,7 @@ def test_a_key_is_shown_as_text_or_as_base64(key_type: Any, key: Any, shown: dic
     copy = LocalCopy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True, is_frozen=False)
     scan = DeadLetterScan(stage="s", read_model="m", key_type=key_type, letters=kept)
 
-    (letter,) = json.loads(read_to_its_end(scan.read([copy], nothing, nothing)))["deadLetters"]
+    (letter,) = read_to_its_end(scan.read([copy], nothing)).letters
 
     assert {name: letter[name] for name in ("key", "keyBase64") if name in letter} == shown
 
@@ -282,19 +281,23 @@ def scanned(*letters: Letter) -> list[dict[str, Any]]:
     nothing: Any = None
     copy = LocalCopy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True, is_frozen=False)
     scan = DeadLetterScan(stage="s", read_model="m", key_type=TEXT, letters=kept)
-    found: list[dict[str, Any]] = json.loads(read_to_its_end(scan.read([copy], nothing, nothing)))["deadLetters"]
-    return found
+    return [dict(letter) for letter in read_to_its_end(scan.read([copy], nothing)).letters]
 
 
-def test_a_dead_letter_tells_when_it_failed_first_and_whether_a_redrive_would_be_refused() -> None:
+def test_a_dead_letter_tells_when_it_failed_first_and_what_is_against_a_redrive_or_a_discard() -> None:
     final = Letter.first(0, "key-null", None, 1_767_225_600_000, 1)
     waiting = Letter.first(1, "schema-incompatible", b"k", 1_767_225_600_000, 1)
     again = waiting.failed_again("schema-incompatible", 1_767_225_699_000, 1)
+    misplaced = Letter.first(2, MISPLACED, b"k", 1_767_225_600_000, 1)
 
-    shown = scanned(final, again)
+    shown = scanned(final, again, misplaced)
 
-    assert [one["failedAt"] for one in shown] == ["2026-01-01T00:00:00.000Z"] * 2
-    assert [one["redriveRefused"] for one in shown] == ["its cause, key-null, never goes away: discard it", ""]
+    assert [one["failedAt"] for one in shown] == ["2026-01-01T00:00:00.000Z"] * 3
+    refused = [one["redriveRefused"] for one in shown]
+    assert refused[:2] == ["its cause, key-null, never goes away: discard it", ""]
+    assert refused[2].startswith("only a rebuild with another partitioner can apply it")
+    warnings = [one["discardWarning"] for one in shown]
+    assert warnings == ["", "", "a rebuild with the partitioner of its producer applies it"]
 
 
 @pytest.mark.parametrize(

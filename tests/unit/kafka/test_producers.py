@@ -84,7 +84,7 @@ def test_an_event_that_a_failed_producer_dropped_may_have_been_written() -> None
     # Records that wait for a retry are dropped with the same error as records that were never sent.
     publisher = FundsAddedPublisher({**UNREACHABLE}, FakeRegistry(), "topic", 10.0)
 
-    failure = publisher._failure(KafkaError(KafkaError._PURGE_QUEUE))
+    failure = publisher.failure_of(KafkaError(KafkaError._PURGE_QUEUE))
     publisher.close()
 
     assert str(failure).startswith("the event may have been written: ")

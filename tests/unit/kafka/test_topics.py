@@ -88,7 +88,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def watermarks(broker: Broker, clock: Clock) -> Watermarks:
-    return Watermarks(broker.read, clock)
+    return Watermarks("t", broker.read, clock)
 
 
 def test_lag_is_unknown_before_the_broker_was_asked(watermarks: Watermarks) -> None:
@@ -110,7 +110,7 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_ends(clock: Clock) -> No
             raise RetriableError("the broker does not respond")
         return {0: 1}
 
-    watermarks = Watermarks(read, clock)
+    watermarks = Watermarks("t", read, clock)
     with capture_logs() as logs:
         for _ in range(20):
             watermarks.refresh()
@@ -144,7 +144,7 @@ def test_watermarks_are_as_old_as_their_request(broker: Broker, clock: Clock) ->
         clock.now += 2
         return broker.read()
 
-    watermarks = Watermarks(slowly, clock)
+    watermarks = Watermarks("t", slowly, clock)
     watermarks.refresh()
     clock.now += 1
 

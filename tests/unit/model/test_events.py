@@ -150,11 +150,11 @@ def test_a_rebuild_emits_nothing_again_and_makes_the_same_states() -> None:
     for model, topic in ((Picky(), "told"), (Totals(), "totals")):
         with Driver(model) as first, Driver(model) as again:
             first.given(*events)
-            stage = again._last
+            stage = again.last_stage
             position = stage.store.position
             assert position is not None
             begun_anew = replace(position, emitted_up_to=4)
-            write_position(begun_anew, stage._processor.position_codec, stage.store, stage.writer)
+            write_position(begun_anew, stage.processor.position_codec, stage.store, stage.writer)
             again.given(*events[:4])
             assert again.emitted(topic) == []
             again.given(events[4])
@@ -212,7 +212,7 @@ def test_a_record_too_large_for_the_re_keyed_topic_is_a_dead_letter_with_its_own
 
         (refused,) = driver.dead_letters()
         assert (refused.event, refused.cause) == (large, "output-does-not-fit")
-        first = driver._stages[0]
+        first = driver.stages[0]
         ((letter,),) = [letters for _, letters, _ in first.writer.commits if letters]
         assert (letter.offset, letter.key, letter.value) == (1, b"store", first.events[1].body)
         first.decide([1], Status.SCHEDULED)
@@ -230,7 +230,7 @@ def test_the_last_state_of_a_key_is_emitted_once_per_commit_and_a_deletion_as_a_
             {"customerCardNo": "1234567890", "points": Decimal("11.0000")},
             None,
         ]
-        (output,) = [output for output in driver._last.sent("totals") if output.value is None]
+        (output,) = [output for output in driver.last_stage.sent("totals") if output.value is None]
         assert (output.key, output.headers) == (
             b"2",
             [("origin", b"driver-test-totals-by-customerCardNo:0:3"), ("sent-by", b"driver-test-totals:source")],
@@ -239,13 +239,13 @@ def test_the_last_state_of_a_key_is_emitted_once_per_commit_and_a_deletion_as_a_
 
 def test_each_state_of_a_standard_fold_is_emitted_with_the_schema_of_its_topic() -> None:
     with Driver(Paid()) as driver:
-        folding = driver._last._processor
+        folding = driver.last_stage.processor
         assert isinstance(folding, FoldProcessor)
         assert folding.emission is not None
         folding.emission.codec.schema_id = 7
         driver.given(*(event(SCORED, {"id": "g", "paid": Decimal(paid)}) for paid in ("1.00", "2.00")))
 
-        first, second = (output.value for output in driver._last.sent("paid"))
+        first, second = (output.value for output in driver.last_stage.sent("paid"))
         assert first is not None
         assert second is not None
         assert driver.state_codec.decode(driver.states()[b"g"][:5] + first[5:])["paid"] == Decimal("1.00")
@@ -257,14 +257,14 @@ def test_deliveries_are_shipped_in_upper_and_lower_case_and_all_lines_masked() -
         home = sold("3.00", deliveryType="home-Delivery", lines=[LINE, LINE], customerName="Ann", timestamp_ms=7)
         driver.given(sold("1.00", deliveryType="TAKEAWAY", lines=[LINE], record_key="store"), home)
 
-        assert driver.emitted("shipments") == [driver._last.events[1].values]
+        assert driver.emitted("shipments") == [driver.last_stage.events[1].values]
         lines = driver.emitted("hadoop")
         assert [line["customerCardDigits"] for line in lines if line] == ["7890"] * 3
         assert all("customerName" not in line and "address" not in line for line in lines if line)
-        (shipped,) = driver._last.sent("shipments")
+        (shipped,) = driver.last_stage.sent("shipments")
         assert (shipped.key, shipped.timestamp_ms, shipped.headers) == (
             None,
             7,
             [("origin", b"pos:0:1"), ("sent-by", b"driver-purchases:source")],
         )
-        assert driver._last.sent("hadoop")[0].key == b"store"
+        assert driver.last_stage.sent("hadoop")[0].key == b"store"

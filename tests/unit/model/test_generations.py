@@ -107,7 +107,7 @@ def test_a_declaration_lives_as_long_as_its_generation() -> None:
 def test_a_record_says_where_the_history_of_each_generation_begins() -> None:
     after = first().rebuilt(replace(DECLARED, begins=(0, 500)), None, 60, None, "", "")
 
-    read = Generations.of("balance", CODEC.decode(CODEC.encode(after.record())))
+    read = Generations.of(CODEC.decode(CODEC.encode(after.record())), model="balance")
 
     assert {number: declared.begins for number, declared in read.declarations.items()} == {1: (), 2: (0, 500)}
 
@@ -393,7 +393,7 @@ def test_a_record_keeps_everything(steps: list[Callable[[Generations], Generatio
         except InvalidInputError:
             continue
 
-    read = Generations.of("balance", CODEC.decode(CODEC.encode(now.record())))
+    read = Generations.of(CODEC.decode(CODEC.encode(now.record())), model="balance")
 
     assert read == now
 
@@ -430,7 +430,7 @@ def test_a_generation_whose_record_has_no_number_began_under_the_first_rules() -
     del record["declarations"][0]["decoderRules"]
     frame = AvroCodec(registry, "s", older).encode(record)
 
-    read = Generations.of("balance", AvroCodec(registry, "s", load_schema("Generations")).decode(frame))
+    read = Generations.of(AvroCodec(registry, "s", load_schema("Generations")).decode(frame), model="balance")
 
     assert (read.declarations[1].decoder_rules, DECLARED.decoder_rules) == (1, DECODER_RULES)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.model.json_view import exact_json
+from balance_service.model.json_view import exact_json, parsed_json
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,17 @@ def test_the_error_for_a_value_without_json_form_names_it() -> None:
 )
 def test_written_values_are_read_back(value: Any) -> None:
     assert json.loads(exact_json(value)) == value
+
+
+_NUMBERS = st.decimals(allow_nan=False, allow_infinity=False, places=4) | st.floats() | st.integers()
+
+
+@given(
+    st.recursive(
+        _NUMBERS | st.text() | st.none() | st.booleans(), lambda of: st.lists(of) | st.dictionaries(st.text(), of)
+    )
+)
+def test_what_is_parsed_is_written_as_it_was(value: Any) -> None:
+    text = exact_json(value)
+
+    assert exact_json(parsed_json(text)) == text

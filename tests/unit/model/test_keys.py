@@ -45,11 +45,11 @@ def test_text_is_encoded_as_utf_8() -> None:
 
 @pytest.mark.parametrize(("kind", "is_number"), [("string", False), ("int", True), (["null", "long"], True)])
 def test_columns_of_text_and_whole_numbers_can_be_keys(kind: object, is_number: bool) -> None:
-    assert KeyType.of("c", kind) == KeyType("c", is_number=is_number)
+    assert KeyType.from_column("c", kind) == KeyType("c", is_number=is_number)
 
 
 def test_columns_of_other_types_cannot_be_keys() -> None:
-    assert KeyType.of("c", "double") is None
+    assert KeyType.from_column("c", "double") is None
 
 
 @given(st.lists(st.binary(max_size=20), max_size=60), st.integers(1, 12))

@@ -34,22 +34,22 @@ LATE = "schema-id-unknown"
 
 def sends_from(driver: Driver, offset: int | None) -> None:
     """Has the outputs sent from an offset on; None: another generation sends them."""
-    stage = driver._last
+    stage = driver.last_stage
     stage.deliver = partial(deliver, stage, is_silent=offset is None)  # type: ignore[method-assign]
     if offset is not None:
         position = stage.store.position
         assert position is not None
         moved = replace(position, emitted_up_to=offset)
-        write_position(moved, stage._processor.position_codec, stage.store, stage.writer)
+        write_position(moved, stage.processor.position_codec, stage.store, stage.writer)
 
 
 def deliver(stage: DrivenTask, batch: TaskBatch, *, is_silent: bool) -> Committed:
-    return commit(replace(batch, is_silent=is_silent), 0, stage._processor, stage.store, stage.writer)
+    return commit(replace(batch, is_silent=is_silent), 0, stage.processor, stage.store, stage.writer)
 
 
 def sent(driver: Driver) -> list[int]:
     """The offsets of the events whose outputs were sent, in the order of sending."""
-    return [output.offset for output in driver._last.writer.sent]
+    return [output.offset for output in driver.last_stage.writer.sent]
 
 
 def late(made: InputEvent) -> InputEvent:
@@ -166,7 +166,7 @@ def test_an_output_is_sent_though_the_keys_last_event_of_the_batch_was_sent_befo
         driver.mend(LATE).redrive(0, 1)
 
         assert [letter.status.value for letter in driver.letters()] == ["applied", "applied"]
-        (output,) = driver._last.writer.sent
+        (output,) = driver.last_stage.writer.sent
         state = driver.view("g")
         assert state is not None
         assert state["paid"] == Decimal("11.00")
@@ -195,7 +195,7 @@ def test_two_generations_of_which_one_sends_at_a_time_send_what_one_would(model:
         new.given(events[5])
 
         def told(*drivers: Driver) -> list[tuple[int, bytes | None, bytes | None]]:
-            outputs = [output for driver in drivers for output in driver._last.writer.sent]
+            outputs = [output for driver in drivers for output in driver.last_stage.writer.sent]
             return sorted((output.offset, output.key, output.value) for output in outputs)
 
         assert told(old, new) == told(alone)

@@ -168,7 +168,7 @@ def test_an_exception_of_the_work_is_recorded_and_ends_the_thread() -> None:
 
 def test_watermarks_are_refreshed_in_the_background() -> None:
     asked = threading.Event()
-    watermarks = Watermarks(lambda: {0: 100, 1: 5})
+    watermarks = Watermarks("t", lambda: {0: 100, 1: 5})
 
     def refresh() -> None:
         watermarks.refresh()
@@ -203,3 +203,4 @@ def test_what_is_tried_again_and_again_is_logged_when_it_begins_to_fail_and_when
         ("warning", "reading failed", "no answer within 9 s"),
     ]
     assert logs[0]["topic"] == "orders"
+    assert (logs[2]["topic"], logs[2]["after"]) == ("orders", "not authorized")

@@ -108,8 +108,8 @@ def test_a_dead_letter_at_which_spark_fails_waits_for_an_operator() -> None:
 def test_a_dead_letter_of_an_earlier_version_at_which_spark_failed_still_blocks_its_key() -> None:
     record = {**Letter.first(0, "schema-id-unknown", b"c", 0, 1).record(), "cause": "spark-failed"}
 
-    assert Letter.of(0, record).blocks_key
-    assert Letter.of(0, record).status is Status.SCHEDULED
+    assert Letter.of(record, offset=0).blocks_key
+    assert Letter.of(record, offset=0).status is Status.SCHEDULED
 
 
 def test_the_end_of_spark_is_no_failure_of_a_dead_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,14 +22,19 @@ const MOST_ID_BYTES = 12 << 10;
 
 const decided = new Set();
 
-// Whether a dead letter takes a decision, so that it is not refused.
-export const isTaken = (verb, { status, redriveRefused }) => STATUSES[verb].includes(status) && !(verb === "redrive" && redriveRefused);
+// By decision, the field of a dead letter that says why it is not offered.
+const AGAINST = { redrive: "redriveRefused", discard: "discardWarning" };
 
-// Whether any dead letter that matches a filter takes a decision, as far as the page knows: from the listed ones and, if
-// there are more, from the status's counts of open ones, `{ cause, status }`. A cause that is refused is always refused.
+// Whether a decision about a dead letter is offered: it is not refused, and nothing warns of it.
+export const isTaken = (verb, letter) => STATUSES[verb].includes(letter.status) && !letter[AGAINST[verb]];
+
+// Whether a decision is offered for any dead letter that matches a filter, as far as the page knows: from the listed ones
+// and, if there are more, from the status's counts of open ones, `{ cause, status }`. What is said against a decision
+// about one holds for all with its cause.
 export function isOffered(verb, listed, more) {
-  const refused = new Set(listed.filter((one) => STATUSES.redrive.includes(one.status) && one.redriveRefused).map((one) => one.cause));
-  return [...listed, ...more.map((one) => ({ ...one, redriveRefused: refused.has(one.cause) }))].some((one) => isTaken(verb, one));
+  const against = AGAINST[verb];
+  const without = new Set(listed.filter((one) => STATUSES.redrive.includes(one.status) && one[against]).map((one) => one.cause));
+  return [...listed, ...more.map((one) => ({ ...one, [against]: without.has(one.cause) }))].some((one) => isTaken(verb, one));
 }
 
 // Calls back when a decision was carried out.

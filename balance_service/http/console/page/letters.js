@@ -186,7 +186,7 @@ function showList() {
   );
   const number = selected.size;
   for (const decision of ["redrive", "discard"]) {
-    // What would be refused is not offered.
+    // Neither what would be refused nor what is warned of is offered.
     const listed = letters ?? [];
     byId(`${decision}-selected`).hidden = !listed.some((letter) => selected.has(letter.id) && isTaken(decision, letter));
     byId(`${decision}-all`).hidden = !isOffered(decision, listed, next === null ? [] : open.filter(isWanted));
@@ -269,6 +269,7 @@ async function showOne() {
     h("dl", { class: "facts" }, facts.map(([name, said]) => h("div", {}, h("dt", {}, name), h("dd", {}, said)))),
     isUndecided ? h("p", {}, h("strong", {}, "What to do: "), action, " ", runbookLink(letter.status === "parked" ? "BalanceDeadLettersParked" : "BalanceDeadLetters")) : "",
     isUndecided && letter.redriveRefused ? h("p", { class: "note" }, `A redrive would be refused: ${letter.redriveRefused}.`) : "",
+    letter.discardWarning ? h("p", { class: "note" }, `Do not discard it: ${letter.discardWarning}.`) : "",
     h("h4", {}, "Headers"),
     headersOf(letter.headers),
     h("h4", {}, "Value"),
@@ -282,7 +283,7 @@ async function showOne() {
           "div",
           { class: "buttons" },
           letter.redriveRefused ? "" : h("button", { type: "button", onclick: () => decide("redrive", { letters: [letter] }) }, "Redrive …"),
-          h("button", { type: "button", class: "danger", onclick: () => decide("discard", { letters: [letter] }) }, "Discard …"),
+          letter.discardWarning ? "" : h("button", { type: "button", class: "danger", onclick: () => decide("discard", { letters: [letter] }) }, "Discard …"),
         )
       : "",
   );

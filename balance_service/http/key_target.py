@@ -1,0 +1,144 @@
+"""The forms of request targets that ask for one key of a read model: one table for all ways to an answer.
+
+`http/server/plain.py` looks a target up by its text, routes are made from them, and both parse the key and make the
+query here.
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from balance_service import api
+from balance_service.errors import InvalidInputError
+from balance_service.http.access.clients import Scope
+from balance_service.model.keys import MAX_KEY_BYTES, TEXT, KeyType
+from balance_service.model.read_model import Collection, Routes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from balance_service.http.requests import KeyParameters
+    from balance_service.model.read_model import ReadModel
+
+KEY_SCOPES = frozenset({Scope.READ})
+# Source: RFC 3986, section 2.3. A forwarded query contains them unescaped, too.
+_UNRESERVED = string.ascii_letters + string.digits + "-._~"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyQuery:
+    """A validated query for one key.
+
+    `path` and `parameters` are those of the request to a peer. `noun` is the word for the key in error texts.
+    `echoed_key` is the key as the answer shows it next to the value; None: the answer is the value alone.
+    """
+
+    key: bytes
+    path: str
+    parameters: Mapping[str, str]
+    noun: str
+    echoed_key: str | None = None
+    peers_echo_key: bool = False
+    """Whether the answer of a peer shows the key next to the value."""
+    min_position: tuple[int, int] | None = None
+    max_lag: int | None = None
+    max_age: float | None = None
+
+    @property
+    def takes_standbys(self) -> bool:
+        """Whether a standby may answer: only if the query says how recent the answer must be."""
+        return self.min_position is not None or self.max_lag is not None or self.max_age is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyTarget:
+    """A form of request target that asks for one key of a read model."""
+
+    model: str
+    noun: str
+    path: str
+    peer_path: str
+    """Of the target that peers are asked at."""
+    key_type: KeyType = TEXT
+    parameter: str = ""
+    """The parameter with the key; empty if the key is the last segment of the path."""
+    echoes_key: bool = False
+    """Whether the answer contains the key next to the value."""
+
+    @property
+    def before_key(self) -> str:
+        """The target up to its last `=` or, without one, `/`."""
+        return f"{self.path}?{self.parameter}" if self.parameter else self.path
+
+    @property
+    def is_forwarded(self) -> bool:
+        """Whether peers ask at this target."""
+        return self.path == self.peer_path
+
+    def key_of(self, text: str) -> bytes | None:
+        """Parses the key at the end of a target; None if it is invalid or needs the full parser."""
+        # Dots alone may change the path.
+        if not 0 < len(text) <= MAX_KEY_BYTES or text.strip(_UNRESERVED) or not (self.parameter or text.strip(".")):
+            return None
+        if not self.key_type.is_number:
+            return text.encode()
+        try:
+            return self.key_type.parse(text)
+        except InvalidInputError:
+            return None
+
+    def query(self, text: str, given: KeyParameters | None = None) -> KeyQuery:
+        """Returns the query for a key.
+
+        Args:
+            text: the key as requests name it.
+            given: what a request asks for besides; each parameter that changes the answer is passed on to a peer.
+
+        Raises:
+            InvalidInputError: the key is not of its type.
+        """
+        parameters = {self.parameter: text} if self.parameter else {}
+        if given is not None:
+            parameters |= given.passed_on()
+        return KeyQuery(
+            key=self.key_type.parse(text),
+            path=self.peer_path if self.parameter else f"{self.peer_path}/{quote(text, safe='')}",
+            parameters=parameters,
+            noun=self.noun,
+            echoed_key=text if self.echoes_key else None,
+            peers_echo_key=not self.parameter,
+            min_position=None if given is None else given.min_position,
+            max_lag=None if given is None else given.max_lag,
+            max_age=None if given is None else given.max_age,
+        )
+
+
+def target_of_any_model(name: str, key_type: KeyType) -> KeyTarget:
+    """The target that every read model has."""
+    path = f"{api.MODELS}/{name}/keys"
+    return KeyTarget(model=name, noun="key", path=path, peer_path=path, key_type=key_type, echoes_key=True)
+
+
+def declared_target(model: ReadModel, declared: Routes | Collection) -> KeyTarget:
+    """The target that a read model declares."""
+    of_model = replace(target_of_any_model(model.name, model.key_type), noun=declared.noun, echoes_key=False)
+    if isinstance(declared, Collection):
+        return replace(of_model, path=declared.path)
+    return replace(of_model, path=declared.path, peer_path=declared.path, parameter=declared.key)
+
+
+def key_targets(models: Iterable[ReadModel]) -> Iterator[KeyTarget]:
+    """Yields the targets for the keys of read models whose text says that no other route is meant."""
+    for model in models:
+        if not model.has_states():
+            continue
+        yield target_of_any_model(model.name, model.key_type)
+        match model.queries:
+            case Routes() as declared:
+                yield declared_target(model, declared)
+            # A text key could be the name of another route, such as `count`.
+            case Collection() as declared if model.key_type.is_number:
+                yield declared_target(model, declared)
