@@ -140,7 +140,6 @@ def test_a_malformed_answer_of_a_peer_is_refused(tmp_path: Path, body: str) -> N
     assert "does not have the form" in told
 
 
-@pytest.mark.shows("no-500")
 def test_a_top_of_a_read_model_that_only_peers_host_is_theirs(tmp_path: Path) -> None:
     body = '{"entries":[{"key":"c1","value":{"amount":12.30}}]}'
 
