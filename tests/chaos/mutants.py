@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.chaos.mutations import CONTROLS, MUTATIONS, QUIET, Mutation
-from tests.chaos.pinpoint_mutations import PINPOINT_MUTATIONS
+from tests.chaos.pinpoint import PINPOINT_MUTATIONS
 from tests.chaos.plan import PARTITIONS
 
 if TYPE_CHECKING:

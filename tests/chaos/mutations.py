@@ -1,6 +1,6 @@
 """Bugs that the chaos suite must find: each is one replacement in one file, with the faults of the round that finds it.
 
-`pinpoint_mutations` has the bugs that a round would not find.
+`pinpoint` has the bugs that a round would not find.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ MUTATIONS = (
         WRONG,
     ),
     # Emitting, joining and answering of models with several stages. Spark delivers an event later than a table is read,
-    # so that a join before the end of its table is in `pinpoint_mutations`.
+    # so that a join before the end of its table is in `pinpoint`.
     Mutation(
         "outputs are committed in their own transaction before the position",
         "balance_service/engine/changelog_writer.py",

@@ -110,8 +110,8 @@ def test_every_kind_of_bad_record_becomes_one_dead_letter_and_stops_nothing(
 
         assert balance(engine, "good") == Decimal("0.30")
         assert balance(engine, "misplaced") is None
-        assert counted(engine, "applied") == 2
-        assert counted(engine, "dead_lettered") == len(bad) + 5
+        eventually(lambda: counted(engine, "applied") == 2, "the events are counted")
+        eventually(lambda: counted(engine, "dead_lettered") == len(bad) + 5, "the events are counted")
         letters = read_topic(stack, balance_stage(settings).dead_letters)
         source = {(m.partition(), m.offset()): m for m in read_topic(stack, settings.topic)}
     by_cause: dict[str, Any] = {}
@@ -165,7 +165,7 @@ def test_bad_records_in_a_backlog_are_found_although_spark_commits_them_with_goo
 
         counts = [len(range(c, 600, 7)) for c in range(7)]
         assert [balance(engine, f"c{c}") for c in range(7)] == [Decimal(count) / 100 for count in counts]
-        assert counted(engine, "applied") == 600
+        eventually(lambda: counted(engine, "applied") == 600, "the events are counted")
         letters = read_topic(stack, balance_stage(settings).dead_letters)
     assert [dict(letter.headers())["dead-letter-cause"] for letter in letters] == [b"customer-id-malformed"] * 3
 
@@ -209,7 +209,7 @@ def test_an_event_that_overflows_a_gathered_backlog_is_the_only_one_lost(
             assert balance(engine, "rich") == Decimal("9" * 36 + ".99")
             assert balance(engine, "poor") == Decimal("200.00")
             assert queries(engine, 0, "single events") > 0
-            assert counted(engine, "applied") == 20_001
+            eventually(lambda: counted(engine, "applied") == 20_001, "the events are counted")
     (letter,) = read_topic(stack, balance_stage(settings).dead_letters)
     assert dict(letter.headers())["dead-letter-cause"] == b"balance-overflow"
 
@@ -237,8 +237,8 @@ def test_writer_schemas_of_several_versions_and_types_fold_in_one_batch(
             writer.producer.flush(10)
             catch_up(engine)
             assert balance(engine, "c") == Decimal("100000000000000000000.13")
-            assert counted(engine, "applied") == 4
-            assert counted(engine, "ignored") == 3
+            eventually(lambda: counted(engine, "applied") == 4, "the events are counted")
+            eventually(lambda: counted(engine, "ignored") == 3, "the events are counted")
             metrics = engine.metrics.text().decode()
             for record, count in (("parts.code.balance.events.FundsSeen", 2), ("elsewhere.FundsAdded", 1)):
                 series = f'balance_records_ignored_total{{read_model="balance",record="{record}"}} {count}.0'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from decimal import Decimal
 from statistics import median
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -213,6 +214,10 @@ def redrive_of(settings: Settings, topic: str, known: set[int]) -> Redrive:
     )
 
 
+def _as_rows(records: Sequence[Mapping[str, Any]]) -> pa.Table:
+    return table({"offset": record["offset"], "key": b"k", "amount": Decimal(1)} for record in records)
+
+
 def test_dead_letters_are_retried_in_batches_that_fit_into_memory(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +225,7 @@ def test_dead_letters_are_retried_in_batches_that_fit_into_memory(
     topic = topic_of(settings, 16, lambda _: bytes(size))
     delete_before(settings.bootstrap_servers, topic, {0: 2})
     redrive = redrive_of(settings, topic, set())
-    monkeypatch.setattr(redrive, "_decoded", lambda _records: table([]))
+    monkeypatch.setattr(redrive, "_decoded", _as_rows)
     monkeypatch.setattr("balance_service.spark.redrive._READ_SECONDS", _SECONDS)
 
     due = DueLetters([Letter.first(at, "join-missing", None, 0, 1) for at in range(16)])
@@ -239,7 +244,7 @@ def test_records_whose_schema_is_still_unknown_cost_no_spark_job(
 
     def decode(records: Sequence[Mapping[str, Any]]) -> pa.Table:
         decoded.extend(record["offset"] for record in records)
-        return table([])
+        return _as_rows(records)
 
     monkeypatch.setattr(redrive, "_decoded", decode)
     causes = [SCHEMA_ID_UNKNOWN, "join-missing", SCHEMA_ID_UNKNOWN, SCHEMA_ID_UNKNOWN]

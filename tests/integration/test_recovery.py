@@ -164,7 +164,7 @@ def test_a_partition_waits_during_a_registry_outage_and_then_continues(
         finally:
             stack.registry.start()
         catch_up(engine)
-        assert counted(engine, "ignored") == 1
+        eventually(lambda: counted(engine, "ignored") == 1, "the events are counted")
         assert counted(engine, "dead_lettered") == 0
 
 
@@ -204,7 +204,7 @@ def test_an_event_sent_again_counts_once_also_after_the_store_was_lost(
             writer.add("c", "8.00")
             catch_up(engine)
             assert balance(engine, "c") == Decimal("19.00")
-            assert counted(engine, "duplicates") == 1
+            eventually(lambda: counted(engine, "duplicates") == 1, "the events are counted")
         shutil.rmtree(settings.state_dir)
         with running_engine(settings) as engine:
             send("1.00", b"k1")

@@ -84,7 +84,7 @@ def test_a_spark_that_runs_no_queries_ends_the_instance(
         assert noticed.wait(_FATAL_WITHIN_SECONDS), problems(engine)
         assert isinstance(failures[0], FatalError)
         assert "Spark decodes nothing any more" in str(failures[0])
-        assert counted(engine, "applied") == 1
+        eventually(lambda: counted(engine, "applied") == 1, "the events are counted")
     # An engine does not stop Spark if a task's thread is still running, and the next engine would reuse it.
     engine.spark.stop()
 

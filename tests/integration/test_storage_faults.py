@@ -96,7 +96,7 @@ def test_a_store_damaged_between_runs_is_restored_and_never_answers(
         catch_up(engine)
         wrong = {c: b for c in CUSTOMERS if (b := balance(engine, c)) != Decimal("0.30")}
         assert wrong == {}
-        assert counted(engine, "applied") == len(CUSTOMERS)
+        eventually(lambda: counted(engine, "applied") == len(CUSTOMERS), "the events are counted")
         (task,) = tasks_of(engine).snapshots()
         assert task.restored >= len(CUSTOMERS)
     assert answered
@@ -235,7 +235,7 @@ def test_folding_stops_on_a_full_disk_until_there_is_room_while_answers_continue
         filling.unlink()
         catch_up(engine)
         assert all(balance(engine, c) == Decimal("0.30") for c in CUSTOMERS)
-        assert counted(engine, "applied") == 2 * len(CUSTOMERS)
+        eventually(lambda: counted(engine, "applied") == 2 * len(CUSTOMERS), "the events are counted")
 
 
 def test_a_decision_is_refused_on_a_full_disk_and_accepted_once_there_is_room(

@@ -213,8 +213,8 @@ def test_a_copy_of_a_repartitioned_topic_keeps_the_order_of_each_key_and_yields_
         catch_up(engine)
         assert {c: balance(engine, c) for c in CUSTOMERS} == {c: balances[c] for c in CUSTOMERS}
         assert {balances[c] for c in CUSTOMERS} == {Decimal("50.00")}
-        assert counted(engine, "applied") == 40 * len(CUSTOMERS)
-        assert counted(engine, "dead_lettered") == 11
+        eventually(lambda: counted(engine, "applied") == 40 * len(CUSTOMERS), "the events are counted")
+        eventually(lambda: counted(engine, "dead_lettered") == 11, "the events are counted")
 
 
 def test_a_copy_keeps_everything_forever_and_accepts_records_as_large_as_the_source_does(app: Application) -> None:

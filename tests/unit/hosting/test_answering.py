@@ -21,7 +21,6 @@ from balance_service.http.route import Handlers
 from balance_service.http.scan import TopScan
 from balance_service.http.shares import Asker
 from balance_service.http.streams.event_stream import Streams
-from balance_service.kafka.partitioner import Partitioning
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.add_funds import AddFundsHandler
 from balance_service.settings import load_settings
@@ -43,7 +42,7 @@ def with_handlers(work: Callable[[Handlers], Coroutine[Any, Any, None]]) -> None
 
     async def run() -> None:
         table = ServerTable(Clock())
-        published = PublishedModel("balance", Partitioning(2, "murmur2"), versions=(1,)).record()
+        published = PublishedModel("balance", 2, "murmur2", versions=(1,)).record()
         table.hear("peer:1", {"address": "peer:1", "incarnation": "i", "models": [published], "tasks": []}, live=True)
         generations = SimpleNamespace(serving=lambda _model: 1, of=lambda _model: SimpleNamespace(live=[1]))
         instance: Any = SimpleNamespace(
