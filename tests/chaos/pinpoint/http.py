@@ -30,7 +30,7 @@ BUGS = (
         "http/server/ahead_of_aiohttp.py",
         "waiter is None or waiter.done():\n",
         "waiter is None:\n",
-        "unit/http/test_ahead_of_aiohttp",
+        "unit/http/server/test_ahead_of_aiohttp",
         "test_two_requests_in_one_iteration_of_the_event_loop_are_answered_in_order",
     ),
     pinpoint(
@@ -38,7 +38,7 @@ BUGS = (
         "http/server/ahead_of_aiohttp.py",
         "len(self._messages) > 1 or body is not",
         "body is not",
-        "unit/http/test_ahead_of_aiohttp",
+        "unit/http/server/test_ahead_of_aiohttp",
         "test_answers_are_sent_in_the_order_of_requests",
     ),
     pinpoint(
@@ -54,7 +54,7 @@ BUGS = (
         "http/peers/trust.py",
         "        if mark is not None and not self._used.take(mark.run, mark.number, self._now()):\n",
         "        if False:\n",
-        "unit/http/test_trust",
+        "unit/http/peers/test_trust",
         "test_a_mark_of_a_peer_is_accepted_once",
     ),
     pinpoint(
@@ -112,7 +112,7 @@ BUGS = (
         "http/streams/feed.py",
         "    return 2 * end + is_retry\n",
         "    return 2 * end\n",
-        "unit/http/test_changes",
+        "unit/http/streams/test_changes",
         "test_a_retried_dead_letter_changes_a_state_at_the_same_position",
     ),
     pinpoint(
@@ -120,7 +120,7 @@ BUGS = (
         "http/streams/feed.py",
         "            _, self._forgotten = self._changes.popitem(last=False)\n",
         "            self._changes.popitem(last=False)\n",
-        "unit/http/test_changes",
+        "unit/http/streams/test_changes",
         "test_a_range_begins_anew_if_changes_may_be_missing",
     ),
     pinpoint(
@@ -128,7 +128,7 @@ BUGS = (
         "http/streams/feed.py",
         "        if keys is None or not is_next:\n",
         "        if keys is None:\n",
-        "unit/http/test_changes",
+        "unit/http/streams/test_changes",
         "test_a_range_begins_anew_if_changes_may_be_missing",
     ),
     pinpoint(
@@ -136,7 +136,7 @@ BUGS = (
         "http/streams/part.py",
         "            if self._after is None:\n                self._first_position",
         "            if True:\n                self._first_position",
-        "unit/http/test_changes",
+        "unit/http/streams/test_changes",
         "test_a_snapshot_of_many_pages_ends_with_the_newest_states",
     ),
     pinpoint(
@@ -144,7 +144,7 @@ BUGS = (
         "http/streams/event_stream.py",
         "            self.refusal = None if recheck is None else recheck()\n",
         "            self.refusal = None\n",
-        "unit/http/test_event_streams",
+        "unit/http/streams/test_event_streams",
         "test_a_stream_ends_when_its_token_is_revoked",
     ),
     pinpoint(
@@ -152,7 +152,7 @@ BUGS = (
         "http/peers/trust.py",
         "            raise UnprovenError\n        self._last = expected\n",
         "            raise UnprovenError\n",
-        "unit/http/test_changes_of_peers",
+        "unit/http/streams/test_changes_of_peers",
         "test_any_instance_passes_on_the_stream_of_the_owner",
     ),
     pinpoint(
@@ -160,7 +160,7 @@ BUGS = (
         "http/streams/part.py",
         "        if not self._reader.routing.is_owned(copy):\n",
         "        if False:\n",
-        "unit/http/test_changes",
+        "unit/http/streams/test_changes",
         "test_the_owner_sends_nothing_after_its_lease",
     ),
     pinpoint(
@@ -168,7 +168,7 @@ BUGS = (
         "http/streams/changes.py",
         "        if reached is None or reached.generation != self._reader.generation:\n",
         "        if reached is None:\n",
-        "unit/http/test_changes_of_generations",
+        "unit/http/streams/test_changes_of_generations",
         "test_a_client_that_comes_back_after_a_switch_gets_the_states_of_the_new_generation",
     ),
     pinpoint(
@@ -176,7 +176,7 @@ BUGS = (
         "http/model_queries.py",
         "                reached, following = None, await self._next(model, named)\n",
         "                following = await self._next(model, named)\n",
-        "unit/http/test_changes_of_generations",
+        "unit/http/streams/test_changes_of_generations",
         "test_a_position_from_before_a_switch_says_nothing_after_the_way_back",
     ),
     pinpoint(
@@ -184,7 +184,7 @@ BUGS = (
         "http/model_queries.py",
         "        return name == answers.queries.routing.read_model and",
         "        return True or",
-        "unit/http/test_changes_of_generations",
+        "unit/http/streams/test_changes_of_generations",
         "test_a_stream_goes_on_with_the_generation_that_serves_and_back",
     ),
     pinpoint(
@@ -224,7 +224,7 @@ BUGS = (
         "http/streams/feed.py",
         "_mark(self.end, is_retry=bool(position.letters))",
         "_mark(self.end, is_retry=False)",
-        "unit/http/test_changes",
+        "unit/http/streams/test_changes",
         "test_a_feed_begins_behind_a_retry_at_the_position_of_its_first_view",
     ),
 )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from aiohttp.web_protocol import RequestHandler
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[4]
 BODY = b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
 
