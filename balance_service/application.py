@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from balance_service.engine.tasks import Tasks
     from balance_service.http.commands import Command
-    from balance_service.http.instances import InstanceDetails
+    from balance_service.http.instance_details import InstanceDetails
     from balance_service.http.peers.proxy import Proxy
     from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings

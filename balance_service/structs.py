@@ -9,8 +9,6 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -38,9 +36,12 @@ class Struct:
     """
 
     __slots__ = ()
-    __pydantic_config__: ClassVar = ConfigDict(
-        extra="forbid", use_attribute_docstrings=True, alias_generator=_camel_case
-    )
+    # A `pydantic.ConfigDict`. What runs without HTTP does not import pydantic.
+    __pydantic_config__: ClassVar = {
+        "extra": "forbid",
+        "use_attribute_docstrings": True,
+        "alias_generator": _camel_case,
+    }
     _names: ClassVar[Mapping[str, str]] = {}
     _beside: ClassVar[frozenset[str]] = frozenset()
 

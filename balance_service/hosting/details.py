@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import ProcessCollector
 
-from balance_service.http.instances import HaltedTask, InstanceDetails, LogLine, Process, Setting
+from balance_service.http.instance_details import HaltedTask, InstanceDetails, LogLine, Process, Setting
 from balance_service.kafka.messages import text_or_base64
 from balance_service.observability.logs import last_warnings
 from balance_service.process.package import __version__

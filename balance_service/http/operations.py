@@ -35,7 +35,7 @@ from balance_service.structs import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from balance_service.http.instances import InstanceDetails
+    from balance_service.http.instance_details import InstanceDetails
     from balance_service.http.streams.event_stream import EventStream, Streams
 
 _ASK_WITH_TOKEN = f"{api.STATUS}, asked with a token, says why"

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from annotated_types import Ge
 
 from balance_service import api
 from balance_service.avro.rules import DECODER_RULES
@@ -36,7 +36,7 @@ class Switch(Enum):
     """When an operator says so."""
 
 
-Keys = Annotated[int, Field(ge=0)]
+Keys = Annotated[int, Ge(0)]
 GenerationStatus = Literal["serving", "building", "ready", "kept"]
 
 

@@ -48,7 +48,7 @@ def with_handlers(work: Callable[[Handlers], Coroutine[Any, Any, None]]) -> None
         instance: Any = SimpleNamespace(
             engine=SimpleNamespace(models={}, serving_stages=[], generations=generations),
             directory=SimpleNamespace(table=table, is_read=True),
-            rebuilds=SimpleNamespace(),
+            rebuilds=SimpleNamespace(checks=SimpleNamespace()),
             commands=[Command()],
         )
         streams, proxy = Streams(1), Proxy()

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from balance_service.engine.records import FailedAt, Role, StoreSizes, TaskSnapshot
 from balance_service.hosting.details import details_of
 from balance_service.http.answer import compact_json
-from balance_service.http.instances import InstanceDetails
+from balance_service.http.instance_details import InstanceDetails
 from balance_service.process.package import __version__
 from balance_service.settings import load_settings
 from balance_service.spark.session import SparkSample
