@@ -316,13 +316,9 @@ def _rebuilt(settings: Settings, model: ReadModel) -> Rebuilt:
     from balance_service.devtools.progress import progress_bar
     from balance_service.hosting.offline_rebuild import rebuild as run_rebuild
 
-    with telling(servers_of(settings)) as answered, progress_bar(f"replaying {model.name}", None) as (bar, task):
-
-        def show(at: int, of: int) -> None:
-            answered()
-            bar.update(task, completed=at, total=of)
-
-        return run_rebuild(settings, model, show)
+    # The bar is there from the start, also while Spark starts.
+    with progress_bar(f"replaying {model.name}", None) as (bar, task):
+        return run_rebuild(settings, model, lambda at, of: bar.update(task, completed=at, total=of))
 
 
 def _summary(model: str, rebuilt: Rebuilt) -> str:

@@ -39,6 +39,11 @@ class KeyedUpdate(NamedTuple):
     timestamp_ms: int = -1
 
 
+def _not_given(_keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
+    # No events would look as if the keys had none, and the position would pass over them.
+    raise NotImplementedError("these updates do not know how their events are read again")
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionUpdates:
     """The updates by some records of a partition, those of each key combined where that is exact.
@@ -64,9 +69,7 @@ class PartitionUpdates:
     applied: int = 0
     ignored: Mapping[str, int] = field(default_factory=dict)
     dead_letters: Sequence[DeadLetter] = ()
-    singles: Callable[[Sequence[bytes]], Sequence[KeyedUpdate]] = field(
-        repr=False, compare=False, default=lambda _keys: ()
-    )
+    singles: Callable[[Sequence[bytes]], Sequence[KeyedUpdate]] = field(repr=False, compare=False, default=_not_given)
     traces: Sequence[str] = ()
 
     @property

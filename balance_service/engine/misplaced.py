@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from balance_service.kafka.partitioner import Partitioning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from balance_service.model.stream import Partitioner
 
@@ -40,10 +40,10 @@ class MisplacedKeys:
         self._lock = threading.Lock()
         partitions, declared = partitioning.partitions, partitioning.partitioner
         self._others = {name: Partitioning(partitions, name) for name in _PRODUCERS if name != declared}
-        self._keys: set[bytes] = set()
-        """The first ones."""
+        self._keys: dict[bytes, Sequence[Partitioner]] = {}
+        """The last ones, and the other functions that put each where it is."""
         self._explained: Counter[Partitioner] = Counter()
-        """How many of them each other function puts where they are."""
+        """How many of them each function explains."""
         self._last = float("-inf")
 
     @property
@@ -61,9 +61,12 @@ class MisplacedKeys:
                 self._explained.clear()
             self._last = self._clock()
             for key in keys:
-                if key not in self._keys and len(self._keys) < _MOST_KEYS:
-                    self._keys.add(key)
-                    self._explained.update(name for name, by in self._others.items() if by.of(key) == partition)
+                if key not in self._keys:
+                    if len(self._keys) == _MOST_KEYS:
+                        self._explained.subtract(self._keys.pop(next(iter(self._keys))))
+                    names = [name for name, by in self._others.items() if by.of(key) == partition]
+                    self._keys[key] = names
+                    self._explained.update(names)
 
     def detail(self, key: bytes) -> str:
         """Returns what the dead letter of a misplaced key says."""
@@ -86,7 +89,7 @@ class MisplacedKeys:
                 'declare partitioner="any", and re-key the events with a `.by` the key\'s column'
             )
         return (
-            f"{explained:,} of {count:,} misplaced keys lie where {_PRODUCERS[other]} puts them: declare "
-            f'partitioner="{other}" (for BALANCE_TOPIC, BALANCE_PARTITIONER={other}) if all producers use it, and '
-            f"otherwise configure those to use {declared}"
+            f"{explained:,} of {count:,} misplaced keys lie where {_PRODUCERS[other]} puts them: configure their "
+            f"producers to use {declared}; only if all producers use {other}, declare "
+            f'partitioner="{other}" (for BALANCE_TOPIC, BALANCE_PARTITIONER={other})'
         )

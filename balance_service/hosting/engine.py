@@ -72,11 +72,10 @@ _LEAST_STOP_SECONDS = 0.5
 _STOP_WORKERS_SECONDS = 0.5
 _WATERMARKS_EVERY_SECONDS = 1.0
 CHECK_EVERY_SECONDS = 5.0
-# A query runs next to the one that it replaces, and so may halves of one that failed.
+# A query runs next to the one that it replaces, and those of single partitions next to one that failed.
 _QUERIES_OF_A_PARTITION = 6
 _SAMPLE_EVERY_SECONDS = 5.0
 _LOOK_EVERY_SECONDS = 1.0
-# As often as Kafka Streams does.
 
 
 class StartupRetries:

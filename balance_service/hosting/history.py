@@ -36,8 +36,7 @@ class History:
     def last(self) -> list[Action]:
         """Returns the last decisions about dead letters and steps of generations, the newest first.
 
-        Reads the whole topic of decisions, if it has changed: only its beginning
-        says which of its records count.
+        Reads the whole topic of decisions, if it has changed: only its beginning says which of its records count.
 
         Raises:
             RetriableError: the broker does not respond.

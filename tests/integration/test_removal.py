@@ -104,7 +104,7 @@ def test_what_is_left_of_a_model_is_deleted_and_nothing_else(settings: Settings,
     done = dropped("--yes")
 
     assert done.exit_code == 0, (done.output, done.exception)
-    assert done.output.splitlines()[:-1] == [f"{left.application}-{name}" for name in LEFT]
+    assert done.stdout.splitlines()[:-1] == [f"{left.application}-{name}" for name in LEFT]
     eventually(lambda: not left.topics & {*LEFT}, lambda: str(left.topics), 30)
     assert left.topics >= {*OTHERS}
     subjects = left.subjects

@@ -52,8 +52,14 @@ def test_the_function_that_explains_the_keys_is_named(declared: Partitioner, use
     said = told([*by_other, *keys(None, 3)], declared)
 
     assert said.startswith("events of 'orders' become dead letters, because their keys are misplaced: 97 of 100 ")
-    assert f'keys lie where {producers} puts them: declare partitioner="{used}"' in said
-    assert said.endswith(f"otherwise configure those to use {declared}")
+    assert f"keys lie where {producers} puts them: configure their producers to use {declared};" in said
+    assert f'only if all producers use {used}, declare partitioner="{used}"' in said
+
+
+def test_the_last_keys_decide_which_function_is_named() -> None:
+    said = told([*keys(None, 1_000), *keys("crc32", 1_000)])
+
+    assert "1,000 of 1,000 misplaced keys lie where librdkafka's default puts them" in said
 
 
 def test_a_partitioner_that_is_not_known_is_said_to_need_a_rekey() -> None:

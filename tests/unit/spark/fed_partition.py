@@ -97,6 +97,7 @@ class Partition:
             events,
             len(offsets),
             dead_letters=letters,
+            singles=lambda keys: [KeyedUpdate(key, {}) for key in keys],
             traces=[str(offsets[0])],
         )
 

@@ -1,4 +1,4 @@
-"""The rows of a task: those that wait at its bound while its query is replaced, and those of one commit."""
+"""The rows of a task: those that wait where it must stop while its query is replaced, and those of one commit."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(of: TaskRunner, rows: object, task: Running, interrupted: threading.Even
 
 
 class Replaced:
-    """The rows of a query, which another one replaces once the task has waited at its bound."""
+    """The rows of a query, which another one replaces once the task has waited where it must stop."""
 
     position = 0
 
