@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shlex
+from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,12 @@ import click
 from balance_service.cli.client import as_json, at_url, client_of, of_url
 from balance_service.client import ClientError
 from balance_service.engine.dead_letter import Status
-from balance_service.engine.decisions import MAX_IDS, LetterId
+from balance_service.engine.decisions import MAX_IDS, LetterId, discard_warning
 from balance_service.errors import BalanceServiceError, InvalidInputError
 from balance_service.model.json_view import exact_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 # A request body may have 16 KiB, including the reason.
 _MOST_ID_BYTES = 12 << 10
@@ -135,7 +136,10 @@ def redrive(ids: tuple[str, ...], **options: Any) -> None:
 @click.option("--reason", required=True, help="The reason, which is stored.")
 @at_url
 def discard(ids: tuple[str, ...], **options: Any) -> None:
-    """Discard records permanently: by id, or all that the options select. This cannot be undone."""
+    """Discard records permanently: by id, or all that the options select. This cannot be undone.
+
+    The options select no record that a rebuild may still apply; its id does.
+    """
     _decide("discard", ids, **options)
 
 
@@ -172,11 +176,7 @@ def _decide(
     done = "to be tried again" if decision == "redrive" else "discarded"
     accepted = refused = failed_requests = 0
     with client_of(url, changes=True) as client:
-        selected = ids or [
-            letter["id"]
-            for letter in client.dead_letters(model=model, cause=cause, status=status)
-            if letter["status"] in _STATUSES[decision]
-        ]
+        selected = ids or _selected(decision, client.dead_letters(model=model, cause=cause, status=status))
         batches = [*_batches(selected)]
         for batch in batches:
             try:
@@ -197,6 +197,25 @@ def _decide(
     click.echo(f"{accepted} {done}, {refused} refused")
     if failed_requests:
         raise BalanceServiceError(f"{failed_requests} of {len(batches)} requests were refused entirely; see above")
+
+
+def _selected(decision: str, letters: Iterable[dict[str, Any]]) -> list[str]:
+    """Returns the ids of those that a filter selects for a command, and prints what it skips."""
+    open_ones = [letter for letter in letters if letter["status"] in _STATUSES[decision]]
+    if decision != "discard":
+        return [letter["id"] for letter in open_ones]
+    skipped = Counter(warning for letter in open_ones if (warning := _discard_warning(letter)))
+    for warning, count in skipped.items():
+        click.echo(f"{count} skipped, which can be discarded by id only: {warning}", err=True)
+    return [letter["id"] for letter in open_ones if not _discard_warning(letter)]
+
+
+def _discard_warning(letter: dict[str, Any]) -> str:
+    if letter["status"] in _CLOSED:
+        return ""
+    # An instance of the release before does not send it.
+    sent: str | None = letter.get("discardWarning")
+    return discard_warning(letter["cause"]) if sent is None else sent
 
 
 def _batches(ids: Sequence[str]) -> Iterator[list[str]]:
@@ -241,8 +260,8 @@ def _print_table(letters: Sequence[dict[str, Any]]) -> None:
         # The status of a closed one says enough.
         if letter is not None and letter["redriveRefused"] and letter["status"] not in _CLOSED:
             click.echo(f"    no redrive: {letter['redriveRefused']}")
-        if letter is not None and letter["discardWarning"]:
-            click.echo(f"    no discard: {letter['discardWarning']}")
+        if letter is not None and (warning := _discard_warning(letter)):
+            click.echo(f"    warning: {warning}")
 
 
 def _print_next(letters: Sequence[dict[str, Any]], url: str | None, *, is_shown: bool = False) -> None:
@@ -256,7 +275,7 @@ def _print_next(letters: Sequence[dict[str, Any]], url: str | None, *, is_shown:
         (
             "discard",
             "Exclude permanently, as no redrive is possible",
-            [one for one in refused if not one["discardWarning"]],
+            [one for one in refused if not _discard_warning(one)],
         ),
     ):
         if chosen:

@@ -305,7 +305,9 @@ def _rebuild_offline(models: tuple[str, ...]) -> None:
     configure_logging("WARNING")
     raise_limit()
     keep_files_private()
-    for model in chosen_models(settings, models or settings.models):
+    with telling(servers_of(settings)):
+        chosen = chosen_models(settings, models or settings.models)
+    for model in chosen:
         if not models and not model.has_states():
             click.echo(f"{model.name} keeps no states: there is nothing to rebuild")
             continue

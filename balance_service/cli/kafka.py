@@ -48,14 +48,16 @@ def add_funds(customer: str, amount: str, *, idempotency_key: str | None, as_jso
     quiet_logging()
     customer_id, funds = checked_key(customer, "customerId"), amount_of(amount)
     once = None if idempotency_key is None else idempotency_key_of(idempotency_key)
-    publisher = FundsAddedPublisher(
-        producer_config(settings, settings.partitioner),
-        SchemaRegistry.from_settings(settings),
-        settings.topic,
-        settings.read_timeout_seconds,
-    )
-    with telling(servers_of(settings)), closing(publisher):
-        partition, offset = publisher.publish_and_wait(customer_id, funds, once)
+    with telling(servers_of(settings)):
+        # Its constructor registers the schema.
+        publisher = FundsAddedPublisher(
+            producer_config(settings, settings.partitioner),
+            SchemaRegistry.from_settings(settings),
+            settings.topic,
+            settings.read_timeout_seconds,
+        )
+        with closing(publisher):
+            partition, offset = publisher.publish_and_wait(customer_id, funds, once)
     position = f"{partition}:{offset + 1}"
     click.echo(json.dumps({"position": position}) if as_json else f"added {funds}; visible from position {position} on")
 
@@ -81,7 +83,12 @@ def load(events: int, customers: int, rate: float | None) -> None:
     quiet_logging()
     with telling(servers_of(settings)):
         prepare_topics(Topics(settings), settings, stages_of(SHIPPED["balance"](), settings))
-    with progress_bar("producing", events) as (bar, task):
+    with telling(servers_of(settings)) as answered, progress_bar("producing", events) as (bar, task):
+
+        def show(queued: int) -> None:
+            answered()
+            bar.advance(task, queued)
+
         total = produce_load(
             producer_config(settings, settings.partitioner),
             SchemaRegistry.from_settings(settings),
@@ -89,7 +96,7 @@ def load(events: int, customers: int, rate: float | None) -> None:
             events,
             customers,
             rate,
-            lambda n: bar.advance(task, n),
+            show,
         )
         seconds = bar.tasks[task].elapsed or 0.0
     click.echo(f"{events} events of {total} in total acknowledged, {events / max(seconds, 1e-9):,.0f} events/s")
@@ -112,8 +119,8 @@ def produce(topic: str, key_separator: str | None, record: str | None) -> None:
     quiet_logging()
     if key_separator == "":
         raise click.UsageError("--key-separator must not be empty; omit it if lines have no key")
-    models = known_models(settings)
     with telling(servers_of(settings)) as answered:
+        models = known_models(settings)
         lines = _after(answered, sys.stdin.buffer)
         sent = produce_lines(settings, models, topic, lines, record=record, key_separator=key_separator)
     click.echo(f"{sent} {'record' if sent == 1 else 'records'} acknowledged")
@@ -163,9 +170,9 @@ def topics_create() -> None:
 
     settings = load_settings(create_topics=True)
     quiet_logging()
-    models = hosted_models(settings)
-    stages = [*hosted_stages(models, settings), *stages_of_retries(with_shipped(models), settings)]
     with telling(servers_of(settings)):
+        models = hosted_models(settings)
+        stages = [*hosted_stages(models, settings), *stages_of_retries(with_shipped(models), settings)]
         prepared = prepare_topics(Topics(settings), settings, stages)
     for topic in prepared.values():
         click.echo(f"topic {topic.name} with {topic.partitions} partitions, and its internal topics, exist")
@@ -265,8 +272,8 @@ def schemas_register() -> None:
 
     settings = load_settings()
     quiet_logging()
-    models = hosted_models(settings)
     with closing(SchemaRegistry.from_settings(settings)) as registry, telling(_named(registry)):
+        models = hosted_models(settings)
         for subject, schema in _written_schemas(settings, models).items():
             click.echo(f"{subject}: schema id {registry.register(subject, schema)}")
         for topic, schema in _declared_events(settings, models):

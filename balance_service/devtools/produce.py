@@ -120,6 +120,8 @@ def produce_load(
     """
     producer = BulkProducer(config, topic)
     serialize = FundsAddedSerializer(registry, topic)
+    # The registry has answered; at a low rate, the first event is due much later.
+    progress(0)
     total = Decimal(0)
     random_source = random.Random(events)  # noqa: S311  (load, not secrets)
     for size in _slices(events, rate):

@@ -112,8 +112,13 @@ class Decision(Enum):
 
 
 def discard_warning(cause: str) -> str:
-    """Returns why a record with this cause should not be discarded; empty if it may be."""
-    return "a rebuild with the partitioner of its producer applies it" if cause == MISPLACED else ""
+    """Returns on what condition a record with this cause may be discarded; empty if there is none."""
+    if cause != MISPLACED:
+        return ""
+    return (
+        "discard it only if its event was produced again by a producer with the right partitioner; otherwise a rebuild "
+        "with the partitioner of its producer applies it"
+    )
 
 
 class Verdict(NamedTuple):

@@ -511,7 +511,7 @@ def _what_to_do(letters: Iterable[str]) -> str:
     """Returns what to do about dead letters with these causes that need a decision."""
     warnings = {cause: discard_warning(cause) for cause in sorted({*letters})}
     others = {cause for cause, warning in warnings.items() if not warning}
-    keep = "; ".join(f"discard none with the cause {cause}: {why}" for cause, why in warnings.items() if why)
+    keep = "; ".join(f"if the cause is {cause}, {why}" for cause, why in warnings.items() if why)
     if not others:
         return keep[:1].upper() + keep[1:]
     told = "Redrive those that can be applied now, discard those that must not count"

@@ -231,7 +231,10 @@ class Instance:
             action = "Change the configuration back before the broker deletes a segment"
             yield Cause(Kind.LOSING_RECORDS, Urgency.NOW, f"{listed(names)}: {loss}", action)
         for misplaced, names in _by_sentence((tasks.hosted.misplaced, tasks.name) for tasks in stages).items():
-            action = "Correct the producer, or declare its partitioner and rebuild. Discard none of their dead letters"
+            action = (
+                "Correct the producer, or declare its partitioner and rebuild. Discard a dead letter of theirs only if "
+                "its event was produced again"
+            )
             yield Cause(Kind.MISPLACED, Urgency.SOON, f"{listed(names)}: {misplaced}", action)
         unread = self._unread(known)
         if unread:

@@ -536,7 +536,10 @@ def test_dead_letters_that_need_a_decision_are_one_cause_for_all_read_models() -
     ("given", "action"),
     [
         (["key-null"], "Correct what their producer sends, and discard them"),
-        (["key-not-of-this-partition"], "Discard none with the cause key-not-of-this-partition: a rebuild"),
+        (
+            ["key-not-of-this-partition"],
+            "If the cause is key-not-of-this-partition, discard it only if its event was produced again",
+        ),
         (["key-null", "schema-incompatible"], "Redrive those that can be applied now"),
     ],
 )

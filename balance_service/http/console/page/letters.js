@@ -269,7 +269,7 @@ async function showOne() {
     h("dl", { class: "facts" }, facts.map(([name, said]) => h("div", {}, h("dt", {}, name), h("dd", {}, said)))),
     isUndecided ? h("p", {}, h("strong", {}, "What to do: "), action, " ", runbookLink(letter.status === "parked" ? "BalanceDeadLettersParked" : "BalanceDeadLetters")) : "",
     isUndecided && letter.redriveRefused ? h("p", { class: "note" }, `A redrive would be refused: ${letter.redriveRefused}.`) : "",
-    letter.discardWarning ? h("p", { class: "note" }, `Do not discard it: ${letter.discardWarning}.`) : "",
+    letter.discardWarning ? h("p", { class: "note" }, `Warning: ${letter.discardWarning}.`) : "",
     h("h4", {}, "Headers"),
     headersOf(letter.headers),
     h("h4", {}, "Value"),
