@@ -33,14 +33,14 @@ _BOUNDS = st.none() | _KEYS
 class View:
     """A store with some states."""
 
-    def __init__(self, states: Mapping[str, Decimal] | Mapping[str, float]) -> None:
+    def __init__(self, states: Mapping[str, Any]) -> None:
         self._states = sorted((key.encode(), str(amount).encode()) for key, amount in states.items())
 
     def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         return [state for state in self._states if start <= state[0] < stop][:limit]
 
 
-def copies(states: Mapping[str, Decimal] | Mapping[str, float], partitions: Sequence[int]) -> list[LocalCopy]:
+def copies(states: Mapping[str, Any], partitions: Sequence[int]) -> list[LocalCopy]:
     """Some of three partitions."""
     found = []
     for partition in partitions:
