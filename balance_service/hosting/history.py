@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 from balance_service.http.instances import Action
@@ -41,7 +41,8 @@ class History:
         Raises:
             RetriableError: the broker does not respond.
         """
-        return [done for _, done in _newest(chain(self._decisions(), _steps(self._engine.generations.history)))]
+        told = chain(self._decisions(), _steps(self._engine.generations.history))
+        return [done for _, done in heapq.nlargest(_MOST, told, key=itemgetter(0))]
 
     def _decisions(self) -> Sequence[_Told]:
         engine = self._engine
@@ -50,12 +51,9 @@ class History:
         # Before the records: those that come during the read are read again.
         end = log.end(engine.topics)
         if end is None or end != self._decided[0]:
-            self._decided = end, _newest(_told_decisions(log.read(engine.settings, engine.topics)))
+            last = heapq.nlargest(_MOST, log.read(engine.settings, engine.topics), key=attrgetter("decided_at"))
+            self._decided = end, [*_told_decisions(last)]
         return self._decided[1]
-
-
-def _newest(actions: Iterable[_Told]) -> list[_Told]:
-    return heapq.nlargest(_MOST, actions, key=itemgetter(0))
 
 
 def _told_decisions(decisions: Iterable[DeadLetterDecision]) -> Iterator[_Told]:

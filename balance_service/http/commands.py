@@ -37,6 +37,8 @@ class CommandHandler(Protocol):
 class Command:
     """A route, and the factory of the handler that it finds by its class, as in `Handlers.of`.
 
+    Each command of an application has a handler class of its own, which does not derive from another command's:
+    otherwise the application does not start, with a ConfigurationError.
     `handler` raises RetriableError while the broker or the registry does not respond.
     """
 

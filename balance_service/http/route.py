@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from balance_service import api
+from balance_service.errors import ConfigurationError
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import JSON, PROBLEM_JSON, Problem, unavailable
 from balance_service.http.peers.trust import FORWARDED_HEADER
@@ -40,15 +41,36 @@ class Handlers:
 
     def __init__(self, *handlers: object) -> None:
         self._of_class: dict[type, Any] = {}
+        self._shared: set[type] = set()
+        """Base classes of several objects."""
         self.add(*handlers)
 
     def add(self, *handlers: object) -> None:
-        """Has objects answer the routes that name their classes, or base classes."""
+        """Has objects answer the routes that name their classes, or base classes that they alone have.
+
+        Raises:
+            ConfigurationError: an object has the class of another, so that one would answer the requests of both.
+        """
         for handler in handlers:
-            self._of_class |= dict.fromkeys(type(handler).mro()[:-1], handler)
+            for kind in type(handler).mro()[:-1]:
+                other = self._of_class.setdefault(kind, handler)
+                if other is handler:
+                    continue
+                if kind in (type(handler), type(other)):
+                    raise ConfigurationError(
+                        f"two handlers are of class {kind.__qualname__}, and routes find handlers by class; give the "
+                        "handler of each command a class of its own that does not derive from another's"
+                    )
+                self._shared.add(kind)
 
     def find(self, kind: type[T]) -> T | None:
-        """Returns the object of a class; None while the instance is starting."""
+        """Returns the object of a class; None while the instance is starting.
+
+        Raises:
+            ConfigurationError: it is a base class of several objects.
+        """
+        if kind in self._shared:
+            raise ConfigurationError(f"several handlers derive from {kind.__qualname__}; a route names one of them")
         found: T | None = self._of_class.get(kind)
         return found
 

@@ -141,7 +141,7 @@ class Scatter:
             part = await self._read_local(question, wanted, deadline)
             if part is None:
                 raise Problem(_MISDIRECTED, f"{self.routing.address} does not have partitions {_listed(wanted)}")
-            return (await self._merge(question, [part], set())).answer(scan)
+            return await self._encoded(question, await self._merge(question, [part], set()))
 
     async def answer_owned(self, scan: Scan[P], asker: Asker) -> Answer:
         """Answers for the partitions that this instance owns, possibly none.
@@ -156,7 +156,11 @@ class Scatter:
             parts = [] if part is None else [part]
             if missing := owned.difference(*(found.partitions for found in parts)):
                 raise unavailable(f"partitions {_listed(missing)} cannot be read here now")
-            return (await self._merge(question, parts, set())).answer(scan)
+            return await self._encoded(question, await self._merge(question, parts, set()))
+
+    async def _encoded(self, question: _Question[P], gathered: Gathered[P]) -> Answer:
+        # A page of dead letters is encoded as a whole, which takes milliseconds.
+        return await self.scheduler.run(question.asker, in_one_step(gathered.answer, question.scan))
 
     async def _gather(
         self, kind: str, question: _Question[P], missing: set[int], deadline: float

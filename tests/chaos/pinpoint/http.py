@@ -6,6 +6,22 @@ from tests.chaos.pinpoint.builders import pinpoint
 
 BUGS = (
     pinpoint(
+        "a double of this instance is another number than the same double of a peer",
+        "http/scan.py",
+        "Decimal(repr(value)) if isinstance(value, float) else value\n",
+        "Decimal(value) if isinstance(value, float) else value\n",
+        "unit/http/test_scan",
+        "test_equal_doubles_of_this_instance_and_of_peers_are_in_the_order_of_keys",
+    ),
+    pinpoint(
+        "a page of dead letters for a peer is encoded on the event loop",
+        "http/scatter.py",
+        "return await self.scheduler.run(question.asker, in_one_step(gathered.answer, question.scan))\n",
+        "return gathered.answer(question.scan)\n",
+        "unit/http/test_scatter",
+        "test_an_answer_for_a_peer_is_encoded_beside_the_event_loop",
+    ),
+    pinpoint(
         "the lease is checked before the read",
         "http/routing.py",
         "        frame = copy.view.get(key) if copy.position.offset >= min_offset else None\n"

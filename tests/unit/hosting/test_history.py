@@ -13,6 +13,7 @@ from balance_service.engine.decisions import DeadLetterDecision, Decision
 from balance_service.errors import RetriableError
 from balance_service.hosting.history import History
 from balance_service.model.generations import Comparison, Declaration, Generations, Switch
+from balance_service.process.runtime import iso_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,3 +150,17 @@ def test_decisions_that_could_not_be_read_are_read_the_next_time() -> None:
 
     decided.is_up = True
     assert len(told.last()) == 1
+
+
+def test_actions_are_made_of_the_newest_decisions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counted(at_ms: int) -> str | None:
+        made.append(at_ms)
+        return iso_time(at_ms)
+
+    monkeypatch.setattr("balance_service.hosting.history.iso_time", counted)
+    found = history(Decided(*(decision(n, offset=n) for n in range(500)))).last()
+
+    assert [one.about for one in found] == [f"m/1:{n}" for n in range(499, 299, -1)]
+    assert len(made) == len(found)

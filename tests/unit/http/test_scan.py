@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from balance_service.engine.records import Position
@@ -33,14 +33,14 @@ _BOUNDS = st.none() | _KEYS
 class View:
     """A store with some states."""
 
-    def __init__(self, states: Mapping[str, Decimal]) -> None:
+    def __init__(self, states: Mapping[str, Any]) -> None:
         self._states = sorted((key.encode(), str(amount).encode()) for key, amount in states.items())
 
     def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         return [state for state in self._states if start <= state[0] < stop][:limit]
 
 
-def copies(states: Mapping[str, Decimal], partitions: Sequence[int]) -> list[LocalCopy]:
+def copies(states: Mapping[str, Any], partitions: Sequence[int]) -> list[LocalCopy]:
     """Some of three partitions."""
     found = []
     for partition in partitions:
@@ -167,6 +167,27 @@ def test_the_merged_top_is_the_top_of_all_entries(states: dict[str, Decimal], li
 
     assert pairs(found) == sorted(states.items(), key=lambda state: (-state[1], state[0]))[:limit]
     assert "next" not in found
+
+
+@example(states=dict.fromkeys("abcdef", 0.1), limit=4)
+@example(states=dict.fromkeys("abcdef", 1e-07), limit=4)
+@example(states=dict.fromkeys("abcdef", 1e16), limit=4)
+@given(states=st.dictionaries(_KEYS, st.sampled_from([-0.3, 0.1, 1e-07, 1e16]), max_size=30), limit=st.integers(1, 40))
+def test_equal_doubles_of_this_instance_and_of_peers_are_in_the_order_of_keys(
+    states: dict[str, float], limit: int
+) -> None:
+    def view(frame: bytes) -> Mapping[str, Any]:
+        return {"score": float(frame)}
+
+    question = TopScan(by="score", value=float, limit=limit)
+    for here in range(3):
+        parts = [read_to_its_end(question.read(copies(states, [p]), view)) for p in range(3)]
+        # As peers send it.
+        parts = [part if p == here else question.parse(question.encode(part)) for p, part in enumerate(parts)]
+        found = json.loads(question.encode(question.merge(parts)))
+
+        best = sorted(states.items(), key=lambda state: (-state[1], state[0]))[:limit]
+        assert [(entry["key"], entry["value"]["score"]) for entry in found["entries"]] == best
 
 
 @given(states=_STATES, limit=st.integers(1, 40))

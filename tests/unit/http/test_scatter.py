@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,28 @@ def test_an_owner_counts_what_it_has(instance: Instance) -> None:
 @pytest.mark.parametrize("of_none", [{"owns": False}, {"role": Role.STANDBY}])
 def test_an_instance_without_partitions_counts_none(tmp_path: Path, of_none: dict[str, object]) -> None:
     assert owned_by(Instance(tmp_path / "store", **of_none)) == 0  # type: ignore[arg-type]
+
+
+def test_an_answer_for_a_peer_is_encoded_beside_the_event_loop(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded_by: list[str] = []
+
+    def encode(_scan: DeadLetterScan, _part: object) -> str:
+        encoded_by.append(threading.current_thread().name)
+        return "{}"
+
+    monkeypatch.setattr(DeadLetterScan, "encode", encode)
+
+    async def ask() -> None:
+        scatter = instance.scatter(MODEL)
+        await scatter.answer_peer(LETTERS, ASKER, [PARTITION], None)
+        await scatter.answer_owned(LETTERS, ASKER)
+        await scatter.proxy.close()
+
+    asyncio.run(ask())
+    assert len(encoded_by) == 2
+    assert threading.main_thread().name not in encoded_by
 
 
 def test_an_owned_partition_that_cannot_be_read_is_an_error(

@@ -462,6 +462,41 @@ def test_a_key_of_another_instance_is_proxied(host: Host) -> None:
         assert (answer[:12], at_once, later) == (b"HTTP/1.1 503", 0, 1)
 
 
+class AtAnyTarget(Peer):
+    """A peer that answers at the targets of all read models."""
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/{tail:.*}", self.answer)
+        return app
+
+
+@pytest.mark.parametrize("status", [200, 404])
+@pytest.mark.parametrize("read_model", [Balance(), Rewards(), Leaderboard()], ids=lambda read_model: read_model.name)
+def test_what_a_peer_answers_is_the_same_on_both_ways(tmp_path: Path, read_model: ReadModel, status: int) -> None:
+    host = Host(tmp_path / "store", owns=False, read_model=read_model)
+    elsewhere = host.texts(PARTITION)[0]
+    value = '{"amount":12.340}' if status == 200 else ""
+    for path in host.paths:
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            # Only peers' targets with the key in the path show it beside the value.
+            body = f'{{"key":"{elsewhere}","value":{value}}}' if "/keys/" in request.path else value
+            return await answering(status, body or "{}", headers=ACTIVE)(request)
+
+        short, long = (
+            exchange(host, question(path + elsewhere), owner=AtAnyTarget(answer), is_plain=is_plain)
+            for is_plain in (True, False)
+        )
+        (answer_here,) = short.answers
+
+        assert short.answers == long.answers
+        assert (answer_here[:12], short.later, long.later) == (f"HTTP/1.1 {status}".encode(), 1, 0)
+        if status == 200:
+            shown = f'{{"key":"{elsewhere}","value":{value}}}' if "/keys/" in path else value
+            assert answer_here.endswith(f"\r\n\r\n{shown}".encode())
+
+
 @pytest.mark.parametrize("key", ["", "a%20b", "..", ".", "x" * 257, "1/2", "1=2", "1?maxLag=5", "1&maxLag=5"])
 def test_aiohttp_answers_keys_that_need_the_full_parser(host: Host, key: str) -> None:
     for path in host.paths:
