@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     from balance_service.devtools.local.stack import LocalInstance
 
+# Each test starts two instances several times.
+pytestmark = pytest.mark.timeout(600)
+
 _CARDS = 20
 _SOLD = Decimal("10.00")
 _SHARE, _CORRECTED_SHARE = Decimal("0.02"), Decimal("0.03")
