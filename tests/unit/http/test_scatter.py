@@ -257,7 +257,7 @@ def test_a_partition_number_with_too_many_digits_is_refused(instance: Instance) 
         ),
         (TOP, b'{"entries":[{"key":"a","value":{"amount":1.10}}]}'),
         (TOP, b'{"entries":[{"key":"a","value":{"amount":1.10}}],"next":"a"}'),
-        (LETTERS, b'{"deadLetters":[{"id":"balance/0:1","key":null}],"next":"balance/0:1"}'),
+        (LETTERS, b'{"deadLetters":[{"id":"balance/0:1","discardWarning":"","key":null}],"next":"balance/0:1"}'),
     ],
 )
 def test_a_well_formed_body_of_a_peer_is_forwarded_unchanged(instance: Instance, scan: Scan[Any], body: bytes) -> None:

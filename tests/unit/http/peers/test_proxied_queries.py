@@ -171,12 +171,16 @@ def test_a_query_to_a_peer_that_sends_byte_by_byte_ends_at_the_deadline(
     assert_within_the_deadline(allowed)
 
 
+# Far less than a deadline that begins again, which this is to find.
+_STOPPED_SECONDS = 0.2
+
+
 def assert_within_the_deadline(allowed: list[float]) -> None:
     """Checks that no request had a later deadline than the query, plus its headroom, even on a busy machine."""
     first_asked, *until = allowed
     assert until
-    # The query's time-out began before.
-    assert max(until) - first_asked <= TIMEOUT_SECONDS + HEADROOM_SECONDS
+    # The system may stop the thread between the product's reading of the clock and that of the test.
+    assert max(until) - first_asked <= TIMEOUT_SECONDS + HEADROOM_SECONDS + _STOPPED_SECONDS
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no such host:1", "[::1:1", "", "a@b:c"])
