@@ -204,10 +204,10 @@ def _selected(decision: str, letters: Iterable[dict[str, Any]]) -> list[str]:
     open_ones = [letter for letter in letters if letter["status"] in _STATUSES[decision]]
     if decision != "discard":
         return [letter["id"] for letter in open_ones]
-    skipped = Counter(warning for letter in open_ones if (warning := _discard_warning(letter)))
-    for warning, count in skipped.items():
+    warnings = [_discard_warning(letter) for letter in open_ones]
+    for warning, count in Counter(filter(None, warnings)).items():
         click.echo(f"{count} skipped, which can be discarded by id only: {warning}", err=True)
-    return [letter["id"] for letter in open_ones if not _discard_warning(letter)]
+    return [letter["id"] for letter, warning in zip(open_ones, warnings, strict=True) if not warning]
 
 
 def _discard_warning(letter: dict[str, Any]) -> str:
