@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CUSTOMERS = [f"c{n}" for n in range(40)]
 SECONDS = 60.0
-SAID = 'keys lie where librdkafka\'s default puts them: declare partitioner="crc32"'
+SAID = "keys lie where librdkafka's default puts them: configure their producers to use murmur2;"
 
 
 @pytest.fixture(scope="module")
