@@ -104,7 +104,7 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
         return EmitProcessor(
             read_model=read_model.name,
             source=stage.source,
-            records=stage.records,
+            records=tuple(stage.events),
             outputs=[
                 (emit, services.target(emit.topic, stage), _made(emit, read_model, services))
                 for emit in read_model.outputs

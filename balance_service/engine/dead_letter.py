@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN, VALUES_TOO_MANY
 from balance_service.avro.writer_schema import SCHEMA_INCOMPATIBLE, SCHEMA_TYPE_UNSUPPORTED
+from balance_service.model.transform import TRANSFORM_FAILED, TRANSFORM_TOO_LARGE
 from balance_service.structs import Struct
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ _BLOCKING = frozenset(
         "spark-failed",
         OWN_CODE_FAILED,
         SET_ASIDE,
+        TRANSFORM_FAILED,
+        TRANSFORM_TOO_LARGE,
     }
 )
 _FINAL = frozenset(

@@ -245,7 +245,7 @@ class _OneByOne:
 
     def _fold(self, before: State | None, events: Sequence[KeyedUpdate], *, frames_each: bool) -> bool:
         processor = self.processor
-        records = processor.read_model.stages[-1].records
+        records = tuple(processor.read_model.stages[-1].events)
         letters: list[DeadLetter] = []
         outputs: list[Output] = []
         state, duplicates, last, frame = before, 0, None, None

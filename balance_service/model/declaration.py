@@ -10,22 +10,25 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import fields_of, simple_name, type_name, without_null
 from balance_service.errors import ConfigurationError
+from balance_service.model.conditions import col
 from balance_service.model.converters import converter_of, record_converter, unconverted
 from balance_service.model.events import ANY, EVENT, PER_KEY, DeclaredRecord, Emit, OnFailure, Order
 from balance_service.model.keys import KeyType
 from balance_service.model.stage import declared_stages
-from balance_service.model.standard_fold import StandardFold
+from balance_service.model.standard_fold import StandardFold, columns_of
 from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, Table, join_misfit
+from balance_service.model.transform import ROW, transform_of
 from balance_service.model.value_types import located
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
     from balance_service.model.converters import StateConverter
     from balance_service.model.stage import Stage
     from balance_service.model.standard_fold import Combination, Form
+    from balance_service.model.transform import Transform
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _MOST_VERSION = 2**31 - 1
@@ -205,7 +208,9 @@ def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Decl
     if own or _folds(model) or model.queries is not None:
         refuse(model, "has no `state`, so it cannot have a fold, an `emit` or `queries`")
     asked = [output.where.columns for output in outputs if output.where is not None]
-    stages = checked_stages(model, outputs, frozenset[str]().union(*asked))
+    if transforms(model):
+        refuse(model, "has a `transform` and no `state`: a model that only emits takes `Emit(make=…)` of its events")
+    stages = checked_stages(model, outputs, [*frozenset[str]().union(*asked)])
     events = events_of(model, stages[-1])
     for output in outputs:
         if output.each is not EVENT:
@@ -225,14 +230,22 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     if not isinstance(model.answers_when_halted, bool):
         refuse(model, f"has `answers_when_halted = {model.answers_when_halted!r}`, which is neither True nor False")
     folds = _folds(model)
-    folded = [fold.field for fold in folds.values()]
-    asked = [column for fold in folds.values() if fold.where is not None for column in fold.where.columns]
-    stages = checked_stages(model, outputs, filter(None, [getattr(model, "key", None), *folded, *asked]))
-    events = events_of(model, stages[-1])
-    key, key_type = _key(model, stages[-1], events)
     form = _state(model)
     state_schema = expanded(form.schema)
     state = fields_of(state_schema)
+    if transforms(model):
+        folds = {name: _of_rows(model, name, fold) for name, fold in folds.items()}
+    folded = [
+        column
+        for name, fold in folds.items()
+        if name in state
+        for column in columns_of(fold.form(without_null(state[name])[0]))
+    ]
+    asked = [column for fold in folds.values() if fold.where is not None for column in fold.where.columns]
+    needed = [*filter(None, [getattr(model, "key", None), *folded, *asked])]
+    stages = checked_stages(model, outputs, needed, is_all_needed=own_fold or own_emit)
+    events = events_of(model, stages[-1])
+    key, key_type = _key(model, stages[-1], events)
     if bool(folds) == own_fold:
         refuse(model, "has both standard folds and a `fold` of its own" if folds else "has no fold")
     if taken := (_TAKEN & {*folds, *events}) | (folds.keys() & events.keys()):
@@ -345,6 +358,53 @@ def _folds(model: Any) -> dict[str, StandardFold]:
     return {**getattr(declared, "folds", {}), **attributes}
 
 
+def transforms(model: Any) -> bool:
+    """Whether a model makes rows of its events."""
+    declared = type(model)
+    return declared.transform is not declared.__mro__[-2].transform
+
+
+def _transformed(
+    model: Any, needed: Sequence[str] | None, schema_of: Callable[[str, str | None], Schema]
+) -> tuple[Stream, Transform]:
+    """Returns a model's source, which continues by the rows' key unless that is the events', and its rows.
+
+    Args:
+        needed: the columns that the model uses; None for all.
+    """
+    source: Stream = model.source
+    if any(isinstance(step, Select) for step in source.steps):
+        refuse(model, "has a `transform` and a `select`: the columns that the rows need are read")
+    if source.tombstones:
+        refuse(model, "has a `transform` and a source with tombstones, which have no columns")
+    try:
+        whole = transform_of(model, {record: schema_of(record, source.topic) for record in source.records})
+    except ConfigurationError as error:
+        refuse(model, str(error))
+    keys = [step.column for step in source.steps if isinstance(step, By)]
+    transform = whole
+    if needed is not None:
+        asked = {*needed, *keys}
+        if missing := asked - {*whole.names}:
+            refuse(model, f"names '{min(missing)}', but the rows of its `transform` have {_no_column(whole.schema)}")
+        transform = whole.only(asked)
+    key = getattr(model, "key", None)
+    code = transform.analysed
+    if key is None or keys or (code.untouched(key) == (source.keyed_by or key) and not code.multiplies):
+        return source, transform
+    return source.by(key), transform
+
+
+def _of_rows(model: Any, name: str, fold: StandardFold) -> StandardFold:
+    """Returns a fold of a column of rows as one of their record."""
+    if "." in fold.column:
+        refuse(model, f"folds {fold.column} into '{name}': after a `transform`, a fold names a column of its rows")
+    if fold.takes_column or not fold.column:
+        return replace(fold, column=f"{ROW}.{fold.column}" if fold.column else ROW)
+    is_there = ~col(fold.column).is_null()
+    return replace(fold, column=ROW, where=is_there if fold.where is None else fold.where & is_there)
+
+
 def _checked_column(model: Any, name: str, fold: StandardFold, events: Mapping[str, Schema], kept: Any) -> Any:
     """Checks that a fold fits its column and its field; returns the type of the column."""
     schema = events.get(fold.record)
@@ -392,17 +452,23 @@ def _as_stored(schema: Schema, stored: Mapping[str, Any]) -> Schema:
     return {**schema, "fields": [changed(one) if one["name"] in stored else one for one in schema["fields"]]}
 
 
-def checked_stages(model: Any, outputs: Sequence[Emit], needed: Iterable[str]) -> tuple[Stage, ...]:
+def checked_stages(
+    model: Any, outputs: Sequence[Emit], needed: Sequence[str], *, is_all_needed: bool = False
+) -> tuple[Stage, ...]:
     """Returns the checked stages of a model.
 
     Args:
         needed: columns that the declaration names outside of its source.
+        is_all_needed: whether the model's own code receives all columns.
     """
 
     def schema_of(name: str, topic: str | None) -> Schema:
         return found_schema(model, name, topic)
 
-    stages = declared_stages(model.name, model.source, [output.topic for output in outputs], needed, schema_of)
+    source, transform = model.source, None
+    if transforms(model):
+        source, transform = _transformed(model, None if is_all_needed else needed, schema_of)
+    stages = declared_stages(model.name, source, [output.topic for output in outputs], needed, schema_of, transform)
     _check_selected(model, model.source, stages[0])
     for stage in stages:
         events = events_of(model, stage)
@@ -434,7 +500,9 @@ def _check_selected(model: Any, source: Stream, first: Stage) -> None:
 
 
 def _check_joins(model: Any, stage: Stage, events: Mapping[str, Schema]) -> None:
-    if bool(stage.joins) != (stage.makes is not None):
+    if stage.transform is not None and stage.joins:
+        refuse(model, "joins the rows of its `transform`: put a `.by` that names the join's column before the join")
+    if stage.transform is None and bool(stage.joins) != (stage.makes is not None):
         refuse(model, "needs both a join and a `.by` that names the joined record, or neither")
     for join in stage.joins:
         table = stage.rows[join.table.record]
@@ -446,7 +514,7 @@ def _check_joins(model: Any, stage: Stage, events: Mapping[str, Schema]) -> None
             kind = fields_of(schema).get(join.on)
             if kind is None or KeyType.from_column(join.on, kind) is None:
                 refuse(model, f"joins {table['name']} on '{join.on}', which is not a string, int or long of {record}")
-    if stage.makes is not None:
+    if stage.joins and stage.makes is not None:
         if len(stage.records) > 1:
             refuse(model, f"joins records of several types: {', '.join(stage.records)}")
         if why := join_misfit(stage.makes, stage.schemas[stage.records[0]], stage.joins, stage.rows):
@@ -466,15 +534,14 @@ def check_condition(model: Any, condition: Condition, events: Mapping[str, Schem
 
 def events_of(model: Any, stage: Stage) -> dict[str, Schema]:
     """Returns the stage's records by simple name, after checking that each can be read."""
-    events = {schema["name"]: schema for schema in stage.wanted_schemas.values()}
-    for record, schema in events.items():
+    for record, schema in stage.wanted_schemas.items():
         columns = fields_of(schema)
         if not columns:
             refuse(model, f"selects no column of {record}: select one, so that records that do not decode are found")
         for column, kind in columns.items():
             if unread := _unread(kind):
                 refuse(model, f"folds {record}, whose '{column}' has {unread}, a type that events may not have")
-    return events
+    return {**stage.events}
 
 
 def found_schema(model: Any, name: str, topic: str | None = None) -> Schema:

@@ -75,8 +75,14 @@ class RunningSum(StandardFold):
         return Addition(field, number.get("scale", 0), codec.schema_id) if fits else None
 
 
+@dataclass(frozen=True, repr=False)
 class Count(StandardFold):
-    """The number of events of a record, named without a column; 0 before the first event."""
+    """The number of events of a record, named without a column; 0 before the first event.
+
+    In a model with a `transform`: of rows, or of those with a value in the column that is named.
+    """
+
+    column: str = ""
 
     takes_column = False
     starts_empty = False

@@ -19,6 +19,8 @@ from balance_service.model.standard_fold import OutOfRangeError, StandardFold
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pyspark.sql import DataFrame
+
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
     from balance_service.model.addition import Addition
@@ -201,6 +203,23 @@ class ReadModel:
                 self._answers.append((field, answer))
         self.computes_answers |= bool(self._answers)
 
+    def transform(self, events: DataFrame) -> DataFrame:
+        """Returns the rows that the model folds in place of its events. Models that compute columns override it.
+
+        Spark applies it to the events as they arrive, before keys and folds. It is called once, when the model is bound,
+        and may only use what Spark computes for single rows: projections, filters, `explode`, and built-in functions
+        whose values depend on the row alone. See docs/how-to/spark.md.
+
+        Args:
+            events: the columns of the event, if the source names one record type, or else a struct for each type; and
+                `_key`, `_headers`, `_timestamp`, `_topic`, `_partition` and `_offset` of Kafka's record.
+
+        Returns:
+            A DataFrame made of that one, without sources of its own. Folds and the key name its columns; those whose
+            names begin with an underscore are left out.
+        """
+        raise NotImplementedError
+
     def fold(self, state: Any, event: Any, /) -> Any:
         """Returns the next state of a key; pure. Models without standard folds override it.
 
@@ -308,10 +327,10 @@ class ReadModel:
         """Returns what the model's own code takes events as, as the argument with that number; None for mappings."""
         own, last = type(self), self.stages[-1]
         try:
-            instance_of = instances_for(code, number, last.records)
+            instance_of = instances_for(code, number, last.events)
         except ConfigurationError as error:
             refuse(own, f"has a `{name}` that {error}")
-        if instance_of is not None and last.wanted_schemas != last.event_schemas:
+        if instance_of is not None and last.transform is None and last.wanted_schemas != last.event_schemas:
             refuse(
                 own,
                 f"selects columns, but its `{name}` takes whole events: annotate them as `Event`, or remove `select`",

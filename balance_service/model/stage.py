@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from balance_service.avro.schemas import full_name
 from balance_service.model.stream import By, Global, Join, Select, Where
+from balance_service.model.transform import ROW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
     from balance_service.model.stream import Partitioner, Stream, Table
+    from balance_service.model.transform import Transform
 
 _OF_GENERATION = re.compile(r"(.+)\.g([0-9]{1,9})", re.DOTALL)
 
@@ -56,6 +58,9 @@ class Stage:
     schemas: Mapping[str, Schema] = field(default_factory=dict, repr=False)
     """The records that the stage reads, by simple name. Stages for retries have none, and pass on any bytes."""
     conditions: tuple[Condition, ...] = ()
+    """Of the records that are read, before the transform."""
+    transform: Transform | None = None
+    """Makes rows of the records, which the stage processes in their place."""
     key: str | None = None
     """The column that is the source records' key; None if the key may be anything."""
     columns: frozenset[str] | None = None
@@ -66,7 +71,7 @@ class Stage:
     by: str | None = None
     """The column whose value becomes the new key; None for the last stage."""
     makes: Schema | None = field(default=None, repr=False)
-    """The schema of joined records that are passed on; None if records are passed on unchanged."""
+    """The schema of the joined records, or rows, that are passed on; None if records are passed on unchanged."""
     next_table: Table | None = None
     """The table whose keys and number of partitions the re-keyed topic has; None if keys are encoded as in `keys`."""
     outputs: tuple[str, ...] = ()
@@ -94,6 +99,13 @@ class Stage:
     def wanted_schemas(self) -> Mapping[str, Schema]:
         """`event_schemas`, with only the columns that are read."""
         return {name: self._wanted(schema) for name, schema in self.event_schemas.items()}
+
+    @property
+    def events(self) -> Mapping[str, Schema]:
+        """The records that the stage processes, by simple name: the rows of its transform, or those that it reads."""
+        if self.transform is not None:
+            return {ROW: self.transform.schema}
+        return {record: self._wanted(schema) for record, schema in self.schemas.items()}
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -169,6 +181,7 @@ def declared_stages(
     outputs: Iterable[str],
     needed: Iterable[str],
     schema_of: Callable[[str, str | None], Schema],
+    transform: Transform | None = None,
 ) -> tuple[Stage, ...]:
     """Returns the stages of a read model, in order, at least one; not yet placed in an application.
 
@@ -176,12 +189,20 @@ def declared_stages(
         outputs: the topics that the model emits to.
         needed: columns that are read even if they are not selected.
         schema_of: (simple name, topic that it is read from or None) → schema.
+        transform: the rows that the first stage makes of its events.
     """
     done: list[Stage] = []
     columns: frozenset[str] | None = None
     used = set(needed)
     schemas: Mapping[str, Schema] = {record: schema_of(record, source.topic) for record in source.records}
-    stage = Stage(name=name, owner=name, source=source.topic, partitioner=source.partitioner, schemas=schemas)
+    stage = Stage(
+        name=name,
+        owner=name,
+        source=source.topic,
+        partitioner=source.partitioner,
+        schemas=schemas,
+        transform=transform,
+    )
     for step in source.steps:
         match step:
             case Select():
@@ -198,6 +219,8 @@ def declared_stages(
             case By(column, record):
                 used.add(column)
                 makes = None if record is None else schema_of(record, None)
+                if stage.transform is not None:
+                    record, makes = ROW, stage.transform.schema
                 done.append(replace(stage, name=f"{name}-by-{column}", by=column, makes=makes))
                 schemas = stage.schemas if makes is None or record is None else {record: makes}
                 stage = Stage(
@@ -205,4 +228,7 @@ def declared_stages(
                 )
     last = replace(stage, outputs=tuple(outputs))
     # All stages read the same columns, so a record that the last one cannot decode becomes a dead letter in the first.
-    return tuple(replace(one, columns=None if columns is None else columns | used) for one in (*done, last))
+    stages = [replace(one, columns=None if columns is None else columns | used) for one in (*done, last)]
+    if transform is not None:
+        stages[0] = replace(stages[0], columns=transform.used)
+    return tuple(stages)

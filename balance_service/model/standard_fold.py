@@ -169,6 +169,8 @@ class Parts(Combination):
 class StandardFold:
     """Computes a field of the state from `column`, a field of an event, such as `FundsAdded.amount`.
 
+    In a model with a `transform`, it is a column of the rows, such as `points`.
+
     An event adds something if it is of the column's record, has a value there, and `where` is true for it. If it adds
     nothing, the field keeps its value.
     """

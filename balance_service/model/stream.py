@@ -115,7 +115,8 @@ class Stream:
 
     With `tombstones`, a record without a value deletes the state of its key; otherwise it becomes a dead letter.
     `partitioner` is how the topic's producers assign keys to partitions: `murmur2` is Java's default,
-    `crc32` librdkafka's, `fnv1a` sarama's. After a re-key (`by`) it may be `any`.
+    `crc32` librdkafka's, `fnv1a` sarama's. After a re-key (`by`) it may be `any`. `keyed_by` is the column whose value is
+    the records' key, for a model with a `transform`; by default, the model's key.
     """
 
     topic: str
@@ -124,14 +125,21 @@ class Stream:
     """The steps that the events pass, in order."""
     tombstones: bool
     partitioner: Partitioner
+    keyed_by: str | None
 
     def __init__(
-        self, topic: str, *records: str | type, tombstones: bool = False, partitioner: Partitioner = "murmur2"
+        self,
+        topic: str,
+        *records: str | type,
+        tombstones: bool = False,
+        partitioner: Partitioner = "murmur2",
+        keyed_by: str | None = None,
     ) -> None:
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "records", tuple(map(DeclaredRecord.named, records)))
         object.__setattr__(self, "tombstones", tombstones)
         object.__setattr__(self, "partitioner", partitioner)
+        object.__setattr__(self, "keyed_by", keyed_by)
         object.__setattr__(self, "steps", ())
 
     def where(self, condition: Condition) -> Stream:
@@ -168,7 +176,13 @@ class Stream:
         return self._with(Join(table=table, on=on, take=take, missing=missing))
 
     def _with(self, step: Step) -> Stream:
-        longer = Stream(self.topic, *self.records, tombstones=self.tombstones, partitioner=self.partitioner)
+        longer = Stream(
+            self.topic,
+            *self.records,
+            tombstones=self.tombstones,
+            partitioner=self.partitioner,
+            keyed_by=self.keyed_by,
+        )
         object.__setattr__(longer, "steps", (*self.steps, step))
         return longer
 

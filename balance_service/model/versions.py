@@ -193,6 +193,7 @@ def _described(stage: Stage) -> Mapping[str, Any]:
         "joins": [*map(_joined, stage.joins)],
         "by": stage.by,
         "makes": stage.makes,
+        **({} if stage.transform is None else {"transform": stage.transform.fingerprint}),
     }
 
 

@@ -66,13 +66,22 @@ def key_column(stage: Stage) -> Column | None:
 
 def cause_column(read_model: ReadModel, stage: Stage) -> Column:
     """Returns why the stage does not process an event; null if it does."""
-    ignored = F.when(~all_of(_holds(stage, condition) for condition in stage.conditions), IGNORED)
     misfit = F.when(F.lit(False), "")
     if stage.by is not None and not stage.joins:
         misfit = _pass_misfit(stage, stage.by)
     elif not stage.joins and read_model.has_states():
         misfit = F.when(_key_of(stage, read_model.key) != F.col("key"), f"key-is-not-{_words(read_model.key)}")
-    return F.coalesce(ignored, misfit) if stage.conditions else misfit
+    if stage.transform is not None:
+        return misfit
+    ignored = ignored_column(stage)
+    return misfit if ignored is None else F.coalesce(ignored, misfit)
+
+
+def ignored_column(stage: Stage) -> Column | None:
+    """Returns the cause of an event that a condition of the source excludes; None without conditions."""
+    if not stage.conditions:
+        return None
+    return F.when(~all_of(_holds(stage, condition) for condition in stage.conditions), IGNORED)
 
 
 def detail_column(read_model: ReadModel, stage: Stage, cause: Column) -> Column:
@@ -89,11 +98,11 @@ def read_schemas(read_model: ReadModel, stage: Stage) -> list[Schema]:
     Python must be able to represent the values of a field with the property `malformed`, which is the cause if its text
     is not UTF-8.
     """
-    used = _used_columns(read_model, stage)
+    used = None if stage.transform is not None else _used_columns(read_model, stage)
     key = f"{_words(read_model.key)}-malformed" if stage.by is None and read_model.has_states() else ""
 
     def marked(record: str, field: dict[str, Any]) -> dict[str, Any]:
-        if (record, field["name"]) not in used:
+        if used is not None and (record, field["name"]) not in used:
             return field
         return {**field, "malformed": key if key and field["name"] == read_model.key else "text-malformed"}
 
@@ -147,13 +156,13 @@ def _key_of(stage: Stage, name: str) -> Column:
 
 
 def _is_number(stage: Stage, name: str) -> bool:
-    kinds = (fields_of(schema)[name] for schema in stage.wanted_schemas.values())
+    kinds = (fields_of(schema)[name] for schema in stage.events.values())
     return any(simple_name(without_null(kind)[0]) != "string" for kind in kinds)
 
 
 def _of_all_records(stage: Stage, name: str) -> Column:
     """Returns a column that all records have, from the record that the row has."""
-    columns = [F.col(f"{record}.{name}") for record in stage.records]
+    columns = [F.col(f"{record}.{name}") for record in stage.events]
     return columns[0] if len(columns) == 1 else F.coalesce(*columns)
 
 
@@ -162,7 +171,7 @@ def _update(fold: StandardFold, form: Form, stage: Stage) -> Column:
     added = _made(form, fold.record)
     if fold.where is None:
         return F.when(F.col(fold.column).isNotNull(), added) if isinstance(form, list | dict) else added
-    schemas = [schema for schema in stage.wanted_schemas.values() if schema["name"] == fold.record]
+    schemas = [schema for schema in stage.events.values() if schema["name"] == fold.record]
     return F.when(F.col(fold.column).isNotNull() & _is_true(fold.where, schemas), added)
 
 
@@ -185,7 +194,7 @@ def _struct(record: str, fields: Iterable[str]) -> Column:
 def _events(stage: Stage) -> dict[str, Column]:
     return {
         schema["name"]: F.when(F.col(schema["name"]).isNotNull(), _struct(schema["name"], fields_of(schema)))
-        for schema in stage.wanted_schemas.values()
+        for schema in stage.events.values()
     }
 
 

@@ -23,7 +23,16 @@ from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.observability.tracing import TRACEPARENT_HEADER
-from balance_service.spark.columns import any_of, cause_column, detail_column, key_column, read_schemas, update_columns
+from balance_service.model.transform import ENVELOPE, ROW, TRANSFORM_FAILED
+from balance_service.spark.columns import (
+    any_of,
+    cause_column,
+    detail_column,
+    ignored_column,
+    key_column,
+    read_schemas,
+    update_columns,
+)
 from balance_service.spark.combine import IGNORED, NOTE, UNRESOLVED
 from balance_service.spark.row_query import in_short
 
@@ -36,13 +45,16 @@ if TYPE_CHECKING:
     from balance_service.avro.writer_schema import WriterSchema
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
+    from balance_service.model.transform import Transform
 
 log = structlog.get_logger(__name__)
 
 _SAMPLED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
 _MOST_NAMES = 16
 # No field of a model can have these names.
-_FRAME, _CAUSE, _SCHEMA_ID, _PARTITION = "#frame", "#cause", "#schema id", "#partition"
+_FRAME, _CAUSE, _SCHEMA_ID, _PARTITION, _FAILURE = "#frame", "#cause", "#schema id", "#partition", "#failure"
+# The columns of records that `_key` and so on are in a transform; `_topic` is a constant.
+_OF_RECORD = dict(zip(ENVELOPE, ("record_key", "headers", "timestamp", "", _PARTITION, "offset"), strict=True))
 
 
 class Decoder:
@@ -191,13 +203,16 @@ class Decoder:
         key = key_column(self._stage)
         keyed = {} if key is None else {"key": key}
         # Separate projections: otherwise Spark inlines and repeats the computation in every column below.
-        updates = self._framed(records).withColumns(
+        framed = self._framed(records)
+        updates = (framed if self._stage.transform is None else self._rows(framed, self._stage.transform)).withColumns(
             {**columns, **keyed, _CAUSE: F.coalesce(_CAUSE, cause_column(self._read_model, self._stage))}
         )
         is_reserved = F.col("key") >= F.lit(bytearray(RESERVED_PREFIX))
         judged = updates.withColumn(_CAUSE, F.coalesce(_CAUSE, F.when(is_reserved, "key-reserved")))
         cause = F.col(_CAUSE)
         detail = F.when(cause == F.col(f"`{_FRAME}`.cause"), F.col(f"`{_FRAME}`.detail"))
+        if self._stage.transform is not None:
+            detail = F.coalesce(detail, F.when(cause == TRANSFORM_FAILED, F.col(_FAILURE)))
         of_key = detail_column(self._read_model, self._stage, cause)
         keep_record = F.when(cause.isNull(), F.col("idempotency_key").isNotNull()).otherwise(cause != IGNORED)
         note = F.struct(
@@ -222,6 +237,20 @@ class Decoder:
             F.when(is_noted, F.array(note)).alias(NOTE),
             F.col(_PARTITION).alias("partition"),
         )
+
+    def _rows(self, framed: DataFrame, transform: Transform) -> DataFrame:
+        """Returns the events with their rows. An event without a row is ignored; one with a failure has its cause."""
+        if (ignored := ignored_column(self._stage)) is not None:
+            framed = framed.withColumn(_CAUSE, F.coalesce(_CAUSE, ignored))
+        columns = {name: [column] for name, column in _OF_RECORD.items()}
+        if len(self._stage.records) == 1:
+            (record,) = self._stage.records
+            columns |= {name: [record, name] for name in transform.used}
+        else:
+            columns |= {record: [record] for record in self._stage.records}
+        made = transform.analysed.apply(framed, transform.names, columns, self._stage.source, _CAUSE)
+        cause = F.when(made.failure.isNotNull(), TRANSFORM_FAILED).when(made.row.isNull(), IGNORED)
+        return made.records.withColumns({_CAUSE: F.coalesce(_CAUSE, cause), _FAILURE: made.failure, ROW: made.row})
 
     def _unconverted(self, records: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
         """Returns the plan for records of any bytes; none is ignored or becomes a dead letter."""

@@ -61,7 +61,7 @@ _CANCEL_EVERY_SECONDS = 1.0
 # Spark's times are microseconds in 64 bits.
 _MOST_TIMESTAMP_MS = (2**63 - 1) // 1000
 # The schema of Spark's Kafka source.
-_RECORDS = pa.schema(
+RECORDS = pa.schema(
     {
         "key": pa.binary(),
         "value": pa.binary(),
@@ -247,13 +247,13 @@ class Redrive:
     def resolved(self, partition: int, rows: pa.Table, records: pa.Table) -> pa.Table:
         """Returns the rows of a batch, with those of some of its records decoded again."""
         known = records.append_column("partition", pa.repeat(pa.scalar(partition, pa.int32()), len(records)))
-        again = self._rows(known.select(_RECORDS.names).cast(_RECORDS), _AGAIN_SECONDS).cast(rows.schema)
+        again = self._rows(known.select(RECORDS.names).cast(RECORDS), _AGAIN_SECONDS).cast(rows.schema)
         others = rows.filter(pc.invert(pc.is_in(rows["offset"], records["offset"].combine_chunks())))
         return pa.concat_tables([others, again]).sort_by("offset")
 
     def _decoded(self, records: Sequence[Mapping[str, Any]]) -> pa.Table:
         try:
-            return self._rows(pa.Table.from_pylist(records, _RECORDS), _DECODE_SECONDS).sort_by("offset")
+            return self._rows(pa.Table.from_pylist(records, RECORDS), _DECODE_SECONDS).sort_by("offset")
         except QueryEndedError as error:
             # The end of the JVM is no record's fault.
             require_jvm(self._spark, error)
@@ -261,7 +261,7 @@ class Redrive:
 
     def _decode_harmless(self) -> pa.Table:
         try:
-            return self._rows(pa.Table.from_pylist([_HARMLESS], _RECORDS), _HARMLESS_SECONDS)
+            return self._rows(pa.Table.from_pylist([_HARMLESS], RECORDS), _HARMLESS_SECONDS)
         except QueryEndedError as error:
             require_jvm(self._spark, error)
             raise

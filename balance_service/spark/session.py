@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from balance_service.errors import FatalError
+from balance_service.process.scratch import temporary_scratch
+from balance_service.settings import load_settings
 from balance_service.settings.kafka import jvm_properties
 from balance_service.spark.jvm import launch_jvm
 
@@ -40,6 +43,8 @@ _ANSWER_SECONDS = 60.0
 # From the end of the JVM's sockets to that of its process, which gives its heap back.
 _END_SECONDS = 15.0
 _BODY_BYTES = 1_000
+_WITHOUT_JOBS: list[SparkSession] = []
+"""The session that `any_session` has started."""
 
 
 def start_spark(
@@ -56,6 +61,8 @@ def start_spark(
         ConfigurationError: there is no suitable Java, the connector jars cannot be obtained, or the JVM does not start.
     """
     _connect(launch_jvm(settings, scratch, archive_options))
+    while _WITHOUT_JOBS:
+        _WITHOUT_JOBS.pop().stop()
     builder = (
         SparkSession.builder.appName(settings.application_id)
         .config(map=_defaults())
@@ -100,6 +107,21 @@ def start_spark(
     )
     spark = builder.getOrCreate()
     _close_accumulators(spark)
+    return spark
+
+
+def any_session() -> SparkSession:
+    """Returns the session of this process; starts one if there is none, for plans and for a few records at a time.
+
+    `start_spark` replaces that one. Raises as `start_spark`.
+    """
+    if (running := SparkSession._instantiatedSession) is not None:
+        return running
+    log.info("Spark starts, because a read model has a `transform`")
+    scratch = ExitStack()
+    atexit.register(scratch.close)
+    spark = start_spark(load_settings(), scratch.enter_context(temporary_scratch()), 1)
+    _WITHOUT_JOBS.append(spark)
     return spark
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 import fastavro
 import pyarrow as pa
 
-from balance_service.avro.codec import misfit, parsed
+from balance_service.avro.codec import frame_header, misfit, parsed
 from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.model.standard_fold import Form
+    from balance_service.spark.decode import Decoder
 
 _NOTE = {
     "cause": pa.string(),
@@ -177,10 +178,63 @@ def driven_stages(read_model: ReadModel, *, after_joins: bool = False) -> list[S
 
 def rows_of(read_model: ReadModel, stage: Stage, events: Mapping[int, InputEvent]) -> pa.Table:
     """Returns the rows of the decoder's plan for the events that a stage reads, by offset."""
+    if stage.transform is not None:
+        return _transformed(read_model, stage, events)
     types = _column_types(read_model, stage)
     rows = [_row(read_model, stage, given, offset) for offset, given in events.items()]
     note = pa.list_(pa.struct(list(_NOTE.items())))
     return pa.Table.from_pylist(rows, pa.schema({"offset": pa.int64(), "key": pa.binary(), **types, NOTE: note}))
+
+
+def _transformed(read_model: ReadModel, stage: Stage, events: Mapping[int, InputEvent]) -> pa.Table:
+    """Returns the rows that Spark makes, as in the service."""
+    # Only models with a `transform` need Spark.
+    from balance_service.spark.redrive import RECORDS
+    from balance_service.spark.session import any_session
+
+    decoder, spark = _decoder(read_model, stage), any_session()
+    ids = {record: number for number, record in enumerate(stage.schemas, 1)}
+    records = [
+        {
+            "key": key_of(read_model, stage, given),
+            "value": None if given.body is None else frame_header(ids[given.record]) + given.body,
+            "offset": offset,
+            "timestamp": given.timestamp_ms * 1000,
+            "headers": given.idempotency_key and [{"key": IDEMPOTENCY_HEADER, "value": given.idempotency_key}],
+            "partition": 0,
+        }
+        for offset, given in events.items()
+        if given.unreadable is None
+    ]
+    frame: Any = spark.createDataFrame(pa.Table.from_pylist(records, RECORDS))
+    made = decoder.updates(frame).toArrow().drop_columns(["partition"])
+    others = [
+        {
+            "offset": at,
+            NOTE: [
+                {
+                    "cause": given.unreadable,
+                    "timestamp": given.timestamp_ms,
+                    "record_key": key_of(read_model, stage, given),
+                    "value": given.body,
+                }
+            ],
+        }
+        for at, given in events.items()
+        if given.unreadable is not None
+    ]
+    return pa.concat_tables([made, pa.Table.from_pylist(others, made.schema)]).sort_by("offset")
+
+
+def _decoder(read_model: ReadModel, stage: Stage) -> Decoder:
+    from balance_service.spark.decode import Decoder
+    from balance_service.spark.session import any_session
+    from balance_service.testing.fakes import FakeRegistry
+
+    registry = FakeRegistry()
+    decoder = Decoder(any_session(), read_model, stage, registry)
+    decoder.resolve([registry.register(record, schema) for record, schema in stage.schemas.items()])
+    return decoder
 
 
 def key_of(read_model: ReadModel, stage: Stage, given: InputEvent) -> bytes | None:

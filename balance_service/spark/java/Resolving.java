@@ -55,6 +55,11 @@ public final class Resolving implements Serializable {
     ALL.put(Integer.valueOf(this.number), this);
   }
 
+  /** Returns the type of what `read` makes of a frame. The last columns are those of the records. */
+  public StructType type() {
+    return this.type;
+  }
+
   /** Returns the struct that `read` makes of a frame, with a struct for each record. */
   public Column of(Column frame) {
     List arguments = Collections.singletonList(ExpressionUtils.expression(frame));

@@ -1,0 +1,213 @@
+"""Analyses the `transform` of a read model, and makes of it the steps that `Decoder.updates` adds to its plan.
+
+The code is applied once, to a DataFrame without rows that has the columns of the model's events. `java/Transform.java`
+rewrites what Spark's analyser makes of it; so a failing expression, a filter or a generator concerns its record alone.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
+from pyspark.sql import types as T  # noqa: N812  (as above)
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
+from balance_service.avro.named_types import contracted
+from balance_service.avro.schemas import fields_of, without_null
+from balance_service.errors import ConfigurationError
+from balance_service.model.transform import ENVELOPE, ROW, Transform
+from balance_service.spark.session import any_session
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from pyspark.sql import Column, SparkSession
+
+    from balance_service.avro.schemas import Schema
+
+_HEADERS = T.ArrayType(
+    T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())]), containsNull=False
+)
+_OF_RECORD = dict(
+    zip(
+        ENVELOPE,
+        (
+            T.StructField("_key", T.BinaryType()),
+            T.StructField("_headers", _HEADERS),
+            T.StructField("_timestamp", T.TimestampType(), nullable=False),
+            T.StructField("_topic", T.StringType(), nullable=False),
+            T.StructField("_partition", T.IntegerType(), nullable=False),
+            T.StructField("_offset", T.LongType(), nullable=False),
+        ),
+        strict=True,
+    )
+)
+# Spark type → Avro type. docs/how-to/spark.md has the table for people.
+_AVRO: Mapping[type[T.DataType], Any] = {
+    T.BooleanType: "boolean",
+    T.ByteType: "int",
+    T.ShortType: "int",
+    T.IntegerType: "int",
+    T.LongType: "long",
+    T.FloatType: "float",
+    T.DoubleType: "double",
+    T.StringType: "string",
+    T.BinaryType: "bytes",
+    T.DateType: {"type": "int", "logicalType": "date"},
+    T.TimestampType: {"type": "long", "logicalType": "timestamp-micros"},
+    T.TimestampNTZType: {"type": "long", "logicalType": "local-timestamp-micros"},
+}
+_MOST_SAID = 400
+# The columns of `java/Transform.java`.
+_STEP = "#step "
+
+
+def analysed(model: Any, schemas: Mapping[str, Schema]) -> Transform:
+    """Returns the analysed `transform` of a read model. Arguments and errors as for `model.transform.transform_of`."""
+    spark = any_session()
+    events = spark.createDataFrame([], _columns_of(spark, schemas))
+    try:
+        made = model.transform(events)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # The model's own code, or what Spark says about it.
+        raise ConfigurationError(f"has a `transform` that fails: {_said(error)}") from error
+    if not isinstance(made, DataFrame):
+        raise ConfigurationError(f"returns {type(made).__name__} from `transform`, which is to return a DataFrame")
+    jvm: Any = spark._jvm
+    try:
+        plan = jvm.parts.code.balance.Transform(events._jdf, made._jdf)
+    except Py4JJavaError as error:
+        raise ConfigurationError(f"has a `transform` that {_said(error)}") from error
+    columns = [one for one in made.schema.fields if not one.name.startswith("_")]
+    fields = []
+    for one in columns:
+        try:
+            kind = _avro_type(one.dataType, f"{ROW}_{one.name}")
+        except ValueError as error:
+            raise ConfigurationError(
+                f"returns '{one.name}' from `transform`, {error}: cast it to a type that states can have, or drop it"
+            ) from None
+        fields.append({"name": one.name, "type": ["null", kind] if one.nullable else kind})
+    analysis = Analysis(plan, made)
+    schema = {"type": "record", "name": ROW, "fields": fields}
+    return Transform(schema, analysis)
+
+
+class Analysis:
+    """The analysed code of a `transform`; see `model.transform.Analysed`."""
+
+    def __init__(self, plan: Any, made: DataFrame) -> None:
+        self._plan = plan
+        self.multiplies: bool = plan.multiplies()
+        # At once, because another session may replace this one.
+        execution = made._jdf.queryExecution()
+        self.explained: str = f"== Before ==\n{execution.analyzed()}\n== After ==\n{execution.optimizedPlan()}"
+
+    def used(self, names: Collection[str]) -> frozenset[str]:
+        return frozenset(self._plan.used([*names])) - {*ENVELOPE}
+
+    def untouched(self, name: str) -> str | None:
+        found: str | None = self._plan.untouched(name)
+        return found
+
+    def fingerprint(self, names: Collection[str]) -> str:
+        text: str = self._plan.fingerprint([*names])
+        return text
+
+    def apply(
+        self, records: DataFrame, names: Sequence[str], columns: Mapping[str, Sequence[str]], topic: str, cause: str
+    ) -> Made:
+        """Adds the steps to the decoder's records.
+
+        Args:
+            names: the columns of rows that are wanted.
+            columns: of an event: name → the path of a column of the records.
+            topic: the value of `_topic`.
+            cause: the column that is null if a record has an event.
+        """
+        paths = {name: [*path] for name, path in columns.items()}
+        made = ClassicDataFrame(self._plan.apply(records._jdf, [*names], paths, topic, cause), records.sparkSession)
+        steps = [name for name in made.columns if name.startswith(_STEP)]
+        failure = F.coalesce(*(F.col(f"`{name}`.failure") for name in steps))
+        return Made(made, F.col(f"`{steps[-1]}`.value"), failure)
+
+
+class Made:
+    """The decoder's records with what a `transform` makes of them.
+
+    Attributes:
+        records: with a column for each step.
+        row: the row of a record, a struct, or the list of its rows if the code has a generator; null if it has none.
+        failure: why an expression failed; null if none did.
+    """
+
+    def __init__(self, records: DataFrame, row: Column, failure: Column) -> None:
+        self.records = records
+        self.row = row
+        self.failure = failure
+
+
+def _columns_of(spark: SparkSession, schemas: Mapping[str, Schema]) -> T.StructType:
+    """Returns the columns of events: those of the record if there is one type, a struct for each of several."""
+    jvm: Any = spark._jvm
+    read = jvm.parts.code.balance.Resolving([json.dumps(contracted(schema)) for schema in schemas.values()]).type()
+    records = T.StructType.fromJson(json.loads(read.json())).fields[-len(schemas) :]
+    if len(records) == 1:
+        (schema,) = schemas.values()
+        fields = fields_of(schema)
+        records = [
+            T.StructField(one.name, one.dataType, nullable=without_null(fields[one.name])[1])
+            for one in records[0].dataType.fields
+        ]
+    if taken := {*ENVELOPE} & {one.name for one in records}:
+        raise ConfigurationError(f"has a `transform`, and a field '{min(taken)}', which is a column of Kafka's record")
+    return T.StructType([*records, *_OF_RECORD.values()])
+
+
+def _avro_type(kind: T.DataType, name: str) -> Any:
+    """Returns the Avro type of values of a Spark type.
+
+    Args:
+        name: for a record that is made of a struct.
+
+    Raises:
+        ValueError: states cannot have such values; the message is the rest of a sentence about a column.
+    """
+    match kind:
+        case T.DecimalType():
+            return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
+        case T.StringType() if not kind.isUTF8BinaryCollation():
+            raise ValueError(f"whose collation is {kind.collation}")
+        case T.ArrayType():
+            return {"type": "array", "items": _nullable(kind.elementType, name, is_nullable=kind.containsNull)}
+        case T.MapType() if isinstance(kind.keyType, T.StringType):
+            return {"type": "map", "values": _nullable(kind.valueType, name, is_nullable=kind.valueContainsNull)}
+        case T.StructType():
+            fields = [
+                {"name": one.name, "type": _nullable(one.dataType, f"{name}_{one.name}", is_nullable=one.nullable)}
+                for one in kind.fields
+            ]
+            return {"type": "record", "name": name, "fields": fields}
+    found = _AVRO.get(type(kind))
+    if found is None:
+        raise ValueError(f"whose type is {kind.simpleString()}")
+    return found
+
+
+def _nullable(kind: T.DataType, name: str, *, is_nullable: bool) -> Any:
+    found = _avro_type(kind, name)
+    return ["null", found] if is_nullable else found
+
+
+def _said(error: BaseException) -> str:
+    """Returns the first line of what an error says."""
+    cause = getattr(error, "java_exception", None)
+    text = str(cause.getMessage() if cause is not None else error) or type(error).__name__
+    if isinstance(error, PySparkException):
+        text = error.getMessage() or text
+    return text.strip().partition("\n")[0][:_MOST_SAID]
