@@ -206,9 +206,9 @@ class ReadModel:
     def transform(self, events: DataFrame) -> DataFrame:
         """Returns the rows that the model folds in place of its events. Models that compute columns override it.
 
-        Spark applies it to the events as they arrive, before keys and folds. It is called once, when the model is bound,
-        and may only use what Spark computes for single rows: projections, filters, `explode`, and built-in functions
-        whose values depend on the row alone. See docs/how-to/spark.md.
+        Spark applies it to the events as they arrive, before keys and folds. It is called once, when the model is
+        bound, and may only use what Spark computes for single rows: projections, filters, `explode`, and built-in
+        functions whose values depend on the row alone. See docs/how-to/spark.md.
 
         Args:
             events: the columns of the event, if the source names one record type, or else a struct for each type; and

@@ -115,8 +115,8 @@ class Stream:
 
     With `tombstones`, a record without a value deletes the state of its key; otherwise it becomes a dead letter.
     `partitioner` is how the topic's producers assign keys to partitions: `murmur2` is Java's default,
-    `crc32` librdkafka's, `fnv1a` sarama's. After a re-key (`by`) it may be `any`. `keyed_by` is the column whose value is
-    the records' key, for a model with a `transform`; by default, the model's key.
+    `crc32` librdkafka's, `fnv1a` sarama's. After a re-key (`by`) it may be `any`. For a model with a `transform`,
+    `keyed_by` is the column whose value is the records' key; by default, the model's key.
     """
 
     topic: str

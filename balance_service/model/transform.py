@@ -84,8 +84,8 @@ def transform_of(model: Any, schemas: Mapping[str, Schema]) -> Transform:
         schemas: of the events, by simple name.
 
     Raises:
-        ConfigurationError: the code fails, does what Spark cannot do for single events, or there is no Java. The message
-            of the code's fault is the rest of a sentence about the model.
+        ConfigurationError: the code fails, does what Spark cannot do for single events, or there is no Java. The
+            message of the code's fault is the rest of a sentence about the model.
     """
     found: Transform = import_module("balance_service.spark.transform").analysed(model, schemas)
     if not found.names:

@@ -22,8 +22,8 @@ from balance_service.avro.schemas import is_shipped, subject_of
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
-from balance_service.observability.tracing import TRACEPARENT_HEADER
 from balance_service.model.transform import ENVELOPE, ROW, TRANSFORM_FAILED
+from balance_service.observability.tracing import TRACEPARENT_HEADER
 from balance_service.spark.columns import (
     any_of,
     cause_column,

@@ -15,6 +15,7 @@ import org.apache.spark.sql.catalyst.expressions.ArrayFilter;
 import org.apache.spark.sql.catalyst.expressions.ArrayTransform;
 import org.apache.spark.sql.catalyst.expressions.AttributeReference;
 import org.apache.spark.sql.catalyst.expressions.Cast;
+import org.apache.spark.sql.catalyst.expressions.CommonExpressionId;
 import org.apache.spark.sql.catalyst.expressions.CreateArray;
 import org.apache.spark.sql.catalyst.expressions.CreateNamedStruct;
 import org.apache.spark.sql.catalyst.expressions.EvalMode$;
@@ -75,7 +76,7 @@ public final class Transform {
   private static final Option NOTHING = None$.MODULE$;
   // Expressions that depend on the session, the machine or the JVM, though Spark calls them deterministic.
   private static final Set OF_SURROUNDINGS = new HashSet(Arrays.asList(new String[] {
-    "CallMethodViaReflection", "TryReflect", "ScalaUDF", "PythonUDF", "ScalaUDAF", "HiveSimpleUDF", "HiveGenericUDF",
+    "CallMethodViaReflection", "TryReflect", "ScalaUDF", "ScalaUDAF", "HiveSimpleUDF", "HiveGenericUDF",
     "ApplyFunctionExpression", "SparkVersion", "CurrentTimeZone", "CurrentUser", "CurrentDatabase", "CurrentCatalog",
     "InputFileName", "InputFileBlockStart", "InputFileBlockLength", "GetVariable", "VariableReference", "AiQuery"}));
   private static final Map INSTEAD = instead();
@@ -151,7 +152,7 @@ public final class Transform {
     map.put("Tail", order);
     map.put("Offset", order);
     map.put("Window", "a window is a part of a computed key, such as `key = (\"card\", \"day\")`");
-    String python = "Python functions do not run in Spark's real-time mode: use Spark's built-in functions, or a `fold`";
+    String python = "Spark's real-time mode runs no Python functions: use Spark's built-in functions, or a `fold`";
     String[] ofPython = {"ArrowEvalPython", "BatchEvalPython", "MapInPandas", "MapInArrow", "PythonMapInArrow",
       "FlatMapGroupsInPandas", "MapPartitions", "MapElements", "DeserializeToObject", "SerializeFromObject"};
     for (int i = 0; i < ofPython.length; i++) {
@@ -163,8 +164,10 @@ public final class Transform {
   }
 
   private static void check(Expression one) {
-    String name = one.nodeName();
     String type = one.getClass().getSimpleName();
+    if (type.startsWith("Python")) {
+      throw new IllegalArgumentException("uses a Python function: " + INSTEAD.get("MapInPandas"));
+    }
     if (OF_SURROUNDINGS.contains(type) || type.endsWith("UDF")) {
       throw new IllegalArgumentException("uses " + one.prettyName() + ", which does not depend on the event alone: use"
         + " Spark's built-in functions of the event's columns, or a `fold`");
@@ -720,7 +723,7 @@ public final class Transform {
       return text.toString();
     }
 
-    private String named(ExprId id) {
+    private String named(Object id) {
       Object name = this.of.names.get(id);
       if (name != null) {
         return "[" + name + "]";
@@ -737,6 +740,9 @@ public final class Transform {
       }
       if (part instanceof NamedLambdaVariable) {
         return this.named(((NamedLambdaVariable) part).exprId());
+      }
+      if (part instanceof CommonExpressionId) {
+        return this.named(part);
       }
       if (part instanceof Literal) {
         return ((Literal) part).dataType().json() + ":" + part;
