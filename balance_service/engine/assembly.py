@@ -16,7 +16,13 @@ from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.misplaced import MisplacedKeys
 from balance_service.engine.outputs import Emission, Target, sender_of
 from balance_service.engine.processor import Tolerance
-from balance_service.engine.stateless import EmitProcessor, JoinProcessor, RepartitionProcessor, RetryProcessor
+from balance_service.engine.stateless import (
+    EmitProcessor,
+    JoinProcessor,
+    RepartitionProcessor,
+    RetryProcessor,
+    RowsProcessor,
+)
 from balance_service.engine.table_partition import TableContext
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.kafka.partitioner import Partitioning
@@ -95,6 +101,15 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
         return RetryProcessor(source=stage.source, target=target, position_codec=position_codec, letters=letters)
     if stage.passes_on:
         target = services.target(stage.rekeyed, stage)
+        if stage.transform is not None:
+            return RowsProcessor(
+                source=stage.source,
+                multiplies=stage.transform.analysed.multiplies,
+                codec=services.codec(target.topic, stage.transform.schema),
+                target=target,
+                position_codec=position_codec,
+                letters=letters,
+            )
         if stage.makes is not None:
             return _join_processor(stage, stage.makes, target, services, position_codec, letters)
         return RepartitionProcessor(source=stage.source, target=target, position_codec=position_codec, letters=letters)

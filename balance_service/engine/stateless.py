@@ -14,7 +14,9 @@ from balance_service.engine.outputs import OutputBuilder, encoded, forwarded
 from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, Tolerance, records_of_own_code
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.errors import FatalError, PoisonRecordError
+from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.events import event_of
+from balance_service.model.transform import FRAMES, KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -66,6 +68,49 @@ class RepartitionProcessor:
                     if batch.is_to_be_sent(offset, position.emitted_up_to):
                         outcome.outputs.append(output)
         return outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsProcessor:
+    """Passes on the rows that a transform makes of each event, all of them or none, each under its key.
+
+    `multiplies` says whether an event may have several rows; `codec` is that of the rows.
+    """
+
+    source: str
+    multiplies: bool
+    codec: AvroCodec
+    target: Target
+    position_codec: AvroCodec
+    letters: Letters
+
+    def outcome(self, batch: TaskBatch, partition: int, position: Position, _store: StateStore) -> BatchOutcome:
+        outcome, builder = BatchOutcome(position.stream_time_ms), OutputBuilder(self.target, self.source, partition)
+        for some in batch.updates.slices():
+            columns = (some[name].to_pylist() for name in (KEYS, FRAMES, *_FORWARDED))
+            for keys, frames, offset, timestamp_ms, value, headers, own_key in zip(*columns, strict=True):
+                own = forwarded(headers)
+                try:
+                    outputs = [
+                        builder.build(offset, timestamp_ms, key, frame, self._headers(own, number))
+                        for number, (key, frame) in enumerate(zip(keys, frames, strict=True))
+                    ]
+                except PoisonRecordError as error:
+                    outcome.dead_letters.append(
+                        DeadLetter(offset, timestamp_ms, own_key, value, error.cause, error.detail)
+                    )
+                else:
+                    if batch.is_to_be_sent(offset, position.emitted_up_to):
+                        outcome.outputs += outputs
+        return outcome
+
+    def _headers(self, own: list[tuple[str, bytes | None]], number: int) -> list[tuple[str, bytes | None]]:
+        """Returns the headers of a row. Each row of an event counts once, so each has an idempotency key of its own."""
+        if not self.multiplies:
+            return own
+        return [
+            (name, value + b"#%d" % number if name == IDEMPOTENCY_HEADER and value else value) for name, value in own
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

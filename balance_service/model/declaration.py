@@ -534,7 +534,8 @@ def check_condition(model: Any, condition: Condition, events: Mapping[str, Schem
 
 def events_of(model: Any, stage: Stage) -> dict[str, Schema]:
     """Returns the stage's records by simple name, after checking that each can be read."""
-    for record, schema in stage.wanted_schemas.items():
+    for schema in stage.wanted_schemas.values():
+        record = schema["name"]
         columns = fields_of(schema)
         if not columns:
             refuse(model, f"selects no column of {record}: select one, so that records that do not decode are found")

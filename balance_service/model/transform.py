@@ -21,6 +21,8 @@ ROW = "Row"
 """The simple name of the rows' record."""
 ENVELOPE = ("_key", "_headers", "_timestamp", "_topic", "_partition", "_offset")
 """The columns of Kafka's record, beside those of the event. Rows have none whose name begins with an underscore."""
+FRAMES, KEYS = "#frames", "#keys"
+"""The columns with the rows of an event that a stage passes on, and their keys."""
 TRANSFORM_FAILED = "transform-failed"
 """The cause of an event on which an expression of the `transform` fails."""
 TRANSFORM_TOO_LARGE = "transform-too-large"
@@ -43,6 +45,11 @@ class Analysed(Protocol):
 
     def fingerprint(self, names: Collection[str]) -> str:
         """Returns a text that is equal for equal computations of these columns, on every machine."""
+
+    def apply(
+        self, records: Any, names: Sequence[str], columns: Mapping[str, Sequence[str]], topic: str, cause: str
+    ) -> Any:
+        """Adds the steps to the decoder's plan; see `spark.transform`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
 from balance_service.avro.named_types import contracted
 from balance_service.avro.schemas import fields_of, simple_name, without_null
+from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.model.conditions import COMPARISONS, IN, IS_NULL, LOWER, UPPER, Compound, Not
 from balance_service.model.keys import MAX_KEY_BYTES, SIGN_BIT, key_problems, words_of
 from balance_service.model.standard_fold import columns_of
+from balance_service.model.transform import FRAMES, KEYS, ROW
 from balance_service.spark.combine import IGNORED
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.model.standard_fold import Form, StandardFold
+    from balance_service.model.transform import Transform
 
 _DIGITS = 38
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -45,7 +48,8 @@ def update_columns(read_model: ReadModel | None, stage: Stage) -> dict[str, Colu
         return time | unchanged
     if stage.by is not None:
         # Records of a stage with joins keep their key until the join.
-        return time | unchanged | (_events(stage) if stage.joins else {"record_key": F.col("record_key")})
+        own = _events(stage) if stage.joins else {"record_key": F.col("record_key")}
+        return time | unchanged | own | ({} if stage.transform is None else _rows(stage, stage.by, stage.transform))
     forms = read_model.update_forms
     columns = {name: _update(fold, forms[name], stage) for name, fold in read_model.standard_folds.items()}
     if read_model.needs_events:
@@ -59,6 +63,9 @@ def key_column(stage: Stage) -> Column | None:
     """Returns the key of the records that a stage passes on; None: the record's own, or known only after the join."""
     if stage.by is None or stage.joins:
         return None
+    if stage.transform is not None:
+        # Each row has its own.
+        return F.lit(None).cast("binary")
     if stage.next_table is not None:
         return _of_all_records(stage, stage.by).cast("string").cast("binary")
     return _key_of(stage, stage.by)
@@ -67,7 +74,9 @@ def key_column(stage: Stage) -> Column | None:
 def cause_column(read_model: ReadModel, stage: Stage) -> Column:
     """Returns why the stage does not process an event; null if it does."""
     misfit = F.when(F.lit(False), "")
-    if stage.by is not None and not stage.joins:
+    if stage.by is not None and stage.transform is not None:
+        misfit = _rows_misfit(stage, stage.by, stage.transform)
+    elif stage.by is not None and not stage.joins:
         misfit = _pass_misfit(stage, stage.by)
     elif not stage.joins and read_model.has_states():
         misfit = F.when(_key_of(stage, read_model.key) != F.col("key"), f"key-is-not-{_words(read_model.key)}")
@@ -127,8 +136,32 @@ def _words(name: str) -> str:
     return "-".join(words_of(name))
 
 
-def _pass_misfit(stage: Stage, by: str) -> Column:
-    column = _of_all_records(stage, by)
+def _rows(stage: Stage, by: str, transform: Transform) -> dict[str, Column]:
+    """Returns the rows of an event that are passed on, and their keys, in lists."""
+
+    def key(row: Column | None) -> Column:
+        if stage.next_table is not None:
+            return _of_all_records(stage, by, row).cast("string").cast("binary")
+        return _key_of(stage, by, row)
+
+    keys = F.transform(ROW, key) if transform.analysed.multiplies else F.array(key(None))
+    return {KEYS: keys, FRAMES: F.col(f"`{FRAMES}`")}
+
+
+def _rows_misfit(stage: Stage, by: str, transform: Transform) -> Column:
+    """Returns why the first of an event's rows that cannot be passed on cannot be; null if all can be."""
+
+    def misfit(row: Column | None) -> Column:
+        is_reserved = _key_of(stage, by, row) >= F.lit(bytearray(RESERVED_PREFIX))
+        return F.coalesce(_pass_misfit(stage, by, row), F.when(is_reserved, "key-reserved"))
+
+    if not transform.analysed.multiplies:
+        return misfit(None)
+    return F.get(F.filter(F.transform(ROW, misfit), F.isnotnull), F.lit(0))
+
+
+def _pass_misfit(stage: Stage, by: str, row: Column | None = None) -> Column:
+    column = _of_all_records(stage, by, row)
     cause = F.when(column.isNull(), "field-null")
     if _is_number(stage, by):
         return cause
@@ -146,9 +179,13 @@ def _is_true(condition: Condition, schemas: Sequence[Schema]) -> Column:
     return F.coalesce(column_of(condition, schemas), F.lit(False))
 
 
-def _key_of(stage: Stage, name: str) -> Column:
-    """Returns the value of a column, encoded as a key; see `keys`."""
-    column = _of_all_records(stage, name)
+def _key_of(stage: Stage, name: str, row: Column | None = None) -> Column:
+    """Returns the value of a column, encoded as a key; see `keys`.
+
+    Args:
+        row: one of the rows that a transform makes of the event; None if the event is one row.
+    """
+    column = _of_all_records(stage, name, row)
     if not _is_number(stage, name):
         return column.cast("binary")
     digits = F.hex(column.cast("bigint").bitwiseXOR(F.lit(-SIGN_BIT)))
@@ -160,8 +197,10 @@ def _is_number(stage: Stage, name: str) -> bool:
     return any(simple_name(without_null(kind)[0]) != "string" for kind in kinds)
 
 
-def _of_all_records(stage: Stage, name: str) -> Column:
+def _of_all_records(stage: Stage, name: str, row: Column | None = None) -> Column:
     """Returns a column that all records have, from the record that the row has."""
+    if row is not None:
+        return row.getField(name)
     columns = [F.col(f"{record}.{name}") for record in stage.events]
     return columns[0] if len(columns) == 1 else F.coalesce(*columns)
 

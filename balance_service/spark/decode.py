@@ -15,14 +15,14 @@ import structlog
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from pyspark.sql.classic.column import Column as ClassicColumn
 
-from balance_service.avro.codec import SCHEMA_HEADER, framed
+from balance_service.avro.codec import SCHEMA_HEADER, AvroCodec, framed
 from balance_service.avro.registry import ask_together
 from balance_service.avro.rules import rules_of
 from balance_service.avro.schemas import is_shipped, subject_of
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
-from balance_service.model.transform import ENVELOPE, ROW, TRANSFORM_FAILED
+from balance_service.model.transform import ENVELOPE, FRAMES, ROW, TRANSFORM_FAILED, TRANSFORM_TOO_LARGE
 from balance_service.observability.tracing import TRACEPARENT_HEADER
 from balance_service.spark.columns import (
     any_of,
@@ -85,9 +85,14 @@ class Decoder:
         self._takes_tombstones = read_model is not None and read_model.source.tombstones
         self._registry = registry
         self._frames: Any = None
+        self._writing: Any = None
         if read_model is not None:
             jvm: Any = spark._jvm
             self._frames = jvm.parts.code.balance.Resolving([*map(json.dumps, read_schemas(read_model, stage))])
+            if stage.transform is not None and stage.passes_on:
+                codec = AvroCodec(registry, subject_of(stage.rekeyed, stage.transform.schema), stage.transform.schema)
+                writing, text = jvm.parts.code.balance.Writing, json.dumps(stage.transform.schema)
+                self._writing = writing(text, codec.schema_id, writing.typeOf(text))
         self._known: set[int] = set()
         self.rules: dict[int, int] = {}
         """The schema ids whose records were decoded to other values before: → the rules since when they are not."""
@@ -204,9 +209,9 @@ class Decoder:
         keyed = {} if key is None else {"key": key}
         # Separate projections: otherwise Spark inlines and repeats the computation in every column below.
         framed = self._framed(records)
-        updates = (framed if self._stage.transform is None else self._rows(framed, self._stage.transform)).withColumns(
-            {**columns, **keyed, _CAUSE: F.coalesce(_CAUSE, cause_column(self._read_model, self._stage))}
-        )
+        updates = (
+            framed if self._stage.transform is None else self._transformed(framed, self._stage.transform)
+        ).withColumns({**columns, **keyed, _CAUSE: F.coalesce(_CAUSE, cause_column(self._read_model, self._stage))})
         is_reserved = F.col("key") >= F.lit(bytearray(RESERVED_PREFIX))
         judged = updates.withColumn(_CAUSE, F.coalesce(_CAUSE, F.when(is_reserved, "key-reserved")))
         cause = F.col(_CAUSE)
@@ -232,13 +237,13 @@ class Decoder:
         is_noted = any_of(F.col(name).isNotNull() for name in (_CAUSE, "idempotency_key", *self._traceparent))
         return judged.select(
             "offset",
-            *(F.when(cause.isNull(), F.col(name)).alias(name) for name in ("key", *columns)),
+            *(F.when(cause.isNull(), F.col(f"`{name}`")).alias(name) for name in ("key", *columns)),
             # A null list takes a fifth of the bytes of a struct of nulls, and most rows have no note.
             F.when(is_noted, F.array(note)).alias(NOTE),
             F.col(_PARTITION).alias("partition"),
         )
 
-    def _rows(self, framed: DataFrame, transform: Transform) -> DataFrame:
+    def _transformed(self, framed: DataFrame, transform: Transform) -> DataFrame:
         """Returns the events with their rows. An event without a row is ignored; one with a failure has its cause."""
         if (ignored := ignored_column(self._stage)) is not None:
             framed = framed.withColumn(_CAUSE, F.coalesce(_CAUSE, ignored))
@@ -249,8 +254,18 @@ class Decoder:
         else:
             columns |= {record: [record] for record in self._stage.records}
         made = transform.analysed.apply(framed, transform.names, columns, self._stage.source, _CAUSE)
-        cause = F.when(made.failure.isNotNull(), TRANSFORM_FAILED).when(made.row.isNull(), IGNORED)
-        return made.records.withColumns({_CAUSE: F.coalesce(_CAUSE, cause), _FAILURE: made.failure, ROW: made.row})
+        has_row = made.row.isNotNull()
+        if transform.analysed.multiplies:
+            has_row = F.coalesce(F.size(made.row) > 0, F.lit(False))
+        cause = F.when(made.failure.isNotNull(), TRANSFORM_FAILED).when(~has_row, IGNORED)
+        rows = made.records.withColumns({_CAUSE: F.coalesce(_CAUSE, cause), _FAILURE: made.failure, ROW: made.row})
+        if self._writing is None:
+            return rows
+        if not transform.analysed.multiplies:
+            return rows.withColumn(FRAMES, F.array(ClassicColumn(self._writing.of(F.col(ROW)._jc))))
+        rows = rows.withColumn(FRAMES, ClassicColumn(self._writing.ofAll(F.col(ROW)._jc)))
+        is_too_large = F.col(f"`{FRAMES}`").isNull()
+        return rows.withColumn(_CAUSE, F.coalesce(_CAUSE, F.when(is_too_large, TRANSFORM_TOO_LARGE)))
 
     def _unconverted(self, records: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
         """Returns the plan for records of any bytes; none is ignored or becomes a dead letter."""

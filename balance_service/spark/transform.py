@@ -134,7 +134,7 @@ class Analysis:
         made = ClassicDataFrame(self._plan.apply(records._jdf, [*names], paths, topic, cause), records.sparkSession)
         steps = [name for name in made.columns if name.startswith(_STEP)]
         failure = F.coalesce(*(F.col(f"`{name}`.failure") for name in steps))
-        return Made(made, F.col(f"`{steps[-1]}`.value"), failure)
+        return Made(made, F.col(f"`{steps[-1]}`.{'value.rows' if self.multiplies else 'value'}"), failure)
 
 
 class Made:

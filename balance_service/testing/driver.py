@@ -17,9 +17,10 @@ from balance_service.engine.commit import Committed, commit, decide, write_posit
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position
-from balance_service.engine.stateless import JoinProcessor
+from balance_service.engine.stateless import JoinProcessor, RowsProcessor
 from balance_service.engine.store import StateStore
 from balance_service.errors import TaskMigratedError
+from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES
 from balance_service.model.converters import record_converter
 from balance_service.model.json_view import exact_json
@@ -79,6 +80,7 @@ class DrivenTask:
         idempotency_window_ms: int,
     ) -> None:
         self._read_model = read_model
+        self._registry = registry
         self.stage = stage
         self.name = stage.name
         self._folder = folder
@@ -115,10 +117,12 @@ class DrivenTask:
 
     def _event_of(self, output: Output) -> InputEvent:
         event = replace(self.events[output.offset], record_key=output.key)
-        if not isinstance(self.processor, JoinProcessor) or output.value is None:
+        makes = self.stage.makes
+        if not isinstance(self.processor, JoinProcessor | RowsProcessor) or output.value is None or makes is None:
             return event
-        joined = self.processor.codec.decode(output.value)
-        return replace(event, record=self.processor.schema["name"], fields=joined)
+        once = dict(output.headers).get(IDEMPOTENCY_HEADER)
+        made = self.processor.codec.decode(output.value)
+        return replace(event, record=makes["name"], fields=made, idempotency_key=once)
 
     def commit(self, events: Sequence[InputEvent]) -> Committed:
         start, end = len(self.events), len(self.events) + len(events)
@@ -132,7 +136,7 @@ class DrivenTask:
         """Returns the batch of the events of `[start, end)`, by offset; without those that are left out."""
         if not events:
             return TaskBatch(start, PartitionUpdates(end))
-        rows = PartitionRows(rows_of(self._read_model, self.stage, events))
+        rows = PartitionRows(rows_of(self._read_model, self.stage, events, self._registry))
         updates = rows.combined(self._read_model.combine, **self._few_rows) if self._has_states else rows.uncombined()
         return TaskBatch(start, replace(updates, end=end, singles=partial(self._singles, rows)))
 
@@ -145,7 +149,7 @@ class DrivenTask:
         if not due.again and not due.forgotten:
             return None
         events = {letter.offset: self.events[letter.offset] for letter in due.again}
-        rows = PartitionRows(rows_of(self._read_model, self.stage, events)) if events else None
+        rows = PartitionRows(rows_of(self._read_model, self.stage, events, self._registry)) if events else None
         letters = {at: letter_of(self._read_model, self.stage, given, at) for at, given in events.items()}
         return redriven(rows, [*events], letters, len(self.events), due, has_states=self._has_states)
 

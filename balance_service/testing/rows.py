@@ -12,7 +12,7 @@ import fastavro
 import pyarrow as pa
 
 from balance_service.avro.codec import frame_header, misfit, parsed
-from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, without_null
+from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, subject_of, without_null
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.converters import record_of
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from _typeshed import DataclassInstance
 
+    from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.model.standard_fold import Form
-    from balance_service.spark.decode import Decoder
 
 _NOTE = {
     "cause": pa.string(),
@@ -176,65 +176,48 @@ def driven_stages(read_model: ReadModel, *, after_joins: bool = False) -> list[S
     return place_stages(read_model.stages, "driver", str)[max(joining, default=0) if after_joins else 0 :]
 
 
-def rows_of(read_model: ReadModel, stage: Stage, events: Mapping[int, InputEvent]) -> pa.Table:
+def rows_of(
+    read_model: ReadModel, stage: Stage, events: Mapping[int, InputEvent], registry: SchemaRegistry
+) -> pa.Table:
     """Returns the rows of the decoder's plan for the events that a stage reads, by offset."""
     if stage.transform is not None:
-        return _transformed(read_model, stage, events)
+        return _transformed(read_model, stage, events, registry)
     types = _column_types(read_model, stage)
     rows = [_row(read_model, stage, given, offset) for offset, given in events.items()]
     note = pa.list_(pa.struct(list(_NOTE.items())))
     return pa.Table.from_pylist(rows, pa.schema({"offset": pa.int64(), "key": pa.binary(), **types, NOTE: note}))
 
 
-def _transformed(read_model: ReadModel, stage: Stage, events: Mapping[int, InputEvent]) -> pa.Table:
+def _transformed(
+    read_model: ReadModel, stage: Stage, events: Mapping[int, InputEvent], registry: SchemaRegistry
+) -> pa.Table:
     """Returns the rows that Spark makes, as in the service."""
     # Only models with a `transform` need Spark.
+    from balance_service.spark.decode import Decoder
     from balance_service.spark.redrive import RECORDS
     from balance_service.spark.session import any_session
 
-    decoder, spark = _decoder(read_model, stage), any_session()
-    ids = {record: number for number, record in enumerate(stage.schemas, 1)}
+    spark = any_session()
+    decoder = Decoder(spark, read_model, stage, registry)
+    topic, schemas = stage.written_to, stage.schemas
+    ids = {record: registry.register(subject_of(topic, schema), schema) for record, schema in schemas.items()}
+    decoder.resolve(ids.values())
+    read = {offset: given for offset, given in events.items() if given.unreadable is None}
     records = [
         {
             "key": key_of(read_model, stage, given),
-            "value": None if given.body is None else frame_header(ids[given.record]) + given.body,
+            "value": given.body and frame_header(ids[given.record]) + given.body,
             "offset": offset,
             "timestamp": given.timestamp_ms * 1000,
             "headers": given.idempotency_key and [{"key": IDEMPOTENCY_HEADER, "value": given.idempotency_key}],
             "partition": 0,
         }
-        for offset, given in events.items()
-        if given.unreadable is None
+        for offset, given in read.items()
     ]
     frame: Any = spark.createDataFrame(pa.Table.from_pylist(records, RECORDS))
     made = decoder.updates(frame).toArrow().drop_columns(["partition"])
-    others = [
-        {
-            "offset": at,
-            NOTE: [
-                {
-                    "cause": given.unreadable,
-                    "timestamp": given.timestamp_ms,
-                    "record_key": key_of(read_model, stage, given),
-                    "value": given.body,
-                }
-            ],
-        }
-        for at, given in events.items()
-        if given.unreadable is not None
-    ]
+    others = [_row(read_model, stage, given, offset) for offset, given in events.items() if offset not in read]
     return pa.concat_tables([made, pa.Table.from_pylist(others, made.schema)]).sort_by("offset")
-
-
-def _decoder(read_model: ReadModel, stage: Stage) -> Decoder:
-    from balance_service.spark.decode import Decoder
-    from balance_service.spark.session import any_session
-    from balance_service.testing.fakes import FakeRegistry
-
-    registry = FakeRegistry()
-    decoder = Decoder(any_session(), read_model, stage, registry)
-    decoder.resolve([registry.register(record, schema) for record, schema in stage.schemas.items()])
-    return decoder
 
 
 def key_of(read_model: ReadModel, stage: Stage, given: InputEvent) -> bytes | None:

@@ -26,6 +26,7 @@ import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.SpecializedGetters;
 import org.apache.spark.sql.catalyst.expressions.objects.Invoke;
 import org.apache.spark.sql.catalyst.util.ArrayData;
+import org.apache.spark.sql.catalyst.util.GenericArrayData;
 import org.apache.spark.sql.catalyst.util.MapData;
 import org.apache.spark.sql.classic.ExpressionUtils;
 import org.apache.spark.sql.types.ArrayType;
@@ -51,6 +52,9 @@ import scala.jdk.javaapi.CollectionConverters;
 public final class Writing implements Serializable {
   private static final StructType TRIED = new StructType().add("frame", "binary").add("misfit", "string");
   private static final int MOST_SAID = 60;
+  // Of one event; a transaction and the memory of several processes hold them at once.
+  private static final int MOST_STRUCTS = 10000;
+  private static final int MOST_BYTES = 4 << 20;
 
   private final String text;
   private final int id;
@@ -73,6 +77,11 @@ public final class Writing implements Serializable {
     this.record = new Fields(schema, this.type, "");
   }
 
+  /** Returns Spark's type for the values of an Avro type, as they are read. */
+  public static DataType typeOf(String text) {
+    return Reading.typeOf(new Schema.Parser(NameValidator.NO_VALIDATION).setValidateDefaults(false).parse(text));
+  }
+
   /** Returns the frames of a column of structs. A struct that does not fit fails the query: see `Unfit`. */
   public Column of(Column struct) {
     return this.invoked("write", DataTypes.BinaryType, struct);
@@ -81,6 +90,11 @@ public final class Writing implements Serializable {
   /** Returns, for a column of structs, the `frame`; or, where a struct does not fit, the `misfit`: the field and why. */
   public Column tried(Column struct) {
     return this.invoked("attempt", TRIED, struct);
+  }
+
+  /** Returns the frames of a column of arrays of structs; null if they are too many, or too large, for one event. */
+  public Column ofAll(Column structs) {
+    return this.invoked("writeAll", DataTypes.createArrayType(DataTypes.BinaryType), structs);
   }
 
   private Column invoked(String method, DataType made, Column struct) {
@@ -96,6 +110,24 @@ public final class Writing implements Serializable {
     out.put(this.header);
     ((Fields) this.record).put(struct, out);
     return out.copied();
+  }
+
+  public ArrayData writeAll(ArrayData structs) {
+    int count = structs.numElements();
+    if (count > MOST_STRUCTS) {
+      return null;
+    }
+    Object[] frames = new Object[count];
+    long size = 0;
+    for (int i = 0; i < count; i++) {
+      byte[] frame = this.write(structs.getStruct(i, this.type.length()));
+      size += frame.length;
+      if (size > MOST_BYTES) {
+        return null;
+      }
+      frames[i] = frame;
+    }
+    return new GenericArrayData(frames);
   }
 
   public InternalRow attempt(InternalRow struct) {
