@@ -360,8 +360,9 @@ def _folds(model: Any) -> dict[str, StandardFold]:
 
 def transforms(model: Any) -> bool:
     """Whether a model makes rows of its events."""
-    declared = type(model)
-    return declared.transform is not declared.__mro__[-2].transform
+    declared: Any = type(model)
+    is_own: bool = declared.transform is not declared.__mro__[-2].transform
+    return is_own
 
 
 def _transformed(

@@ -258,7 +258,8 @@ class Decoder:
         if transform.analysed.multiplies:
             has_row = F.coalesce(F.size(made.row) > 0, F.lit(False))
         cause = F.when(made.failure.isNotNull(), TRANSFORM_FAILED).when(~has_row, IGNORED)
-        rows = made.records.withColumns({_CAUSE: F.coalesce(_CAUSE, cause), _FAILURE: made.failure, ROW: made.row})
+        judged = {_CAUSE: F.coalesce(_CAUSE, cause), _FAILURE: made.failure, ROW: made.row}
+        rows: DataFrame = made.records.withColumns(judged)
         if self._writing is None:
             return rows
         if not transform.analysed.multiplies:

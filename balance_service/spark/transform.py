@@ -159,10 +159,10 @@ def _columns_of(spark: SparkSession, schemas: Mapping[str, Schema]) -> T.StructT
     records = T.StructType.fromJson(json.loads(read.json())).fields[-len(schemas) :]
     if len(records) == 1:
         (schema,) = schemas.values()
+        record: Any = records[0].dataType
         fields = fields_of(schema)
         records = [
-            T.StructField(one.name, one.dataType, nullable=without_null(fields[one.name])[1])
-            for one in records[0].dataType.fields
+            T.StructField(one.name, one.dataType, nullable=without_null(fields[one.name])[1]) for one in record.fields
         ]
     if taken := {*ENVELOPE} & {one.name for one in records}:
         raise ConfigurationError(f"has a `transform`, and a field '{min(taken)}', which is a column of Kafka's record")

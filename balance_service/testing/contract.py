@@ -20,6 +20,7 @@ from balance_service.model.events import Each, event_of
 from balance_service.model.read_model import ReadModel
 from balance_service.spark.combine import IGNORED, PartitionRows
 from balance_service.testing.driver import Driver, Refused
+from balance_service.testing.fakes import FakeRegistry
 from balance_service.testing.rows import InputEvent, driven_stages, encoded, letter_of, passed_on, rows_of
 
 if TYPE_CHECKING:
@@ -204,14 +205,14 @@ def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcom
         if not came:
             continue
         stage = driven_stages(read_model, after_joins=True)[-1]
-        rows = PartitionRows(rows_of(read_model, stage, dict(enumerate(came))))
+        rows = PartitionRows(rows_of(read_model, stage, dict(enumerate(came)), FakeRegistry()))
         causes = {letter.offset: letter.cause for letter in rows.combined(None).dead_letters}
         letters = {offset: letter_of(read_model, stage, event, offset) for offset, event in enumerate(came)}
         for update in rows.single_updates(rows.updates, letters):
             frame = states.pop(update.key, None)
             try:
                 before_it = None if frame is None else codec.decode(frame)
-                event = event_of(stage.records, update.update, update.timestamp_ms)
+                event = event_of(tuple(stage.events), update.update, update.timestamp_ms)
                 state = read_model.next_state(before_it, update.key, update.update, event)
                 after = None if state is None else codec.encode(state)
             except PoisonRecordError as error:

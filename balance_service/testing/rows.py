@@ -171,9 +171,18 @@ def row(
 
 
 def driven_stages(read_model: ReadModel, *, after_joins: bool = False) -> list[Stage]:
-    """Returns the stages that the driver runs: all, or those after the last join, whose events are joined records."""
-    joining = [number for number, stage in enumerate(read_model.stages, 1) if stage.joins]
-    return place_stages(read_model.stages, "driver", str)[max(joining, default=0) if after_joins else 0 :]
+    """Returns the stages that the driver runs: all, or those after the last join, whose events are joined records.
+
+    After a transform, the events are its rows.
+    """
+    if not after_joins:
+        return place_stages(read_model.stages, "driver", str)
+    makes = [number for number, stage in enumerate(read_model.stages, 1) if stage.makes is not None]
+    stages = place_stages(read_model.stages, "driver", str)[max(makes, default=0) :]
+    return [
+        stage if stage.transform is None else replace(stage, schemas=stage.events, transform=None, columns=None)
+        for stage in stages
+    ]
 
 
 def rows_of(

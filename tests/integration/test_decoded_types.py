@@ -31,6 +31,7 @@ from balance_service.spark.decode import Decoder
 from balance_service.spark.row_query import RowQuery
 from balance_service.spark.session import one_record, start_spark
 from balance_service.testing import event, tombstone
+from balance_service.testing.fakes import FakeRegistry
 from balance_service.testing.rows import encoded, key_of, rows_of
 from tests.integration.decoding import AT, SCORED, Writers, causes, decoded, evolved, update, written
 from tests.support.models import MODELS, MONEY, WHEN, Session, ship
@@ -81,7 +82,7 @@ def test_spark_decodes_the_same_rows_as_the_driver(spark: SparkSession, read_mod
 
     rows = decoded(spark, read_model, [load_schema(record) for record in records], framed)
 
-    expected = PartitionRows(rows_of(read_model, stage, dict(enumerate(events))))
+    expected = PartitionRows(rows_of(read_model, stage, dict(enumerate(events)), FakeRegistry()))
     found = [(single.key, single.update) for single in rows.single_updates(rows.updates)]
     assert repr(found) == repr([(single.key, single.update) for single in expected.single_updates(expected.updates)])
     assert causes(rows) == causes(expected) == ["key-is-not-id"]
@@ -106,7 +107,7 @@ def test_a_running_query_hands_over_what_folds_of_some_events_add(spark: SparkSe
     assert batch is not None
     rows = PartitionRows(pa.Table.from_batches([batch]))
     offset = rows.updates["offset"][0].as_py()
-    expected = PartitionRows(rows_of(read_model, stage, {offset: given}))
+    expected = PartitionRows(rows_of(read_model, stage, {offset: given}, FakeRegistry()))
     assert repr(rows.single_updates(rows.updates)) == repr(expected.single_updates(expected.updates))
     slices = rows.combined(read_model.combine, few_rows=0).slices()
     (found,) = (update for some in slices for update in updates_in(some, [0]))
@@ -121,7 +122,7 @@ def test_a_tombstone_is_an_update_if_the_model_declares_it(spark: SparkSession) 
 
     rows = decoded(spark, Symbols(), [load_schema("Symbol")], framed)
 
-    expected = PartitionRows(rows_of(Symbols(), stage, dict(enumerate(events))))
+    expected = PartitionRows(rows_of(Symbols(), stage, dict(enumerate(events)), FakeRegistry()))
     assert repr(rows.single_updates(rows.updates)) == repr(expected.single_updates(expected.updates))
     assert causes(rows) == []
     schema = load_schema("FundsAdded")
@@ -170,7 +171,7 @@ def test_spark_passes_on_the_same_records_as_the_row_interpreter(spark: SparkSes
         events = [encoded(event("PosInvoice", fields, record_key=None), stage) for fields in sold]
         rows = decoded(spark, read_model, [schema], [(b"s", 1, given.body) for given in events], stage)
 
-        expected = PartitionRows(rows_of(read_model, stage, dict(enumerate(events))))
+        expected = PartitionRows(rows_of(read_model, stage, dict(enumerate(events)), FakeRegistry()))
         assert rows.updates["key"].to_pylist() == expected.updates["key"].to_pylist()
         assert rows.updates["offset"].to_pylist() == expected.updates["offset"].to_pylist()
         assert causes(rows) == causes(expected)
@@ -254,7 +255,7 @@ def test_spark_encodes_numeric_keys_and_passes_on_records_without_a_key(spark: S
 
     rows = decoded(spark, read_model, [schema], [(None, 1, given.body) for given in events], stage)
 
-    expected = PartitionRows(rows_of(read_model, stage, dict(enumerate(events))))
+    expected = PartitionRows(rows_of(read_model, stage, dict(enumerate(events)), FakeRegistry()))
     assert rows.updates["key"].to_pylist() == expected.updates["key"].to_pylist()
     # The greatest number would start with the byte that is reserved for other records.
     assert causes(rows) == causes(expected) == ["key-reserved"] * 2

@@ -40,6 +40,7 @@ from balance_service.read_models.balance import Balance
 from balance_service.spark.combine import PartitionRows
 from balance_service.testing import Driver, event
 from balance_service.testing.contract import combined_equals_single
+from balance_service.testing.fakes import FakeRegistry
 from balance_service.testing.rows import encoded, rows_of
 from tests.support.models import MONEY, WIDE_MONEY, ship
 
@@ -250,7 +251,9 @@ def test_a_key_whose_events_add_nothing_has_no_combined_update() -> None:
     fields = ({"shop": "a"}, {"shop": "b", "price": Decimal("5.00")}, {"shop": "b", "price": Decimal("1.00")})
     events = [encoded(event("Sold", one), stage) for one in fields]
 
-    part = PartitionRows(rows_of(model, stage, dict(enumerate(events)))).combined(model.combine, few_rows=0)
+    part = PartitionRows(rows_of(model, stage, dict(enumerate(events)), FakeRegistry())).combined(
+        model.combine, few_rows=0
+    )
 
     ((a, b),) = ([one.update for one in updates_in(some, [0, 1])] for some in part.slices())
     assert all(a[name] in (None, []) for name in names if name != "count")
