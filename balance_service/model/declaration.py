@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from balance_service.avro.named_types import expanded
-from balance_service.avro.schemas import fields_of, simple_name, type_name, without_null
+from balance_service.avro.resolution import difference
+from balance_service.avro.schemas import fields_of, full_name, simple_name, type_name, without_null
 from balance_service.errors import ConfigurationError
 from balance_service.model.converters import converter_of, record_converter, unconverted
 from balance_service.model.events import ANY, EVENT, PER_KEY, DeclaredRecord, Emit, OnFailure, Order
 from balance_service.model.keys import KeyType
-from balance_service.model.stage import declared_stages
+from balance_service.model.sources import declared_stages, has_several, sources_misfit, sources_of
 from balance_service.model.standard_fold import StandardFold
 from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, Table, join_misfit
 from balance_service.model.value_types import located
@@ -92,20 +93,22 @@ def check_names(models: Iterable[Any], setting: str) -> None:
 
 def check_class(model: Any) -> None:
     """Checks the parts of a class that need no schema. Raises ConfigurationError."""
-    for attribute in ("name", "source"):
-        if not hasattr(model, attribute):
-            refuse(model, f"has no `{attribute}`")
-    name, source = model.name, model.source
+    if not hasattr(model, "name"):
+        refuse(model, "has no `name`")
+    name, why = model.name, sources_misfit(model)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         refuse(model, f"has the name '{name}': a name consists of lower-case letters, digits and hyphens")
-    if not isinstance(source, Stream) or not source.records:
-        refuse(model, "has a source that is not a Stream of a topic and one or more records")
+    if why:
+        refuse(model, why)
     if isinstance(model.version, bool) or not isinstance(model.version, int) or not 1 <= model.version <= _MOST_VERSION:
         refuse(model, f"has the version {model.version!r}: it must be a whole number from 1 to {_MOST_VERSION}")
-    _check_steps(model, source)
-    _check_owners(model, source.records)
-    _check_owners(model, [step.table.record for step in source.steps if isinstance(step, Join)])
-    _check_partitioners(model, source)
+    sources = sources_of(model)
+    for source in sources:
+        _check_steps(model, source)
+        _check_partitioners(model, source)
+    _check_owners(model, [record for source in sources for record in source.records])
+    steps = [step for source in sources for step in source.steps]
+    _check_owners(model, [step.table.record for step in steps if isinstance(step, Join)])
 
 
 def _check_owners(model: Any, records: Iterable[str]) -> None:
@@ -127,7 +130,7 @@ def _check_steps(model: Any, source: Stream) -> None:
                 refuse(
                     model,
                     f"joins {type(table).__name__}, which is neither a Table nor a Global: a stream is joined with the "
-                    "newest rows of a compacted topic; events of several topics are folded by a model of each",
+                    "newest rows of a compacted topic; events of several topics are folded by a model with `sources`",
                 )
             case Join(take=take) if not isinstance(take, Mapping):
                 refuse(model, f'takes {take!r} of a table: write `take={{"column": "name"}}`')
@@ -196,7 +199,7 @@ def check_declaration(model: Any, *, own_fold: bool, own_emit: bool) -> Declared
         declared = _without_states(model, outputs, own=own_fold or own_emit)
     else:
         declared = _with_states(model, outputs, own_fold=own_fold, own_emit=own_emit)
-    if model.source.tombstones and (model.source.steps or not own_fold):
+    if declared.stages[0].tombstones and (sources_of(model)[0].steps or not own_fold):
         refuse(model, "has a source with tombstones: that allows no steps, and needs a `fold` of its own")
     return declared
 
@@ -398,12 +401,24 @@ def checked_stages(model: Any, outputs: Sequence[Emit], needed: Iterable[str]) -
     Args:
         needed: columns that the declaration names outside of its source.
     """
+    sources, several = sources_of(model), has_several(model)
+    tables = {step.table.topic for source in sources for step in source.steps if isinstance(step, Join)}
+    known: dict[str, Schema] = {}
 
     def schema_of(name: str, topic: str | None) -> Schema:
-        return found_schema(model, name, topic)
+        found = found_schema(model, name, topic)
+        if not several or topic in tables:
+            return found
+        # The last stage tells records apart by their names.
+        read = known.setdefault(name, found)
+        if why := _unlike(read, found):
+            refuse(model, f"reads {name} from several sources, and they differ: {why}; fold them by two models")
+        return read
 
-    stages = declared_stages(model.name, model.source, [output.topic for output in outputs], needed, schema_of)
-    _check_selected(model, model.source, stages[0])
+    emits = [output.topic for output in outputs]
+    stages = declared_stages(model.name, sources, emits, needed, schema_of, several=several)
+    for source, first in zip(sources, (stage for stage in stages if not stage.reads_rekeyed), strict=True):
+        _check_selected(model, source, first)
     for stage in stages:
         events = events_of(model, stage)
         for condition in stage.conditions:
@@ -420,6 +435,12 @@ def checked_stages(model: Any, outputs: Sequence[Emit], needed: Iterable[str]) -
     if len({stage.name for stage in stages}) < len(stages):
         refuse(model, "continues by the same column twice")
     return stages
+
+
+def _unlike(read: Schema, other: Schema) -> str:
+    """Returns why records of one schema cannot be read as those of another; empty if they can."""
+    names = [full_name(schema) for schema in (read, other)]
+    return difference(other, read) if names[0] == names[1] else f"one is {names[0]}, and the other {names[1]}"
 
 
 def _check_selected(model: Any, source: Stream, first: Stage) -> None:

@@ -14,10 +14,11 @@ from balance_service.model.declaration import check_class, check_declaration, re
 from balance_service.model.events import EVENT, HALT, instances_for
 from balance_service.model.keys import words_of
 from balance_service.model.schemas import Schemas
+from balance_service.model.sources import has_several, sources_of
 from balance_service.model.standard_fold import OutOfRangeError, StandardFold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
@@ -69,6 +70,9 @@ class ReadModel:
     """Names tasks, changelog and metrics; lower case, such as `balance`."""
     source: ClassVar[Stream]
     """The events that the model reads. Others on the topic are ignored."""
+    sources: ClassVar[Sequence[Stream]]
+    """The events of several topics, in place of `source`. All are re-keyed by one column, the model's key, into one
+    topic, which the model folds: in the order in which they arrived there, also in a rebuild."""
     key: str
     """The column that is both in every event and its record's key; in the state of standard folds, also a field.
 
@@ -335,9 +339,10 @@ class ReadModel:
         return fold.acceleration(field, self.state_schema, codec)
 
     def description(self) -> dict[str, Any]:
-        """Describes the model for `GET /api/models`: name, source topic, key, and types of the view's fields."""
-        key = self.key if self.has_states() else ""
-        return {"name": self.name, "source": self.source.topic, "key": key, "fields": dict(self.field_types)}
+        """Describes the model for `GET /api/models`: name, source topics, key, and types of the view's fields."""
+        key, topics = self.key if self.has_states() else "", [source.topic for source in sources_of(self)]
+        several = {"sources": topics} if has_several(self) else {}
+        return {"name": self.name, "source": topics[0], **several, "key": key, "fields": dict(self.field_types)}
 
     def _key(self, key: bytes) -> str | int:
         """Returns the value of a key that has no state yet; keys with a state were checked when they got it."""

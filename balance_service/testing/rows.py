@@ -21,7 +21,7 @@ from balance_service.model.placing import place_stages
 from balance_service.spark.combine import IGNORED, NOTE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from _typeshed import DataclassInstance
 
@@ -83,7 +83,10 @@ class InputEvent:
     body: bytes | None = field(default=None, repr=False, compare=False)
     """The encoded event; None for a tombstone."""
     line: int = field(default=0, repr=False, compare=False)
-    """The line of a file that the event, or the one that it was made of, was read from."""
+    """The line of `file` that the event, or the one that it was made of, was read from."""
+    file: str = field(default="", repr=False, compare=False)
+    topic: str | None = None
+    """The source that the event comes from; None for the first one that has its record."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,7 @@ def event(
     idempotency_key: str | None = None,
     timestamp_ms: int = 0,
     unreadable: str | None = None,
+    topic: str | None = None,
 ) -> InputEvent:
     """Returns an event of a record type, which is named by its simple name; or an instance of its dataclass as one.
 
@@ -142,6 +146,7 @@ def event(
         record_key: the record's key, if it is not the event's key column.
         timestamp_ms: the timestamp of the record in the topic.
         unreadable: the cause for which the service cannot read the event yet, such as `schema-id-unknown`.
+        topic: the source that it comes from, if several have its record; by default, the first of them.
 
     Raises:
         TypeError: an instance is given, and fields too.
@@ -150,7 +155,7 @@ def event(
         raise TypeError(f"{record!r} has all fields of its event: give other ones by `dataclasses.replace`")
     key, once = (None if text is None else text.encode() for text in (record_key, idempotency_key))
     name, given = (record, fields or {}) if isinstance(record, str) else (type(record).__name__, record_of(record))
-    return InputEvent(name, given, key, once, timestamp_ms, unreadable)
+    return InputEvent(name, given, key, once, timestamp_ms, unreadable, topic=topic)
 
 
 def tombstone(record_key: str, *, timestamp_ms: int = 0) -> InputEvent:
@@ -170,9 +175,37 @@ def row(
 
 
 def driven_stages(read_model: ReadModel, *, after_joins: bool = False) -> list[Stage]:
-    """Returns the stages that the driver runs: all, or those after the last join, whose events are joined records."""
-    joining = [number for number, stage in enumerate(read_model.stages, 1) if stage.joins]
-    return place_stages(read_model.stages, "driver", str)[max(joining, default=0) if after_joins else 0 :]
+    """Returns the stages that the driver runs: all, or those after the last join, whose events are joined records.
+
+    Of several sources, those without a join have all stages.
+    """
+    stages, joined = place_stages(read_model.stages, "driver", str), set[str]()
+    for stage in reversed(stages):
+        if after_joins and (stage.joins or stage.rekeyed in joined):
+            joined.add(stage.source)
+    return [stage for stage in stages if stage.source not in joined]
+
+
+def way_of(stages: Sequence[Stage], given: InputEvent) -> list[Stage]:
+    """Returns the stages that an event passes, in order: from the one that reads it to the last.
+
+    Args:
+        stages: as returned by `driven_stages`.
+    """
+    reading = (one for one in stages if given.record in one.schemas and given.topic in (None, one.source))
+    way = [next(reading, stages[0])]
+    while way[-1].passes_on:
+        way.append(next(one for one in stages if one.source == way[-1].rekeyed))
+    return way
+
+
+def given_schemas(read_model: ReadModel, *, after_joins: bool = False) -> dict[str, Schema]:
+    """Returns the records of the events that the stages of `driven_stages` are given, by simple name."""
+    stages = driven_stages(read_model, after_joins=after_joins)
+    written = {stage.rekeyed for stage in stages}
+    first = [stage for stage in stages if stage.source not in written]
+    last = [stages[-1]] if after_joins else []
+    return {name: schema for stage in (*first, *last) for name, schema in stage.schemas.items()}
 
 
 def rows_of(read_model: ReadModel, stage: Stage, events: Mapping[int, InputEvent]) -> pa.Table:
@@ -232,7 +265,7 @@ def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) ->
 
 def _misfit(read_model: ReadModel, stage: Stage, given: InputEvent, key: bytes | None) -> str | None:
     if not given.record:
-        if not read_model.source.tombstones:
+        if not stage.tombstones:
             return "value-null"
     elif (
         not stage.joins and read_model.has_states() and key != read_model.key_type.encode(given.values[read_model.key])

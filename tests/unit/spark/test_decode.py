@@ -16,6 +16,7 @@ from balance_service.errors import RetriableError
 from balance_service.model.stage import Stage
 from balance_service.read_models.balance import Balance
 from balance_service.spark.decode import Decoder
+from balance_service.testing.rows import driven_stages
 from tests.support.fakes import FakeRegistry
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ class Registry(FakeRegistry):
 def resolved(schema: dict[str, Any]) -> tuple[list[str], set[int]]:
     """Returns the registered records and the resolved ids of a stage that reads records of a schema."""
     nobody: Any = None
-    stage = Stage(name="s", owner="s", source="topic", written_to="topic", schemas={schema["name"]: schema})
+    stage = Stage(
+        name="s", owner="s", source="topic", written_to={"topic": (schema["name"],)}, schemas={schema["name"]: schema}
+    )
     registry = Registry()
     ids = Decoder(nobody, None, stage, registry).resolve_all()
     return [registered["name"] for registered in registry.schemas], ids
@@ -77,7 +80,7 @@ def test_a_start_does_not_wait_for_a_schema_that_no_record_has_named() -> None:
 
     spark, balance = MagicMock(), Balance()
     spark._jvm.parts.code.balance.Resolving.return_value.tell.return_value = None
-    decoder = Decoder(spark, balance, balance.stages[-1], Unavailable())
+    decoder = Decoder(spark, balance, driven_stages(balance)[-1], Unavailable())
 
     with capture_logs() as logs:
         known = decoder.resolve_all()
