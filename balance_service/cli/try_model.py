@@ -1,4 +1,4 @@
-"""The command `balance-service try`: folds a file of events by a read model, without broker and JVM."""
+"""The command `balance-service try`: folds files of events by a read model, without broker and JVM."""
 
 from __future__ import annotations
 
@@ -194,11 +194,10 @@ class _Input:
         takes_tombstones = self.model.stages[0].tombstones
         for name, file in self._files:
             for number, key, fields in self._records(file, self._schemas[name], takes_tombstones=takes_tombstones):
-                at = {"line": number, "file": str(file)}
+                given = InputEvent(name, fields or {}, key, timestamp_ms=self._now_ms)
                 if fields is None:
-                    yield replace(tombstone((key or b"").decode(), timestamp_ms=self._now_ms), **at)
-                else:
-                    yield InputEvent(name, fields, key, timestamp_ms=self._now_ms, **at)
+                    given = tombstone((key or b"").decode(), timestamp_ms=self._now_ms)
+                yield replace(given, line=number, file=str(file))
 
     def rows(self, topic: str, file: Path) -> Iterator[TableRow]:
         from balance_service.testing.rows import TableRow

@@ -232,16 +232,20 @@ def test_a_record_must_be_named_if_the_model_reads_several(events: Path, record:
     assert why in str(done.exception)
 
 
-def test_files_of_several_records_are_folded_one_after_the_other(tmp_path: Path) -> None:
-    (tmp_path / "scored.jsonl").write_text('{"id": "s"}\n{"id": "s"}\n')
-    (tmp_path / "ended.jsonl").write_text('{"id": "t", "reason": null}\nother|{"id": "s", "reason": "x"}\n')
+def test_files_of_several_sources_are_folded_one_after_the_other(tmp_path: Path) -> None:
+    orders, payments = tmp_path / "orders.jsonl", tmp_path / "payments.jsonl"
+    orders.write_text('{"orderId": "o-1", "customerId": "ada", "amount": 5}\n')
+    payments.write_text(
+        '{"customerId": "ada", "amount": 3, "method": "card"}\n{"customerId": "ada", "amount": 9, "method": "voucher"}'
+    )
 
     printed = tried(
-        "tests.support.models:Summary",
-        *("--events", f"Scored={tmp_path / 'scored.jsonl'}", "--events", f"Ended={tmp_path / 'ended.jsonl'}"),
+        "tests.unit.model.test_sources:Accounts",
+        *("--events", f"OrderPlaced={orders}", "--events", f"PaymentTaken={payments}"),
     ).output
 
-    assert printed.endswith("4 events: 3 applied, 1 dead letter\n")
+    assert ["ada", "5", "3"] in rows(printed)
+    assert printed.endswith("3 events: 2 applied, 1 ignored\n")
 
 
 def test_a_file_that_does_not_exist_is_refused() -> None:
