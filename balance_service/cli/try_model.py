@@ -41,8 +41,8 @@ _JOIN_MISSING = "join-missing"
     required=True,
     multiple=True,
     metavar="[RECORD=]FILE",
-    help="One record per line, `[key S] JSON`, as for `produce`. If the model reads several records, name that of the "
-    "file, and repeat it for each. The joined record: begin after the joins.",
+    help="One record per line, `[key S] JSON`, as for `produce`. Of several records, one file each, with its name. The "
+    "joined record: begin after the joins.",
 )
 @click.option(
     "--key-separator",

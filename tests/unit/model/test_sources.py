@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, make_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from balance_service.errors import ConfigurationError
 from balance_service.kafka.topic_specs import FOREVER, MAX_MESSAGE_BYTES, prepare_topics
+from balance_service.model.binding import bind_models
 from balance_service.model.conditions import col
 from balance_service.model.flow import flow_of, mermaid
 from balance_service.model.folds import Count, RunningSum
@@ -22,6 +23,9 @@ from balance_service.model.versions import Versions, declaration_of
 from balance_service.settings import load_settings
 from balance_service.testing import Driver, check_contract, event, row
 from tests.support.fakes import InMemoryTopics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass
@@ -231,6 +235,28 @@ def test_a_record_of_two_sources_has_one_schema() -> None:
     other = make_dataclass("OrderPlaced", [("customerId", str)])
     with pytest.raises(ConfigurationError, match="names two records OrderPlaced"):
         changed(sources=(ORDERS, Stream("us", other)))
+
+
+def test_each_source_has_its_schema_of_a_record_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Registry:
+        url = "http://registry"
+
+        def recorded(self, subject: str, propose: Callable[[], Any]) -> Any:
+            asked.append((subject, propose()))
+            return {"type": "record", "name": "Sold", "fields": [{"name": "customerId", "type": "string"}]}
+
+        def newest(self, topic: str, name: str) -> str:
+            return f"{name} of {topic}"
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("balance_service.model.binding.SchemaRegistry.from_settings", lambda _settings: Registry())
+    sold = {"ordered": Count("Sold"), "paid": Count("Sold")}
+    bind_models([changed(sources=(Stream("eu", "Sold"), Stream("us", "Sold")), version=3, **sold)], SETTINGS)
+
+    assert asked == [("app-accounts-v3-Sold", "Sold of eu"), ("app-accounts-v3-Sold-from-us", "Sold of us")]
 
 
 def test_selected_columns_are_those_of_all_sources() -> None:

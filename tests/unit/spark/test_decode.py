@@ -47,6 +47,34 @@ def test_a_shipped_schema_is_registered_and_resolved_with_those_of_the_registry(
     assert resolved(load_schema("FundsAdded")) == (["FundsAdded"], {1, 7})
 
 
+def test_records_of_several_topics_are_found_under_the_subjects_of_each() -> None:
+    class Asked(Registry):
+        def register(self, subject: str, schema: Any) -> int:
+            asked.append(subject)
+            return super().register(subject, schema)
+
+        def schema_ids(self, topic: str, records: Any) -> list[int]:
+            asked.append((topic, *records))
+            return [7]
+
+    asked: list[Any] = []
+    nobody: Any = None
+    funds = load_schema("FundsAdded")
+    read = {"FundsAdded": funds, "OrderPlaced": _THEIRS}
+    topics = {"balance": ("FundsAdded",), "orders": ("OrderPlaced",), "us": ("OrderPlaced", "FundsAdded")}
+    stage = Stage(name="s", owner="s", source="topic", written_to=topics, schemas=read)
+
+    assert Decoder(nobody, None, stage, Asked()).resolve_all() == {1, 7}
+    name = "parts.code.balance.events.FundsAdded"
+    assert asked == [
+        f"balance-{name}",
+        ("balance", name),
+        ("orders", "OrderPlaced"),
+        f"us-{name}",
+        ("us", "OrderPlaced", name),
+    ]
+
+
 def test_a_users_schema_is_not_registered_on_its_producers_topic() -> None:
     assert resolved(_THEIRS) == ([], {7})
 
