@@ -1,4 +1,4 @@
-"""The command `balance-service try`: folds a file of events by a read model, without broker and JVM."""
+"""The command `balance-service try`: folds files of events by a read model, without broker and JVM."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ _JOIN_MISSING = "join-missing"
 @click.argument("model")
 @click.option(
     "--events",
-    "file",
+    "given",
     required=True,
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="One record per line, `[key S] JSON`, as for `produce`.",
+    multiple=True,
+    metavar="[RECORD=]FILE",
+    help="One record per line, `[key S] JSON`, as for `produce`. Of several records, one file each, with its name. The "
+    "joined record: begin after the joins.",
 )
 @click.option(
     "--key-separator",
@@ -56,11 +57,6 @@ _JOIN_MISSING = "join-missing"
     help="The rows of a table that the model joins with: a file of lines `key S JSON`. Repeat it for each table.",
 )
 @click.option(
-    "--record",
-    metavar="NAME",
-    help="The record of the lines, if the model reads several. The joined record: begin after the joins.",
-)
-@click.option(
     "--limit",
     type=click.IntRange(1),
     default=100,
@@ -72,14 +68,13 @@ _JOIN_MISSING = "join-missing"
 def try_model(
     *,
     model: str,
-    file: Path,
+    given: Sequence[str],
     key_separator: str | None,
     tables: Sequence[str],
-    record: str | None,
     limit: int,
     watch: bool,
 ) -> None:
-    """Fold a file of events by MODEL and print states, emitted records and dead letters.
+    """Fold files of events by MODEL, one after the other, and print states, emitted records and dead letters.
 
     MODEL is as in BALANCE_MODELS: `package.module:Class`, `package.module`, or a shipped name. Joins, re-keys, fold,
     commit and store are those of the service; no broker or JVM is needed. Rows are in their tables before the first
@@ -89,11 +84,11 @@ def try_model(
     _check_settings()
     if key_separator == "":
         raise click.UsageError("--key-separator must not be empty; omit it if lines have no key")
-    files = dict(map(_table_and_file, tables))
+    files, rows = [*map(_record_and_file, given)], dict(map(_table_and_file, tables))
     if watch:
-        _watch(model, [file, *files.values()])
+        _watch(model, [*(file for _, file in files), *rows.values()])
         return
-    _run(_Input(_model(model), record, key_separator), file, files, limit)
+    _run(_Input(_model(model), files, key_separator), rows, limit)
 
 
 def _check_settings() -> None:
@@ -104,6 +99,15 @@ def _check_settings() -> None:
 
         if misspelt := misspelt_variables(os.environ):
             raise ConfigurationError("; ".join(misspelt))
+
+
+def _record_and_file(given: str) -> tuple[str | None, Path]:
+    if Path(given).is_file():
+        return None, Path(given)
+    record, _, name = given.rpartition("=")
+    if not record or not Path(name).is_file():
+        raise click.UsageError(f"--events {given}: there is no file '{name}'")
+    return record, Path(name)
 
 
 def _table_and_file(given: str) -> tuple[str, Path]:
@@ -127,21 +131,21 @@ def _model(name: str) -> ReadModel:
     return models[0]()
 
 
-def _run(given: _Input, file: Path, tables: Mapping[str, Path], limit: int) -> None:
+def _run(given: _Input, tables: Mapping[str, Path], limit: int) -> None:
     """Fold and print. Raises ClickException if the model's own code fails."""
     from rich.console import Console
 
     # Programs that read a pipe need whole lines.
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, emoji=False, markup=False)
     rows = [row for topic, path in tables.items() for row in given.rows(topic, path)]
-    events = [*given.events(file)]
+    events = [*given.events()]
     trial = _Trial.from_input(given, rows, events)
     try:
         for section in _sections(trial, limit):
             _print_section(console, *section)
         console.print(trial.summary)
         if trial.failure is not None:
-            at = f"{file}, line {events[trial.taken].line}"
+            at = f"{events[trial.taken].file}, line {events[trial.taken].line}"
             raise click.ClickException(f"{at}: {trial.failure}; this line and those after it are not applied")
         if without := [topic for topic in given.tables if topic not in tables and trial.misses_rows]:
             click.echo(f"no rows of {', '.join(without)}: give them by --rows {without[0]}=FILE", err=True)
@@ -152,38 +156,48 @@ def _run(given: _Input, file: Path, tables: Mapping[str, Path], limit: int) -> N
 class _Input:
     """The files of a trial, as events and rows of a read model."""
 
-    def __init__(self, model: ReadModel, record: str | None, separator: str | None) -> None:
-        """Raises InvalidInputError if the lines' record must be named, or if the model reads no such record."""
-        from balance_service.testing.rows import driven_stages
+    def __init__(self, model: ReadModel, files: Sequence[tuple[str | None, Path]], separator: str | None) -> None:
+        """Args:
+        files: of events, with the record of their lines, or None for the only one.
 
-        read, joined = (driven_stages(model, after_joins=after)[0].schemas for after in (False, True))
-        schemas = {**joined, **read}
-        if record is None and len(read) > 1:
-            raise InvalidInputError(f"{model.name} reads several records; choose one by --record: {', '.join(read)}")
-        self._name = next(iter(read)) if record is None else record
-        if self._name not in schemas:
+        Raises:
+            InvalidInputError: a file's record must be named, or the model reads no such record.
+        """
+        from balance_service.testing.rows import driven_stages, given_schemas
+
+        read, joined = (given_schemas(model, after_joins=after) for after in (False, True))
+        names = {record for record, _ in files if record is not None}
+        self.after_joins = any(name not in read for name in names)
+        self._schemas = joined if self.after_joins else read
+        if unknown := sorted(names - self._schemas.keys()):
             after = "" if joined.keys() <= read.keys() else f", and after its joins {', '.join(joined)}"
-            raise InvalidInputError(f"{model.name} reads no record {record}; it reads {', '.join(read)}{after}")
+            raise InvalidInputError(f"{model.name} reads no record {unknown[0]}; it reads {', '.join(read)}{after}")
+        if len(self._schemas) > 1 and (unnamed := [file for record, file in files if record is None]):
+            raise InvalidInputError(
+                f"{model.name} reads several records; name that of the file, such as "
+                f"--events {next(iter(self._schemas))}={unnamed[0]}: {', '.join(self._schemas)}"
+            )
+        self._files = [(record or next(iter(self._schemas)), file) for record, file in files]
         self.model = model
-        self.after_joins = self._name not in read
         self.tables = {
             join.table.topic: stage.rows[join.table.record]
             for stage in driven_stages(model, after_joins=self.after_joins)
             for join in stage.joins
         }
-        self._schema = schemas[self._name]
         self._separator = separator
         self._now_ms = time.time_ns() // 1_000_000
 
-    def events(self, file: Path) -> Iterator[InputEvent]:
+    def events(self) -> Iterator[InputEvent]:
         """Raises InvalidInputError, with the number, if a line is not a record; so does `rows`."""
         from balance_service.testing.rows import InputEvent, tombstone
 
-        for number, key, fields in self._records(file, self._schema, takes_tombstones=self.model.source.tombstones):
-            if fields is None:
-                yield replace(tombstone((key or b"").decode(), timestamp_ms=self._now_ms), line=number)
-            else:
-                yield InputEvent(self._name, fields, key, timestamp_ms=self._now_ms, line=number)
+        takes_tombstones = self.model.stages[0].tombstones
+        for name, file in self._files:
+            for number, key, fields in self._records(file, self._schemas[name], takes_tombstones=takes_tombstones):
+                given = InputEvent(name, fields or {}, key, timestamp_ms=self._now_ms)
+                if fields is None:
+                    given = tombstone((key or b"").decode(), timestamp_ms=self._now_ms)
+                yield replace(given, line=number, file=str(file))
 
     def rows(self, topic: str, file: Path) -> Iterator[TableRow]:
         from balance_service.testing.rows import TableRow
@@ -307,8 +321,10 @@ def _sections(trial: _Trial, limit: int) -> Iterator[tuple[str, int, Sequence[Ma
         shown = [{"value": None} if record is None else record for record in records[:limit]]
         yield f"emitted to {output.topic}: {_counted(len(records), 'record')}", len(records), shown
     if letters := driver.dead_letters():
+        files = {one.event.file for one in letters}
         shown = [
-            {"line": one.event.line, "cause": one.cause, "detail": one.detail, "event": one.event.fields}
+            ({"file": one.event.file} if len(files) > 1 else {})
+            | {"line": one.event.line, "cause": one.cause, "detail": one.detail, "event": one.event.fields}
             for one in letters[:limit]
         ]
         yield _counted(len(letters), "dead letter"), len(letters), shown

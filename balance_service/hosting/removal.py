@@ -22,7 +22,7 @@ from balance_service.kafka.clients import by_remedy, new_client, transactional_c
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.topics import Topics
 from balance_service.model.binding import recorded_subjects
-from balance_service.model.stage import Stage, model_and_generation
+from balance_service.model.stage import Stage, model_and_generation, shared_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +64,8 @@ class Removal:
                 for topic in ((stage.rekeyed,) if _re_keys(stage.name, model) else ()) + (stage.changelog,)
                 if topic in names
             ]
+            # Several sources are re-keyed into one topic.
+            self.topics = [*dict.fromkeys(self.topics)]
             if not self.topics:
                 raise ConfigurationError(
                     f"application id '{settings.application_id}' has no topic of a read model '{model}'; "
@@ -94,7 +96,13 @@ class Removal:
         for topic in sorted(names):
             name = topic.removeprefix(prefix).removesuffix("-changelog")
             if topic == f"{prefix}{name}-changelog" and _is_of(name, self._model):
-                yield Stage(name=name, owner=self._model, source="", application_id=application)
+                yield Stage(
+                    name=name,
+                    owner=self._model,
+                    source="",
+                    application_id=application,
+                    passes_to=shared_topic(name, self._model),
+                )
 
     def _hosted(self, registry: SchemaRegistry) -> dict[str, list[str]]:
         """Returns the addresses of the instances that host each read model, or did within the last seconds."""

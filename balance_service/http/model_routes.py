@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 class ModelDescription(TypedDict):
     name: str
     source: str
-    """The topic that it folds."""
+    """The topic that it folds, or the first of several."""
+    sources: NotRequired[list[str]]
+    """The topics that it folds, if it declares `sources`."""
     key: str
     """The column of the keys; empty if the read model keeps no states."""
     fields: dict[str, str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -109,6 +110,22 @@ def output_spec(settings: Settings, name: str, partitions: int, source: str, sou
     )
 
 
+def merged_spec(settings: Settings, name: str, sources: Iterable[tuple[Topic, Config]]) -> TopicSpec:
+    """The records of several sources, which a read model folds. It may have any number of partitions.
+
+    Sources that are added later may have more partitions.
+    """
+    sources = [*sources]
+    checks: list[Callable[[Topic, Config], None]] = [_retention_check(settings)]
+    for source, config in sources:
+        largest = _largest(config) + _HEADERS_BYTES
+        checks.append(partial(_check_takes, records=f"records of '{source.name}'", largest=largest))
+        checks.append(partial(_check_output, source=source.name, source_config=config))
+    partitions = max(source.partitions for source, _ in sources)
+    config = _config_for_all(config for _, config in sources)
+    return TopicSpec(name=name, partitions=partitions, config=config, checks=checks)
+
+
 def rekeyed_spec(
     settings: Settings, stage: Stage, source: Topic, source_config: Config, table: Topic | None
 ) -> TopicSpec:
@@ -167,11 +184,8 @@ def foreign_dead_letters_spec(name: str) -> TopicSpec:
 
 def retries_spec(settings: Settings, partitions: int, sources: Mapping[str, Config]) -> TopicSpec:
     """The records of other producers' dead letters, sent when they are due."""
-    configs = [config_with_headers(source) for source in sources.values()]
-    bounds = {MAX_MESSAGE_BYTES, _AFTER} & configs[0].keys()
-    largest = {name: str(max(int(config[name]) for config in configs)) for name in bounds}
     checks = [partial(_check_output, source=name, source_config=config) for name, config in sources.items()]
-    config = {**configs[0], **largest}
+    config = _config_for_all(sources.values())
     return TopicSpec(name=settings.retries_topic, partitions=partitions, config=config, checks=checks)
 
 
@@ -189,6 +203,13 @@ def config_with_headers(source: Config) -> dict[str, str]:
     return {**_copy_config(source), **bound, MAX_MESSAGE_BYTES: str(_largest(source) + _HEADERS_BYTES)}
 
 
+def _config_for_all(sources: Iterable[Config]) -> dict[str, str]:
+    """As `config_with_headers`, of a topic for several sources."""
+    configs = [config_with_headers(source) for source in sources]
+    bounds = {MAX_MESSAGE_BYTES, _AFTER} & configs[0].keys()
+    return {**configs[0], **{name: str(max(int(config[name]) for config in configs)) for name in bounds}}
+
+
 def tombstones_kept_ms(config: Config) -> int:
     """How long a compacted topic keeps a tombstone at least."""
     return int(config[_TOMBSTONES_KEPT])
@@ -203,7 +224,7 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
     """Creates the topics that are missing and checks the others.
 
     Args:
-        stages: each after the stage whose topic it reads.
+        stages: each after the stages whose topic it reads.
 
     Returns:
         By name, the topics that the stages read, pass records on to and emit to.
@@ -232,6 +253,8 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
         prepare(retries_spec(settings, partitions, dict(configs)))
     sources: dict[str, Topic] = {}
     changelogs: dict[str, Topic] = {}
+    merging = Counter(stage.rekeyed for stage in folding if stage.passes_to)
+    merged: dict[str, list[tuple[Topic, Config]]] = {}
     for stage in folding:
         # Not if it was prepared as an output or a table: a source has more checks.
         if stage.source not in sources:
@@ -245,6 +268,11 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
             prepare(table_spec(settings, table, settings.partitions))
         if stage.passes_on:
             _check_not_lost(topics, stage, changelog)
+        if stage.passes_to:
+            merged.setdefault(stage.rekeyed, []).append((source, config))
+            if len(merged[stage.rekeyed]) == merging[stage.rekeyed]:
+                sources[stage.rekeyed] = prepare(merged_spec(settings, stage.rekeyed, merged[stage.rekeyed]))
+        elif stage.passes_on:
             joined = None
             if stage.next_table is not None:
                 joined = prepare(table_spec(settings, stage.next_table, source.partitions))

@@ -12,6 +12,7 @@ from balance_service.avro.resolution import with_fields_of
 from balance_service.avro.schemas import full_name, load_schema, subject_of
 from balance_service.errors import ConfigurationError
 from balance_service.model.schemas import Schemas
+from balance_service.model.sources import sources_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,7 +47,10 @@ def _in_registry(
 ) -> Schema | str:
     """Returns the schema of a record, or a sentence that says where the registry has none."""
     read = settings.topic_of(topic)
-    subject = f"{_recorded(settings.application_id, model.name)}{model.version}-{name}"
+    first, *others = [source.topic for source in sources_of(model) if name in source.records] or [topic]
+    # Each source has its own: they may differ.
+    suffix = f"-from-{topic}" if topic != first and topic in others else ""
+    subject = f"{_recorded(settings.application_id, model.name)}{model.version}-{name}{suffix}"
     found = registry.recorded(subject, partial(registry.newest, read, name))
     if found is not None:
         return found
@@ -90,7 +94,7 @@ def with_producers_fields(registry: SchemaRegistry, topic: str, schema: Schema) 
 
 def recorded_subjects(application_id: str, model: str) -> re.Pattern[str]:
     """Returns which subjects a read model's schemas are recorded under, in all its versions."""
-    return re.compile(rf"{re.escape(_recorded(application_id, model))}[0-9]+-\w+")
+    return re.compile(rf"{re.escape(_recorded(application_id, model))}[0-9]+-\w+(?:-from-.+)?")
 
 
 def subjects_of_others(subjects: Sequence[str], settings: Settings) -> list[str]:
@@ -100,9 +104,10 @@ def subjects_of_others(subjects: Sequence[str], settings: Settings) -> list[str]
     stages = [stage for stage in stages if stage.startswith(f"{settings.application_id}-")]
     topics = [settings.application_servers_topic, settings.dead_letter_decisions_topic, settings.generations_topic]
     topics += [f"{stage}-changelog" for stage in stages]
-    topics += [stage for stage in stages if "-by-" in stage]
+    # Several sources are re-keyed into one topic.
+    topics += [re.sub("(-by-[^-]+)-from-.+", r"\1", stage) for stage in stages if "-by-" in stage]
     names = "|".join(re.escape(stage) for stage in stages)
-    own = re.compile(rf"(?:{'|'.join(map(re.escape, topics))})-.+|(?:{names})-v[0-9]+-\w+")
+    own = re.compile(rf"(?:{'|'.join(map(re.escape, topics))})-.+|(?:{names})-v[0-9]+-\w+(?:-from-.+)?")
     return [subject for subject in subjects if not own.fullmatch(subject)]
 
 

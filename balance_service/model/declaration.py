@@ -8,20 +8,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from balance_service.avro.named_types import expanded
-from balance_service.avro.schemas import fields_of, simple_name, type_name, without_null
+from balance_service.avro.resolution import difference
+from balance_service.avro.schemas import fields_of, full_name, simple_name, type_name, without_null
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import col
 from balance_service.model.converters import converter_of, record_converter, unconverted
 from balance_service.model.events import ANY, EVENT, PER_KEY, DeclaredRecord, Emit, OnFailure, Order
 from balance_service.model.keys import KeyType
-from balance_service.model.stage import declared_stages
+from balance_service.model.sources import declared_stages, has_several, sources_misfit, sources_of
 from balance_service.model.standard_fold import StandardFold, columns_of
 from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, Table, join_misfit
 from balance_service.model.transform import ROW, transform_of
 from balance_service.model.value_types import located
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
@@ -95,20 +96,22 @@ def check_names(models: Iterable[Any], setting: str) -> None:
 
 def check_class(model: Any) -> None:
     """Checks the parts of a class that need no schema. Raises ConfigurationError."""
-    for attribute in ("name", "source"):
-        if not hasattr(model, attribute):
-            refuse(model, f"has no `{attribute}`")
-    name, source = model.name, model.source
+    if not hasattr(model, "name"):
+        refuse(model, "has no `name`")
+    name, why = model.name, sources_misfit(model)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         refuse(model, f"has the name '{name}': a name consists of lower-case letters, digits and hyphens")
-    if not isinstance(source, Stream) or not source.records:
-        refuse(model, "has a source that is not a Stream of a topic and one or more records")
+    if why:
+        refuse(model, why)
     if isinstance(model.version, bool) or not isinstance(model.version, int) or not 1 <= model.version <= _MOST_VERSION:
         refuse(model, f"has the version {model.version!r}: it must be a whole number from 1 to {_MOST_VERSION}")
-    _check_steps(model, source)
-    _check_owners(model, source.records)
-    _check_owners(model, [step.table.record for step in source.steps if isinstance(step, Join)])
-    _check_partitioners(model, source)
+    sources = sources_of(model)
+    for source in sources:
+        _check_steps(model, source)
+        _check_partitioners(model, source)
+    _check_owners(model, [record for source in sources for record in source.records])
+    steps = [step for source in sources for step in source.steps]
+    _check_owners(model, [step.table.record for step in steps if isinstance(step, Join)])
 
 
 def _check_owners(model: Any, records: Iterable[str]) -> None:
@@ -130,7 +133,7 @@ def _check_steps(model: Any, source: Stream) -> None:
                 refuse(
                     model,
                     f"joins {type(table).__name__}, which is neither a Table nor a Global: a stream is joined with the "
-                    "newest rows of a compacted topic; events of several topics are folded by a model of each",
+                    "newest rows of a compacted topic; events of several topics are folded by a model with `sources`",
                 )
             case Join(take=take) if not isinstance(take, Mapping):
                 refuse(model, f'takes {take!r} of a table: write `take={{"column": "name"}}`')
@@ -199,7 +202,7 @@ def check_declaration(model: Any, *, own_fold: bool, own_emit: bool) -> Declared
         declared = _without_states(model, outputs, own=own_fold or own_emit)
     else:
         declared = _with_states(model, outputs, own_fold=own_fold, own_emit=own_emit)
-    if model.source.tombstones and (model.source.steps or not own_fold):
+    if declared.stages[0].tombstones and (sources_of(model)[0].steps or not own_fold):
         refuse(model, "has a source with tombstones: that allows no steps, and needs a `fold` of its own")
     return declared
 
@@ -366,34 +369,41 @@ def transforms(model: Any) -> bool:
 
 
 def _transformed(
-    model: Any, needed: Sequence[str] | None, schema_of: Callable[[str, str | None], Schema]
-) -> tuple[Stream, Transform]:
-    """Returns a model's source, which continues by the rows' key unless that is the events', and its rows.
+    model: Any, sources: Sequence[Stream], needed: Sequence[str] | None, *, several: bool
+) -> tuple[tuple[Stream, ...], tuple[Transform, ...]]:
+    """Returns a model's sources, which continue by the rows' key unless that is the events', and the rows of each.
 
     Args:
         needed: the columns that the model uses; None for all.
     """
-    source: Stream = model.source
-    if any(isinstance(step, Select) for step in source.steps):
-        refuse(model, "has a `transform` and a `select`: the columns that the rows need are read")
-    if source.tombstones:
-        refuse(model, "has a `transform` and a source with tombstones, which have no columns")
-    try:
-        whole = transform_of(model, {record: schema_of(record, source.topic) for record in source.records})
-    except ConfigurationError as error:
-        refuse(model, str(error))
-    keys = [step.column for step in source.steps if isinstance(step, By)]
-    transform = whole
-    if needed is not None:
-        asked = {*needed, *keys}
+    continued: list[Stream] = []
+    made: list[Transform] = []
+    for source in sources:
+        if any(isinstance(step, Select) for step in source.steps):
+            refuse(model, "has a `transform` and a `select`: the columns that the rows need are read")
+        if source.tombstones:
+            refuse(model, "has a `transform` and a source with tombstones, which have no columns")
+        schemas = {record: found_schema(model, record, source.topic) for record in source.records}
+        try:
+            whole = transform_of(model, schemas, source if several else None)
+        except ConfigurationError as error:
+            refuse(model, str(error))
+        keys = [step.column for step in source.steps if isinstance(step, By)]
+        asked = {*whole.names} if needed is None else {*needed, *keys}
         if missing := asked - {*whole.names}:
             refuse(model, f"names '{min(missing)}', but the rows of its `transform` have {_no_column(whole.schema)}")
-        transform = whole.only(asked)
-    key = getattr(model, "key", None)
-    code = transform.analysed
-    if key is None or keys or (code.untouched(key) == (source.keyed_by or key) and not code.multiplies):
-        return source, transform
-    return source.by(key), transform
+        transform, key = whole.only(asked), getattr(model, "key", None)
+        is_keyed = transform.analysed.untouched(key) == (source.keyed_by or key) if key is not None else True
+        made.append(transform)
+        stays = keys or (is_keyed and not transform.analysed.multiplies)
+        continued.append(source if stays or key is None else source.by(key))
+    if unlike := [one.schema for one in made if one.schema != made[0].schema]:
+        refuse(
+            model,
+            f"makes rows of different columns or types of its sources: {made[0].schema['fields']} and "
+            f"{unlike[0]['fields']}; return the same columns, in the same order",
+        )
+    return tuple(continued), tuple(made)
 
 
 def _of_rows(model: Any, name: str, fold: StandardFold) -> StandardFold:
@@ -462,15 +472,28 @@ def checked_stages(
         needed: columns that the declaration names outside of its source.
         is_all_needed: whether the model's own code receives all columns.
     """
+    sources, several = sources_of(model), has_several(model)
+    tables = {step.table.topic for source in sources for step in source.steps if isinstance(step, Join)}
+    known: dict[str, Schema] = {}
 
     def schema_of(name: str, topic: str | None) -> Schema:
-        return found_schema(model, name, topic)
+        found = found_schema(model, name, topic)
+        if not several or topic in tables or transforms(model):
+            return found
+        # The last stage tells records apart by their names.
+        read = known.setdefault(name, found)
+        if why := _unlike(read, found):
+            refuse(model, f"reads {name} from several sources, and they differ: {why}; fold them by two models")
+        return read
 
-    source, transform = model.source, None
+    emits = [output.topic for output in outputs]
+    of_sources: Sequence[Transform] = ()
     if transforms(model):
-        source, transform = _transformed(model, None if is_all_needed else needed, schema_of)
-    stages = declared_stages(model.name, source, [output.topic for output in outputs], needed, schema_of, transform)
-    _check_selected(model, model.source, stages[0])
+        asked = None if is_all_needed else needed
+        sources, of_sources = _transformed(model, sources, asked, several=several)
+    stages = declared_stages(model.name, sources, emits, needed, schema_of, several=several, transforms=of_sources)
+    for source, first in zip(sources, (stage for stage in stages if not stage.reads_rekeyed), strict=True):
+        _check_selected(model, source, first)
     for stage in stages:
         events = events_of(model, stage)
         for condition in stage.conditions:
@@ -487,6 +510,12 @@ def checked_stages(
     if len({stage.name for stage in stages}) < len(stages):
         refuse(model, "continues by the same column twice")
     return stages
+
+
+def _unlike(read: Schema, other: Schema) -> str:
+    """Returns why records of one schema cannot be read as those of another; empty if they can."""
+    names = [full_name(schema) for schema in (read, other)]
+    return difference(other, read) if names[0] == names[1] else f"one is {names[0]}, and the other {names[1]}"
 
 
 def _check_selected(model: Any, source: Stream, first: Stage) -> None:

@@ -10,6 +10,7 @@ from balance_service.avro.resolution import with_fields_of
 from balance_service.errors import ConfigurationError
 from balance_service.model.declaration import check_names
 from balance_service.model.events import DeclaredRecord
+from balance_service.model.sources import sources_of
 from balance_service.model.stage import Stage
 
 if TYPE_CHECKING:
@@ -29,8 +30,13 @@ def stages_of(model: ReadModel, settings: Settings) -> list[Stage]:
     Raises:
         ConfigurationError: BALANCE_PARTITIONER contradicts the model.
     """
-    first, *rest = place_stages(model.stages, settings.application_id, settings.topic_of)
-    return [replace(first, partitioner=_partitioner_of(model, settings)), *rest]
+    placed = place_stages(model.stages, settings.application_id, settings.topic_of)
+    return [
+        stage
+        if stage.reads_rekeyed
+        else replace(stage, partitioner=_partitioner_of(model, declared.source, declared.partitioner, settings))
+        for declared, stage in zip(model.stages, placed, strict=True)
+    ]
 
 
 def written_by(topic: str, models: Iterable[type[ReadModel]], settings: Settings) -> Partitioner:
@@ -40,15 +46,17 @@ def written_by(topic: str, models: Iterable[type[ReadModel]], settings: Settings
         ConfigurationError: BALANCE_PARTITIONER contradicts a model.
     """
     for model in models:
-        if settings.topic_of(model.source.topic) == topic:
-            declared = _partitioner_of(model, settings)
-            return "murmur2" if declared == "any" else declared
+        for source in sources_of(model):
+            if settings.topic_of(source.topic) == topic:
+                declared = _partitioner_of(model, source.topic, source.partitioner, settings)
+                return "murmur2" if declared == "any" else declared
     return "murmur2"
 
 
-def _partitioner_of(model: ReadModel | type[ReadModel], settings: Settings) -> Partitioner:
-    """Returns the partitioner of a model's source; for `balance`, BALANCE_PARTITIONER replaces the default."""
-    topic, declared = model.source.topic, model.source.partitioner
+def _partitioner_of(
+    model: ReadModel | type[ReadModel], topic: str, declared: Partitioner, settings: Settings
+) -> Partitioner:
+    """Returns the partitioner of a source; for that of `balance`, BALANCE_PARTITIONER replaces the default."""
     if not settings.is_own(topic) or declared == settings.partitioner:
         return declared
     if declared == "murmur2":
@@ -63,19 +71,23 @@ def _partitioner_of(model: ReadModel | type[ReadModel], settings: Settings) -> P
 def place_stages(stages: Iterable[Stage], application_id: str, topic_of: Callable[[str], str]) -> list[Stage]:
     """Returns a read model's stages with the names that an application gives them.
 
-    Each stage after the first reads the topic that the previous one writes.
-
     Args:
+        stages: each after those that write its topic.
         topic_of: the read model's name of a source → its topic.
     """
     done: list[Stage] = []
-    written_to = ""
+    # By re-keyed topic: the topics that its records were first written to, and their names.
+    first: dict[str, dict[str, tuple[str, ...]]] = {}
     for stage in stages:
-        source = done[-1].rekeyed if stage.reads_rekeyed else topic_of(stage.source)
-        written_to = written_to or source
-        done.append(replace(stage, application_id=application_id, source=source, written_to=written_to))
-        if stage.makes is not None:
-            written_to = done[-1].rekeyed
+        source = f"{application_id}-{stage.source}" if stage.reads_rekeyed else topic_of(stage.source)
+        written_to = first.get(source, {source: stage.records})
+        placed = replace(stage, application_id=application_id, source=source, written_to=written_to)
+        done.append(placed)
+        if placed.passes_on:
+            here = first.setdefault(placed.rekeyed, {})
+            made = None if placed.makes is None else {placed.rekeyed: (placed.makes["name"],)}
+            for topic, records in (made or written_to).items():
+                here[topic] = tuple(dict.fromkeys((*here.get(topic, ()), *records)))
     return done
 
 
@@ -126,7 +138,6 @@ def stages_of_retries(known: Iterable[ReadModel], settings: Settings) -> list[St
             owner=name,
             source=topic,
             application_id=settings.application_id,
-            written_to=topic,
             partitioner="any",
             outputs=(settings.retries_topic,),
             retries=True,
@@ -206,7 +217,7 @@ def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings
             if not stage.reads_rekeyed:
                 add(stage.source, stage.schemas)
                 partitioners.setdefault(stage.source, stage.partitioner)
-                if model.source.tombstones:
+                if stage.tombstones:
                     with_tombstones.add(stage.source)
             for join in stage.joins:
                 table = settings.topic_of(join.table.topic)

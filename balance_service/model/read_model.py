@@ -14,10 +14,11 @@ from balance_service.model.declaration import check_class, check_declaration, re
 from balance_service.model.events import EVENT, HALT, instances_for
 from balance_service.model.keys import words_of
 from balance_service.model.schemas import Schemas
+from balance_service.model.sources import has_several, sources_of
 from balance_service.model.standard_fold import OutOfRangeError, StandardFold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -71,6 +72,9 @@ class ReadModel:
     """Names tasks, changelog and metrics; lower case, such as `balance`."""
     source: ClassVar[Stream]
     """The events that the model reads. Others on the topic are ignored."""
+    sources: ClassVar[Sequence[Stream]]
+    """The events of several topics, in place of `source`. All are re-keyed by one column, the model's key, into one
+    topic, which the model folds: in the order in which they arrived there, also in a rebuild."""
     key: str
     """The column that is both in every event and its record's key; in the state of standard folds, also a field.
 
@@ -203,22 +207,29 @@ class ReadModel:
                 self._answers.append((field, answer))
         self.computes_answers |= bool(self._answers)
 
-    def transform(self, events: DataFrame) -> DataFrame:
-        """Returns the rows that the model folds in place of its events. Models that compute columns override it.
+    if TYPE_CHECKING:
+        # With a second argument, if the model has several sources.
+        transform: Callable[..., DataFrame]
+    else:
 
-        Spark applies it to the events as they arrive, before keys and folds. It is called once, when the model is
-        bound, and may only use what Spark computes for single rows: projections, filters, `explode`, and built-in
-        functions whose values depend on the row alone. See docs/how-to/spark.md.
+        def transform(self, events: Any, *source: Stream) -> Any:
+            """Returns the rows that the model folds in place of its events. Models that compute columns override it.
 
-        Args:
-            events: the columns of the event, if the source names one record type, or else a struct for each type; and
-                `_key`, `_headers`, `_timestamp`, `_topic`, `_partition` and `_offset` of Kafka's record.
+            Spark applies it to the events as they arrive, before keys and folds. It is called once, when the model is
+            bound, and may only use what Spark computes for single rows: projections, filters, `explode`, and built-in
+            functions whose values depend on the row alone. See docs/how-to/spark.md.
 
-        Returns:
-            A DataFrame made of that one, without sources of its own. Folds and the key name its columns; those whose
-            names begin with an underscore are left out.
-        """
-        raise NotImplementedError
+            Args:
+                events: the columns of the event, if the source names one record type, or else a struct for each type;
+                    and `_key`, `_headers`, `_timestamp`, `_topic`, `_partition` and `_offset` of Kafka's record.
+                source: only for a model with `sources`: the one that the events are of. The code is called for each of
+                    them, and returns the same columns for all.
+
+            Returns:
+                A DataFrame made of that one, without sources of its own. Folds and the key name its columns; those
+                whose names begin with an underscore are left out.
+            """
+            raise NotImplementedError
 
     def fold(self, state: Any, event: Any, /) -> Any:
         """Returns the next state of a key; pure. Models without standard folds override it.
@@ -354,9 +365,10 @@ class ReadModel:
         return fold.acceleration(field, self.state_schema, codec)
 
     def description(self) -> dict[str, Any]:
-        """Describes the model for `GET /api/models`: name, source topic, key, and types of the view's fields."""
-        key = self.key if self.has_states() else ""
-        return {"name": self.name, "source": self.source.topic, "key": key, "fields": dict(self.field_types)}
+        """Describes the model for `GET /api/models`: name, source topics, key, and types of the view's fields."""
+        key, topics = self.key if self.has_states() else "", [source.topic for source in sources_of(self)]
+        several = {"sources": topics} if has_several(self) else {}
+        return {"name": self.name, "source": topics[0], **several, "key": key, "fields": dict(self.field_types)}
 
     def _key(self, key: bytes) -> str | int:
         """Returns the value of a key that has no state yet; keys with a state were checked when they got it."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from balance_service.avro.schemas import full_name
-from balance_service.model.stream import By, Global, Join, Select, Where
+from balance_service.model.stream import By, Global, Join, Where
 from balance_service.model.transform import ROW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
@@ -36,13 +36,25 @@ def model_and_generation(name: str) -> tuple[str, int]:
     return (name, 1) if match is None else (match[1], int(match[2]))
 
 
+FROM = "-from-"
+"""Between the topic that several stages write and the source of one, in its name. No column contains a hyphen."""
+
+
+def shared_topic(stage: str, model: str) -> str:
+    """Returns the re-keyed topic that a stage of a model shares with others, by its name; empty if it shares none."""
+    prefix = f"{model}-by-"
+    column, found, _ = stage.removeprefix(prefix).partition(FROM)
+    return prefix + column if found and stage.startswith(prefix) else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """The tasks of a stage are called `<name>_<partition>`."""
 
     name: str
     """Unique in the application. The last stage of a read model has the model's name; of its generation N > 1,
-    `<model>.gN`. Other stages have the name of the topic that they write, without the application id."""
+    `<model>.gN`. Other stages have the name of the topic that they write, without the application id;
+    with several sources, that and `-from-` and the source's name."""
     owner: str
     """The read model; for retries, the stage's own name."""
     source: str
@@ -53,8 +65,11 @@ class Stage:
     """Which of the read model's builds the stage belongs to."""
     partitioner: Partitioner = "murmur2"
     """The function that the source's producers use to assign keys to partitions; re-keyed topics have murmur2."""
-    written_to: str = ""
-    """The topic whose subjects encode the source's records: re-keyed records keep their original encoding."""
+    tombstones: bool = False
+    """Whether a record without a value deletes the state of its key."""
+    written_to: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The topics whose subjects encode the source's records, and the simple names of those: re-keyed records keep the
+    encoding that they had on the topic that they were first written to."""
     schemas: Mapping[str, Schema] = field(default_factory=dict, repr=False)
     """The records that the stage reads, by simple name. Stages for retries have none, and pass on any bytes."""
     conditions: tuple[Condition, ...] = ()
@@ -70,6 +85,8 @@ class Stage:
     """The records of the joined tables, by simple name."""
     by: str | None = None
     """The column whose value becomes the new key; None for the last stage."""
+    passes_to: str = ""
+    """The re-keyed topic, without the application id, if it is not named like the stage: several stages write it."""
     makes: Schema | None = field(default=None, repr=False)
     """The schema of the joined records, or rows, that are passed on; None if records are passed on unchanged."""
     next_table: Table | None = None
@@ -77,7 +94,7 @@ class Stage:
     outputs: tuple[str, ...] = ()
     """The topics that the read model emits to."""
     reads_rekeyed: bool = False
-    """Whether the source is the re-keyed topic of the previous stage."""
+    """Whether the source is the re-keyed topic of earlier stages."""
     retries: bool = False
     """Whether the stage has no read model, and its source holds another consumer's dead letters."""
 
@@ -106,6 +123,12 @@ class Stage:
         if self.transform is not None:
             return {ROW: self.transform.schema}
         return {record: self._wanted(schema) for record, schema in self.schemas.items()}
+
+    @property
+    def used(self) -> frozenset[str]:
+        """The columns that conditions and the re-key need."""
+        by = () if self.by is None else (self.by,)
+        return frozenset(by).union(*(condition.columns for condition in self.conditions))
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -143,7 +166,7 @@ class Stage:
     @property
     def rekeyed(self) -> str:
         """The topic that the stage writes, if it passes records on."""
-        return self.full_name
+        return f"{self.application_id}-{self.passes_to or self.name}"
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -175,40 +198,35 @@ class Stage:
         return {**schema, "fields": [field for field in schema["fields"] if field["name"] in columns]}
 
 
-def declared_stages(
+def stages_of_stream(
     name: str,
     source: Stream,
-    outputs: Iterable[str],
-    needed: Iterable[str],
     schema_of: Callable[[str, str | None], Schema],
+    suffix: str,
     transform: Transform | None = None,
-) -> tuple[Stage, ...]:
-    """Returns the stages of a read model, in order, at least one; not yet placed in an application.
+) -> list[Stage]:
+    """Returns the stages that a stream is cut into at its re-keys, in order, at least one; the last one is the model's.
 
     Args:
-        outputs: the topics that the model emits to.
-        needed: columns that are read even if they are not selected.
+        suffix: the end of the names of all stages but the last.
         schema_of: (simple name, topic that it is read from or None) → schema.
         transform: the rows that the first stage makes of its events.
     """
     done: list[Stage] = []
-    columns: frozenset[str] | None = None
-    used = set(needed)
     schemas: Mapping[str, Schema] = {record: schema_of(record, source.topic) for record in source.records}
     stage = Stage(
         name=name,
         owner=name,
         source=source.topic,
         partitioner=source.partitioner,
+        tombstones=source.tombstones,
         schemas=schemas,
         transform=transform,
+        columns=None if transform is None else transform.used,
     )
     for step in source.steps:
         match step:
-            case Select():
-                columns = step.columns
             case Where(condition):
-                used |= condition.columns
                 stage = replace(stage, conditions=(*stage.conditions, condition))
             case Join():
                 table = step.table
@@ -217,18 +235,12 @@ def declared_stages(
                 if done and not isinstance(table, Global):
                     done[-1] = replace(done[-1], next_table=table)
             case By(column, record):
-                used.add(column)
                 makes = None if record is None else schema_of(record, None)
                 if stage.transform is not None:
                     record, makes = ROW, stage.transform.schema
-                done.append(replace(stage, name=f"{name}-by-{column}", by=column, makes=makes))
+                done.append(replace(stage, name=f"{name}-by-{column}{suffix}", by=column, makes=makes))
                 schemas = stage.schemas if makes is None or record is None else {record: makes}
                 stage = Stage(
                     name=name, owner=name, source=done[-1].name, schemas=schemas, key=column, reads_rekeyed=True
                 )
-    last = replace(stage, outputs=tuple(outputs))
-    # All stages read the same columns, so a record that the last one cannot decode becomes a dead letter in the first.
-    stages = [replace(one, columns=None if columns is None else columns | used) for one in (*done, last)]
-    if transform is not None:
-        stages[0] = replace(stages[0], columns=transform.used)
-    return tuple(stages)
+    return [*done, stage]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from balance_service.avro.schemas import Schema
+    from balance_service.model.stream import Stream
 
 ROW = "Row"
 """The simple name of the rows' record."""
@@ -84,17 +85,18 @@ class Transform:
         return replace(self, schema={**self.schema, "fields": fields})
 
 
-def transform_of(model: Any, schemas: Mapping[str, Schema]) -> Transform:
+def transform_of(model: Any, schemas: Mapping[str, Schema], source: Stream | None) -> Transform:
     """Analyses the `transform` of a read model; starts Spark unless this process has.
 
     Args:
         schemas: of the events, by simple name.
+        source: the second argument of the code, if the model has several sources.
 
     Raises:
         ConfigurationError: the code fails, does what Spark cannot do for single events, or there is no Java. The
             message of the code's fault is the rest of a sentence about the model.
     """
-    found: Transform = import_module("balance_service.spark.transform").analysed(model, schemas)
+    found: Transform = import_module("balance_service.spark.transform").analysed(model, schemas, source)
     if not found.names:
         raise ConfigurationError("returns no column in `transform`: select the key and what is folded")
     return found

@@ -19,6 +19,7 @@ from balance_service.model.events import HALT
 from balance_service.model.generations import Declaration
 from balance_service.model.placing import stages_of
 from balance_service.model.read_model import ReadModel
+from balance_service.model.sources import has_several
 from balance_service.model.stream import Global
 
 if TYPE_CHECKING:
@@ -141,12 +142,12 @@ class Versions:
 
     def _check_reads(self, name: str, declared: Declaration) -> None:
         ours = self.declaration(name)
-        if declared.reads != ours.reads:
+        if not _fits(declared, ours):
             raise ConfigurationError(
                 f"the read model '{name}', version {ours.version}, reads another topic, re-keys differently, or has "
                 f"another key than version {declared.version}, which has states, so neither can be built next to the "
-                "other: give the new one a name of its own; or stop all instances and run `balance-service rebuild "
-                "--offline`, which folds new ones"
+                "other (a higher version may have more `sources`): give the new one a name of its own; or stop all "
+                "instances and run `balance-service rebuild --offline`, which folds new ones"
             )
 
 
@@ -163,14 +164,16 @@ def _check_state(model: ReadModel, declared: Declaration, generation: int) -> No
 def declaration_of(model: ReadModel) -> Declaration:
     """Returns what identifies the declaration of a read model that keeps states."""
     *earlier, last = model.stages
+    chains = _chains(earlier)
     reads = {
-        "earlier": [_described(stage) for stage in earlier],
+        "earlier": [] if has_several(model) else [*map(_described, earlier)],
         "topic": last.source,
         "key": [model.key, model.key_type.is_number],
     }
+    every = [_digest(reads), *sorted(_digest({"source": chain}) for chain in chains)]
     state = contracted(model.state_schema)
     folded = {
-        "reads": reads,
+        "reads": every if has_several(model) else reads,
         "last": _described(last),
         "partitioner": last.partitioner,
         "events": {name: contracted(schema) for name, schema in last.wanted_schemas.items()},
@@ -182,7 +185,25 @@ def declaration_of(model: ReadModel) -> Declaration:
         # Without it, the fingerprints of models that do not name it would change.
         **({} if model.on_failure is HALT else {"onFailure": model.on_failure.value}),
     }
-    return Declaration(model.version, _digest(folded), _digest(reads), json.dumps(state), model.computes_answers)
+    return Declaration(model.version, _digest(folded), " ".join(every), json.dumps(state), model.computes_answers)
+
+
+def _chains(earlier: Iterable[Stage]) -> list[list[Mapping[str, Any]]]:
+    """Returns the stages of each of several sources, described; none of an only source."""
+    chains, chain = [], []
+    for stage in earlier:
+        chain.append(_described(stage))
+        if stage.passes_to:
+            chains.append(chain)
+            chain = []
+    return chains
+
+
+def _fits(declared: Declaration, ours: Declaration) -> bool:
+    """Whether one version can be built next to another: both read alike, and the newer one may have more sources."""
+    older, newer = sorted((declared, ours), key=lambda one: one.version)
+    (read, *sources), (reads, *more) = older.reads.split(), newer.reads.split()
+    return read == reads and ({*sources} <= {*more} if older.version < newer.version else sources == more)
 
 
 def _described(stage: Stage) -> Mapping[str, Any]:
@@ -225,7 +246,8 @@ def _without_class(newest: ReadModel, declared: Declaration) -> ReadModel:
         self.standard_folds, self._answers = {}, []
         self.needs_events, self.combine, self.keeps_order = False, None, newest.keeps_order
 
-    members: dict[str, Any] = {"name": newest.name, "source": newest.source, "state": state_schema["name"]}
+    source = {"sources": newest.sources} if has_several(newest) else {"source": newest.source}
+    members: dict[str, Any] = {"name": newest.name, **source, "state": state_schema["name"]}
     members |= {"version": declared.version, "__init__": init}
     if declared.own_view:
         members |= {"view": view, "fields": {}}

@@ -18,7 +18,7 @@ from pyspark.sql.classic.column import Column as ClassicColumn
 from balance_service.avro.codec import SCHEMA_HEADER, AvroCodec, framed
 from balance_service.avro.registry import ask_together
 from balance_service.avro.rules import rules_of
-from balance_service.avro.schemas import is_shipped, subject_of
+from balance_service.avro.schemas import full_name, is_shipped, subject_of
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
@@ -37,11 +37,12 @@ from balance_service.spark.combine import IGNORED, NOTE, UNRESOLVED
 from balance_service.spark.row_query import in_short
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from balance_service.avro.registry import SchemaRegistry
+    from balance_service.avro.schemas import Schema
     from balance_service.avro.writer_schema import WriterSchema
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
@@ -82,7 +83,7 @@ class Decoder:
         self._read_model = read_model
         self._stage = stage
         self._takes_any_key = stage.by is not None or read_model is None or not read_model.has_states()
-        self._takes_tombstones = read_model is not None and read_model.source.tombstones
+        self._takes_tombstones = stage.tombstones
         self._registry = registry
         self._frames: Any = None
         self._writing: Any = None
@@ -124,12 +125,15 @@ class Decoder:
         Raises:
             RetriableError: the registry does not respond.
         """
-        if not self._stage.schemas:
-            return set()
-        topic, schemas = self._stage.written_to, filter(is_shipped, self._stage.schemas.values())
-        ours = [self._registry.register(subject_of(topic, schema), schema) for schema in schemas]
+        known = set[int]()
+        for topic, records in self._stage.written_to.items():
+            known |= self._resolve_all_of(topic, [self._stage.schemas[record] for record in records])
+        return known
+
+    def _resolve_all_of(self, topic: str, schemas: Sequence[Schema]) -> set[int]:
+        ours = [self._registry.register(subject_of(topic, one), one) for one in schemas if is_shipped(one)]
         known = self.resolve(ours)
-        theirs = self._registry.schema_ids(topic, self._stage.event_schemas)
+        theirs = self._registry.schema_ids(topic, map(full_name, schemas))
         try:
             return known | self.resolve(theirs)
         except RetriableError as error:

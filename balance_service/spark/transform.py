@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
     from balance_service.avro.schemas import Schema
+    from balance_service.model.stream import Stream
 
 _HEADERS = T.ArrayType(
     T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())]), containsNull=False
@@ -66,12 +67,12 @@ _MOST_SAID = 400
 _STEP = "#step "
 
 
-def analysed(model: Any, schemas: Mapping[str, Schema]) -> Transform:
+def analysed(model: Any, schemas: Mapping[str, Schema], source: Stream | None) -> Transform:
     """Returns the analysed `transform` of a read model. Arguments and errors as for `model.transform.transform_of`."""
     spark = any_session()
     events = spark.createDataFrame([], _columns_of(spark, schemas))
     try:
-        made = model.transform(events)
+        made = model.transform(events) if source is None else model.transform(events, source)
     except ConfigurationError:
         raise
     except Exception as error:  # The model's own code, or what Spark says about it.

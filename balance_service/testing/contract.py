@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,10 +21,11 @@ from balance_service.model.read_model import ReadModel
 from balance_service.spark.combine import IGNORED, PartitionRows
 from balance_service.testing.driver import Driver, Refused
 from balance_service.testing.fakes import FakeRegistry
-from balance_service.testing.rows import InputEvent, driven_stages, encoded, letter_of, passed_on, rows_of
+from balance_service.testing.rows import InputEvent, driven_stages, encoded, letter_of, passed_on, rows_of, way_of
 
 if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
+    from balance_service.model.stage import Stage
 
 Batches = Sequence[Sequence[InputEvent]]
 Check = Callable[[ReadModel, Batches], None]
@@ -196,15 +197,15 @@ def _driven(driver: Driver, batches: Batches, after_each: Callable[[], object] =
 def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcome:
     """Returns the result of the fold, event by event: the definition."""
     states: dict[bytes, bytes] = {}
-    refused: list[Refused] = []
+    *earlier, stage = driven_stages(read_model, after_joins=True)
+    # By stage, as the driver tells them.
+    refused: dict[str, list[Refused]] = {one.name: [] for one in (*earlier, stage)}
     deleted = 0
     for batch in filter(None, batches):
         before = set(states)
-        came, passed_over = _arrived(read_model, batch)
-        refused += passed_over
+        came = _arrived([*earlier, stage], batch, refused)
         if not came:
             continue
-        stage = driven_stages(read_model, after_joins=True)[-1]
         rows = PartitionRows(rows_of(read_model, stage, dict(enumerate(came)), FakeRegistry()))
         causes = {letter.offset: letter.cause for letter in rows.combined(None).dead_letters}
         letters = {offset: letter_of(read_model, stage, event, offset) for offset, event in enumerate(came)}
@@ -220,20 +221,28 @@ def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcom
                 after = frame
             if after is not None:
                 states[update.key] = after
-        refused += [Refused(came[offset], causes[offset]) for offset in sorted(causes)]
+        refused[stage.name] += [Refused(came[offset], causes[offset]) for offset in sorted(causes)]
         deleted += len(before - states.keys())
-    return Outcome(states, refused, deleted, len(states))
+    return Outcome(states, [one for of_stage in refused.values() for one in of_stage], deleted, len(states))
 
 
-def _arrived(read_model: ReadModel, batch: Sequence[InputEvent]) -> tuple[list[InputEvent], list[Refused]]:
-    """Returns the events of a batch that reach the last stage, and those that an earlier stage rejects."""
-    first, *_ = driven_stages(read_model, after_joins=True)
-    came, refused = [encoded(given, first) for given in batch], []
-    for stage in driven_stages(read_model, after_joins=True)[:-1]:
-        ways = [(given, *passed_on(stage, given)) for given in came]
-        refused += [Refused(given, cause) for given, _, cause in ways if cause not in (None, IGNORED)]
-        came = [replace(given, record_key=key) for given, key, cause in ways if cause is None]
-    return came, refused
+def _arrived(
+    stages: Sequence[Stage], batch: Sequence[InputEvent], refused: Mapping[str, list[Refused]]
+) -> list[InputEvent]:
+    """Returns the events of a batch that reach the last stage; adds those that an earlier stage rejects."""
+    came = []
+    for sent in batch:
+        first, *_ = way = way_of(stages, sent)
+        given: InputEvent | None = encoded(sent, first)
+        for stage in way[:-1]:
+            if given is None:
+                break
+            key, cause = passed_on(stage, given)
+            if cause not in (None, IGNORED):
+                refused[stage.name].append(Refused(given, str(cause)))
+            given = None if cause else replace(given, record_key=key)
+        came += [given] if given is not None else []
+    return came
 
 
 def _check(how: str, found: Outcome, expected: Outcome, codec: AvroCodec | None) -> None:

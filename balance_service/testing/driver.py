@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
 
@@ -31,9 +31,11 @@ from balance_service.testing.rows import (
     TableRow,
     driven_stages,
     encoded,
+    given_schemas,
     key_of,
     letter_of,
     rows_of,
+    way_of,
 )
 from balance_service.testing.rows import event as of_instance
 
@@ -255,7 +257,8 @@ class Driver:
             )
             for stage in stages
         ]
-        self._first_records = stages[0].records
+        self._placed = stages
+        self._given_records = [*given_schemas(read_model, after_joins=after_joins)]
         self.last_stage = self.stages[-1]
         if read_model.has_states():
             self.state_codec = AvroCodec(self._registry, "states", read_model.state_schema)
@@ -377,8 +380,14 @@ class Driver:
         return self
 
     def commit(self, events: Sequence[InputEvent]) -> Committed:
-        """Commits events in one batch, and the records that a stage passes on in another; returns the last result."""
-        return self._passed_on(self.stages[0].commit(events))
+        """Commits events in one batch, and the records that a stage passes on in another; returns the last result.
+
+        Events of several sources arrive at the last stage in their order.
+        """
+        arrived: list[InputEvent] = []
+        for first, some in groupby(events, lambda given: way_of(self._placed, given)[0].name):
+            arrived += self._passed(self._task_of(first), [*some])
+        return self.last_stage.commit(arrived)
 
     def mend(self, cause: str) -> Self:
         """Makes events readable that are `unreadable` for a cause, such as once their schema is registered."""
@@ -391,7 +400,9 @@ class Driver:
         for stage in self.stages:
             stage.now_ms += int(minutes * 60_000)
             while (batch := stage.due()) is not None:
-                self._passed_on(stage.deliver(batch))
+                stage.deliver(batch)
+                if stage is not self.last_stage:
+                    self.last_stage.commit(self._passed(self._after(stage), stage.passed_on()))
         return self
 
     def letters(self) -> list[Letter]:
@@ -413,10 +424,19 @@ class Driver:
         self.last_stage.decide(offsets, Status.DISCARDED)
         return self.advance(minutes=0)
 
-    def _passed_on(self, done: Committed) -> Committed:
-        for before, after in pairwise(self.stages):
-            done = after.commit(before.passed_on())
-        return done
+    def _passed(self, stage: DrivenTask, events: list[InputEvent]) -> list[InputEvent]:
+        """Commits events from a stage on, up to the last one; returns those that reach it."""
+        while stage is not self.last_stage:
+            stage.commit(events)
+            stage, events = self._after(stage), stage.passed_on()
+        return events
+
+    def _after(self, stage: DrivenTask) -> DrivenTask:
+        """Returns the stage that reads the topic that a stage passes records on to."""
+        return next(after for after in self.stages if after.stage.source == stage.stage.rekeyed)
+
+    def _task_of(self, name: str) -> DrivenTask:
+        return next(stage for stage in self.stages if stage.name == name)
 
     def states(self) -> dict[bytes, bytes]:
         return self.last_stage.states()
@@ -461,9 +481,9 @@ class Driver:
             return event
         if not isinstance(event, Mapping):
             return of_instance(event)
-        if len(self._first_records) > 1:
+        if len(self._given_records) > 1:
             raise ValueError(
                 f"{self._read_model.name} reads several records: give `event(record, fields)` instead of a mapping, "
-                f"with one of {', '.join(self._first_records)}"
+                f"with one of {', '.join(self._given_records)}"
             )
-        return InputEvent(self._first_records[0], event)
+        return InputEvent(self._given_records[0], event)

@@ -12,7 +12,7 @@ import fastavro
 import pyarrow as pa
 
 from balance_service.avro.codec import frame_header, misfit, parsed
-from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, subject_of, without_null
+from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.converters import record_of
@@ -21,7 +21,7 @@ from balance_service.model.placing import place_stages
 from balance_service.spark.combine import IGNORED, NOTE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from _typeshed import DataclassInstance
 
@@ -84,7 +84,10 @@ class InputEvent:
     body: bytes | None = field(default=None, repr=False, compare=False)
     """The encoded event; None for a tombstone."""
     line: int = field(default=0, repr=False, compare=False)
-    """The line of a file that the event, or the one that it was made of, was read from."""
+    """The line of `file` that the event, or the one that it was made of, was read from."""
+    file: str = field(default="", repr=False, compare=False)
+    topic: str | None = None
+    """The source that the event comes from; None for the first one that has its record."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,7 @@ def event(
     idempotency_key: str | None = None,
     timestamp_ms: int = 0,
     unreadable: str | None = None,
+    topic: str | None = None,
 ) -> InputEvent:
     """Returns an event of a record type, which is named by its simple name; or an instance of its dataclass as one.
 
@@ -143,6 +147,7 @@ def event(
         record_key: the record's key, if it is not the event's key column.
         timestamp_ms: the timestamp of the record in the topic.
         unreadable: the cause for which the service cannot read the event yet, such as `schema-id-unknown`.
+        topic: the source that it comes from, if several have its record; by default, the first of them.
 
     Raises:
         TypeError: an instance is given, and fields too.
@@ -151,7 +156,7 @@ def event(
         raise TypeError(f"{record!r} has all fields of its event: give other ones by `dataclasses.replace`")
     key, once = (None if text is None else text.encode() for text in (record_key, idempotency_key))
     name, given = (record, fields or {}) if isinstance(record, str) else (type(record).__name__, record_of(record))
-    return InputEvent(name, given, key, once, timestamp_ms, unreadable)
+    return InputEvent(name, given, key, once, timestamp_ms, unreadable, topic=topic)
 
 
 def tombstone(record_key: str, *, timestamp_ms: int = 0) -> InputEvent:
@@ -173,16 +178,41 @@ def row(
 def driven_stages(read_model: ReadModel, *, after_joins: bool = False) -> list[Stage]:
     """Returns the stages that the driver runs: all, or those after the last join, whose events are joined records.
 
-    After a transform, the events are its rows.
+    Of several sources, those without a join have all stages. After a transform, the events are its rows.
     """
+    stages, joined = place_stages(read_model.stages, "driver", str), set[str]()
     if not after_joins:
-        return place_stages(read_model.stages, "driver", str)
-    makes = [number for number, stage in enumerate(read_model.stages, 1) if stage.makes is not None]
-    stages = place_stages(read_model.stages, "driver", str)[max(makes, default=0) :]
+        return stages
+    for stage in reversed(stages):
+        if stage.makes is not None or stage.rekeyed in joined:
+            joined.add(stage.source)
     return [
         stage if stage.transform is None else replace(stage, schemas=stage.events, transform=None, columns=None)
         for stage in stages
+        if stage.source not in joined
     ]
+
+
+def way_of(stages: Sequence[Stage], given: InputEvent) -> list[Stage]:
+    """Returns the stages that an event passes, in order: from the one that reads it to the last.
+
+    Args:
+        stages: as returned by `driven_stages`.
+    """
+    reading = (one for one in stages if given.record in one.schemas and given.topic in (None, one.source))
+    way = [next(reading, stages[0])]
+    while way[-1].passes_on:
+        way.append(next(one for one in stages if one.source == way[-1].rekeyed))
+    return way
+
+
+def given_schemas(read_model: ReadModel, *, after_joins: bool = False) -> dict[str, Schema]:
+    """Returns the records of the events that the stages of `driven_stages` are given, by simple name."""
+    stages = driven_stages(read_model, after_joins=after_joins)
+    written = {stage.rekeyed for stage in stages}
+    first = [stage for stage in stages if stage.source not in written]
+    last = [stages[-1]] if after_joins else []
+    return {name: schema for stage in (*first, *last) for name, schema in stage.schemas.items()}
 
 
 def rows_of(
@@ -208,8 +238,7 @@ def _transformed(
 
     spark = any_session()
     decoder = Decoder(spark, read_model, stage, registry)
-    topic, schemas = stage.written_to, stage.schemas
-    ids = {record: registry.register(subject_of(topic, schema), schema) for record, schema in schemas.items()}
+    ids = {record: registry.register(record, schema) for record, schema in stage.schemas.items()}
     decoder.resolve(ids.values())
     read = {offset: given for offset, given in events.items() if given.unreadable is None}
     records = [
@@ -278,7 +307,7 @@ def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) ->
 
 def _misfit(read_model: ReadModel, stage: Stage, given: InputEvent, key: bytes | None) -> str | None:
     if not given.record:
-        if not read_model.source.tombstones:
+        if not stage.tombstones:
             return "value-null"
     elif (
         not stage.joins and read_model.has_states() and key != read_model.key_type.encode(given.values[read_model.key])

@@ -31,8 +31,9 @@ _INT, _LONG = 2**31, 2**63
 def batches(read_model: ReadModel) -> SearchStrategy[list[list[InputEvent]]]:
     """Generates batches of events with few keys; some events are rejected."""
     # Columns that are not read have the zero of their type.
-    schemas = read_model.stages[-1].events.values()
-    tombstones = [st.builds(tombstone, st.sampled_from(_KEYS))] if read_model.source.tombstones else []
+    last = read_model.stages[-1]
+    schemas = last.events.values()
+    tombstones = [st.builds(tombstone, st.sampled_from(_KEYS))] if last.tombstones else []
     events = st.one_of([*(_events(read_model, schema) for schema in schemas), *tombstones])
     return st.lists(st.lists(events, max_size=8), max_size=4)
 

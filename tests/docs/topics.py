@@ -27,10 +27,11 @@ _HEAD = """\
 # Topics and records
 
 `APPLICATION` is `BALANCE_APPLICATION_ID`. A stage has the name of its read model; in generation N > 1, it is
-`MODEL.gN`; a stage that passes records on to the next stage of its model is called `MODEL-by-COLUMN`. The service
-creates missing topics with the configuration in the table, and does not change existing ones. It refuses to start if
-a source, a table, a re-keyed topic, a changelog, or the topic of decisions or of generations may lose records; for
-the first three, [`BALANCE_ALLOW_FINITE_RETENTION`](settings.md#the-service) accepts that.
+`MODEL.gN`; a stage that passes records on to the next stage of its model is called `MODEL-by-COLUMN`; those of
+`sources`, `MODEL-by-COLUMN-from-SOURCE`, write one topic. The service creates missing topics with the configuration in
+the table, and does not change existing ones. It refuses to start if a source, a table, a re-keyed topic, a changelog,
+or the topic of decisions or of generations may lose records; for the first three,
+[`BALANCE_ALLOW_FINITE_RETENTION`](settings.md#the-service) accepts that.
 
 """
 _RETENTION = f"""\
@@ -39,13 +40,15 @@ take records of a source is the source's, at least 1 MiB, and 64 KiB more where 
 
 A source that the service creates has `BALANCE_PARTITIONS` partitions. Other topics have as many as their source, with
 these exceptions: decisions, generations and application servers have one; a re-keyed topic that the next stage joins
-with a table has the table's; a `Global` table may have any number; retries have the most of `BALANCE_RETRY_TOPICS`.
+with a table has the table's; that of `sources`, at first, the most of them; a `Global` table may have any number;
+retries have the most of `BALANCE_RETRY_TOPICS`.
 
 """
 _RECORDS = """\
 A value is a frame: `0x00`, the schema id in 4 bytes, big-endian, and the Avro body (Confluent's wire format). The
 subject of a schema is `TOPIC-FULL.NAME.OF.RECORD`; a schema that a model took from the registry is recorded under
-`APPLICATION-MODEL-vVERSION-RECORD`. [`schemas`](../../schemas) has the service's own records.
+`APPLICATION-MODEL-vVERSION-RECORD`, with `-from-SOURCE` for each further source of the record.
+[`schemas`](../../schemas) has the service's own records.
 
 A key is text in UTF-8, or a number in 8 bytes, big-endian, with the sign bit inverted. Keys of changelogs that begin
 with `0xFF` hold the partition's position, idempotency keys and dead letters. In a re-keyed topic that the next stage

@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalStack
 
 COMPACTED = {"cleanup.policy": "compact"}
-LEFT = ("cities-by-city", "cities-by-city-changelog", "cities-changelog", "cities.g2-changelog")
+LEFT = (
+    "cities-by-city",
+    "cities-by-city-changelog",
+    # Of several sources.
+    "cities-by-street",
+    "cities-by-street-from-eu.towns-changelog",
+    "cities-by-street-from-us-changelog",
+    "cities-changelog",
+    "cities.g2-changelog",
+)
 OTHERS = ("citiesx-changelog", "cities-by-zip-changelog", "cities-dead-letters")
 
 
@@ -50,7 +59,8 @@ class Left:
                 schema = load_schema("Position")
                 registry.register(subject_of(topic.name, schema), schema)
             for version in (1, 2):
-                registry.register(f"{self.application}-cities-v{version}-Player", load_schema("Player"))
+                for suffix in ("", "-from-eu.towns"):
+                    registry.register(f"{self.application}-cities-v{version}-Player{suffix}", load_schema("Player"))
             registry.register(f"{self.application}-cities-vat-v1-Player", load_schema("Player"))
 
     @property

@@ -14,7 +14,7 @@ from balance_service.engine.assembly import StageServices
 from balance_service.http.app import routes_of
 from balance_service.kafka.clients import producer_config
 from balance_service.model.placing import hosted_stages, stages_of_retries
-from balance_service.model.stage import declared_stages
+from balance_service.model.sources import declared_stages
 from balance_service.process.scratch import temporary_scratch
 from balance_service.read_models import SHIPPED
 from balance_service.read_models.add_funds import ADD_FUNDS
@@ -52,7 +52,7 @@ def stages_in(settings: Settings) -> list[Stage]:
 
 def declared(name: str, source: Stream, needed: Iterable[str] = ()) -> tuple[Stage, ...]:
     """Returns the stages of a source that reads records with shipped schemas."""
-    return declared_stages(name, source, (), needed, lambda record, _topic: load_schema(record))
+    return declared_stages(name, [source], (), needed, lambda record, _topic: load_schema(record))
 
 
 def surroundings(

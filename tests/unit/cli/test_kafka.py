@@ -318,10 +318,13 @@ def test_without_a_topic_the_classes_of_all_other_applications_are_written(regis
         ("balance-service-orders-changelog", "State"),
         ("balance-service-orders-by-city-changelog", "Other"),
         ("balance-service-orders-by-city", "OrderInCity"),
+        # Of several sources.
+        ("balance-service-carts-by-city", "CartInCity"),
+        ("balance-service-carts-v1-Filled", "from-us"),
         ("balance-service-generations", "Whole"),
     ):
         registry.register(f"{topic}-{record}", {**PLACED, "name": record})
-    for stage in ("orders", "orders-by-city"):
+    for stage in ("orders", "orders-by-city", "carts", "carts-by-city-from-eu.carts"):
         registry.register(subject_of(f"balance-service-{stage}-changelog", POSITION), POSITION)
 
     written = types()

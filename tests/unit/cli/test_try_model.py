@@ -219,17 +219,39 @@ def test_a_module_with_several_models_is_rejected_with_their_names(events: Path,
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("record", "why"),
     [
-        ((), "reads several records; choose one by --record: Scored, Ended"),
-        (("--record", "Other"), "reads no record Other; it reads Scored, Ended"),
+        ("", "reads several records; name that of the file, such as --events Scored="),
+        ("Other=", "reads no record Other; it reads Scored, Ended"),
     ],
 )
-def test_a_record_must_be_chosen_if_the_model_reads_several(events: Path, given: tuple[str, ...], why: str) -> None:
-    done = tried("tests.support.models:Summary", "--events", events, *given)
+def test_a_record_must_be_named_if_the_model_reads_several(events: Path, record: str, why: str) -> None:
+    done = tried("tests.support.models:Summary", "--events", f"{record}{events}")
 
     assert isinstance(done.exception, InvalidInputError)
     assert why in str(done.exception)
+
+
+def test_files_of_several_sources_are_folded_one_after_the_other(tmp_path: Path) -> None:
+    orders, payments = tmp_path / "orders.jsonl", tmp_path / "payments.jsonl"
+    orders.write_text('{"orderId": "o-1", "customerId": "ada", "amount": 5}\n')
+    payments.write_text(
+        '{"customerId": "ada", "amount": 3, "method": "card"}\n{"customerId": "ada", "amount": 9, "method": "voucher"}'
+    )
+
+    printed = tried(
+        "tests.unit.model.test_sources:Accounts",
+        *("--events", f"OrderPlaced={orders}", "--events", f"PaymentTaken={payments}"),
+    ).output
+
+    assert ["ada", "5", "3"] in rows(printed)
+    assert printed.endswith("3 events: 2 applied, 1 ignored\n")
+
+
+def test_a_file_that_does_not_exist_is_refused() -> None:
+    done = tried("balance", "--events", "FundsAdded=absent.jsonl")
+
+    assert "--events FundsAdded=absent.jsonl: there is no file 'absent.jsonl'" in done.output
 
 
 @pytest.fixture
@@ -334,7 +356,7 @@ def test_without_rows_the_command_says_how_to_give_them(shop: Path) -> None:
 
 
 def test_with_the_joined_record_the_command_begins_after_the_joins(shop: Path) -> None:
-    done = of_shop(shop, "--events", "joined.jsonl", "--record", "OrderedInCity")
+    done = of_shop(shop, "--events", "OrderedInCity=joined.jsonl")
 
     assert ["Oslo", "1"] in rows(done.stdout), done.stderr
 
@@ -347,7 +369,10 @@ def test_with_the_joined_record_the_command_begins_after_the_joins(shop: Path) -
         (("--rows", "people=customers.txt"), "--rows people=customers.txt: cities joins with customers"),
         (("--rows", "customers=joined.jsonl"), "joined.jsonl, line 1: a row needs its key, such as `ada|{…}`"),
         (("--rows", "customers=orders.jsonl"), "orders.jsonl, line 1: 'customerId' is no field of Customer"),
-        (("--record", "Other"), "cities reads no record Other; it reads Ordered, and after its joins OrderedInCity"),
+        (
+            ("--events", "Other=orders.jsonl"),
+            "cities reads no record Other; it reads Ordered, and after its joins OrderedInCity",
+        ),
     ],
 )
 def test_rows_that_cannot_be_used_are_refused(shop: Path, given: tuple[str, ...], why: str) -> None:

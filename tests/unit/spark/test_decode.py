@@ -16,6 +16,7 @@ from balance_service.errors import RetriableError
 from balance_service.model.stage import Stage
 from balance_service.read_models.balance import Balance
 from balance_service.spark.decode import Decoder
+from balance_service.testing.rows import driven_stages
 from tests.support.fakes import FakeRegistry
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ class Registry(FakeRegistry):
 def resolved(schema: dict[str, Any]) -> tuple[list[str], set[int]]:
     """Returns the registered records and the resolved ids of a stage that reads records of a schema."""
     nobody: Any = None
-    stage = Stage(name="s", owner="s", source="topic", written_to="topic", schemas={schema["name"]: schema})
+    stage = Stage(
+        name="s", owner="s", source="topic", written_to={"topic": (schema["name"],)}, schemas={schema["name"]: schema}
+    )
     registry = Registry()
     ids = Decoder(nobody, None, stage, registry).resolve_all()
     return [registered["name"] for registered in registry.schemas], ids
@@ -42,6 +45,34 @@ def resolved(schema: dict[str, Any]) -> tuple[list[str], set[int]]:
 
 def test_a_shipped_schema_is_registered_and_resolved_with_those_of_the_registry() -> None:
     assert resolved(load_schema("FundsAdded")) == (["FundsAdded"], {1, 7})
+
+
+def test_records_of_several_topics_are_found_under_the_subjects_of_each() -> None:
+    class Asked(Registry):
+        def register(self, subject: str, schema: Any) -> int:
+            asked.append(subject)
+            return super().register(subject, schema)
+
+        def schema_ids(self, topic: str, records: Any) -> list[int]:
+            asked.append((topic, *records))
+            return [7]
+
+    asked: list[Any] = []
+    nobody: Any = None
+    funds = load_schema("FundsAdded")
+    read = {"FundsAdded": funds, "OrderPlaced": _THEIRS}
+    topics = {"balance": ("FundsAdded",), "orders": ("OrderPlaced",), "us": ("OrderPlaced", "FundsAdded")}
+    stage = Stage(name="s", owner="s", source="topic", written_to=topics, schemas=read)
+
+    assert Decoder(nobody, None, stage, Asked()).resolve_all() == {1, 7}
+    name = "parts.code.balance.events.FundsAdded"
+    assert asked == [
+        f"balance-{name}",
+        ("balance", name),
+        ("orders", "OrderPlaced"),
+        f"us-{name}",
+        ("us", "OrderPlaced", name),
+    ]
 
 
 def test_a_users_schema_is_not_registered_on_its_producers_topic() -> None:
@@ -77,7 +108,7 @@ def test_a_start_does_not_wait_for_a_schema_that_no_record_has_named() -> None:
 
     spark, balance = MagicMock(), Balance()
     spark._jvm.parts.code.balance.Resolving.return_value.tell.return_value = None
-    decoder = Decoder(spark, balance, balance.stages[-1], Unavailable())
+    decoder = Decoder(spark, balance, driven_stages(balance)[-1], Unavailable())
 
     with capture_logs() as logs:
         known = decoder.resolve_all()

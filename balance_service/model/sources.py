@@ -1,0 +1,129 @@
+"""The sources of a read model: one stream, or several, which are re-keyed into one topic.
+
+Each of several sources is a first stage of its own, which ends with a re-key by the model's key. All of them pass their
+records on to one topic, which the last stage folds. The order of records there is the order of events for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from balance_service.model.stage import FROM, Stage, stages_of_stream
+from balance_service.model.stream import By, Select, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from balance_service.avro.schemas import Schema
+    from balance_service.model.transform import Transform
+
+
+def has_several(model: Any) -> bool:
+    """Whether a read model, or its class, declares `sources` and not `source`; the nearest declaration counts."""
+    declared = model if isinstance(model, type) else type(model)
+    names = (vars(one).keys() & {"source", "sources"} for one in declared.__mro__)
+    return "sources" in next(filter(None, names), ())
+
+
+def sources_of(model: Any) -> tuple[Stream, ...]:
+    """Returns the streams that a read model, or its class, reads: several end with a re-key by one column."""
+    if not has_several(model):
+        return (model.source,)
+    key = getattr(model, "key", None)
+    return tuple(stream if _re_key(stream) or key is None else stream.by(key) for stream in model.sources)
+
+
+def sources_misfit(model: type) -> str:
+    """Returns why the sources of a class are refused; empty if they are not."""
+    if any(vars(one).keys() >= {"source", "sources"} for one in model.__mro__):
+        return "has both `source` and `sources`: declare one of them"
+    if not has_several(model):
+        source = getattr(model, "source", None)
+        if source is None:
+            return "has no `source`"
+        return "" if _is_stream(source) else "has a source that is not a Stream of a topic and one or more records"
+    declared: Any = model.sources  # type: ignore[attr-defined]
+    if not isinstance(declared, tuple | list) or not declared or not all(map(_is_stream, declared)):
+        return "has `sources` that are not streams, each of a topic and one or more records: (Stream(…), Stream(…))"
+    sources = sources_of(model)
+    topics = [stream.topic for stream in sources]
+    if twice := sorted({topic for topic in topics if topics.count(topic) > 1}):
+        return f"reads '{twice[0]}' twice: name all of its records in one Stream"
+    for stream in sources:
+        if stream.tombstones:
+            return (
+                f"reads '{stream.topic}' with tombstones and has `sources`: these are re-keyed by a column, which a "
+                "record without a value does not have"
+            )
+    columns = {stream.topic: _re_key(stream) for stream in sources}
+    if lacking := [topic for topic, column in columns.items() if column is None]:
+        return f"reads '{lacking[0]}' without a key: name the `key`, by which all `sources` are re-keyed"
+    (first, column), *others = columns.items()
+    for topic, other in others:
+        if other != column:
+            return (
+                f"re-keys '{first}' by '{column}' and '{topic}' by '{other}': all `sources` end with a `.by` of the "
+                "same column, or with none, for the `key`"
+            )
+    for stream in sources:
+        steps = [step for step in stream.steps if not isinstance(step, Select)]
+        if not isinstance(steps[-1], By):
+            return (
+                f"has a step after the last `.by` of '{stream.topic}', where the records of all `sources` are on one "
+                "topic: put it before that `.by`"
+            )
+    selecting = [stream.topic for stream in sources if any(isinstance(step, Select) for step in stream.steps)]
+    if lacking := [topic for topic in topics if selecting and topic not in selecting]:
+        return f"selects columns of '{selecting[0]}' and none of '{lacking[0]}': select some of each source, or of none"
+    return ""
+
+
+def declared_stages(
+    name: str,
+    sources: Sequence[Stream],
+    outputs: Iterable[str],
+    needed: Iterable[str],
+    schema_of: Callable[[str, str | None], Schema],
+    *,
+    several: bool = False,
+    transforms: Sequence[Transform] = (),
+) -> tuple[Stage, ...]:
+    """Returns the stages of a read model, each after those that write its topic; not yet placed in an application.
+
+    Args:
+        outputs: the topics that the model emits to.
+        needed: columns that are read even if they are not selected.
+        schema_of: (simple name, topic that it is read from or None) → schema.
+        several: whether the sources, even a single one, are re-keyed into one topic.
+        transforms: the rows that each source's first stage makes of its events; empty if the model has no `transform`.
+    """
+    done: list[Stage] = []
+    ends: list[Stage] = []
+    of_sources: Sequence[Transform | None] = transforms or [None] * len(sources)
+    for source, transform in zip(sources, of_sources, strict=True):
+        suffix = f"{FROM}{source.topic}" if several else ""
+        *earlier, end = stages_of_stream(name, source, schema_of, suffix, transform)
+        if several:
+            # Not after the source: another one may be added later.
+            shared = f"{name}-by-{earlier[-1].by}"
+            earlier[-1], end = replace(earlier[-1], passes_to=shared), replace(end, source=shared)
+        done += earlier
+        ends.append(end)
+    schemas = {record: schema for end in ends for record, schema in end.schemas.items()}
+    stages = [*done, replace(ends[0], schemas=schemas, outputs=tuple(outputs))]
+    selected = [step.columns for source in sources for step in source.steps if isinstance(step, Select)]
+    if not selected:
+        return tuple(stages)
+    # All stages read the same columns, so a record that the last one cannot decode becomes a dead letter in the first.
+    columns = frozenset(needed).union(*selected, *(stage.used for stage in stages))
+    return tuple(replace(stage, columns=columns) for stage in stages)
+
+
+def _is_stream(source: object) -> bool:
+    return isinstance(source, Stream) and bool(source.records)
+
+
+def _re_key(stream: Stream) -> str | None:
+    """Returns the column of the last re-key; None if there is none."""
+    return next((step.column for step in reversed(stream.steps) if isinstance(step, By)), None)
