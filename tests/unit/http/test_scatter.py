@@ -36,11 +36,6 @@ if TYPE_CHECKING:
 MODEL = "/api/models/balance"
 
 
-@pytest.fixture
-def instance(tmp_path: Path) -> Instance:
-    return Instance(tmp_path / "store")
-
-
 def owned_by(instance: Instance) -> int:
     """Returns the count of the instance's own keys."""
 

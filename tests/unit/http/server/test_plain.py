@@ -77,14 +77,6 @@ POST_AROUND = b"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % 
 
 
 @pytest.fixture
-def instance(tmp_path: Path) -> Instance:
-    """Owns the partition of CUSTOMER."""
-    made = Instance(tmp_path / "store")
-    made.put("12.34", CUSTOMER)
-    return made
-
-
-@pytest.fixture
 def other(tmp_path: Path) -> Instance:
     """Does not own the partition of CUSTOMER."""
     return Instance(tmp_path / "other-store", owns=False)
