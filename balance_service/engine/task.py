@@ -656,7 +656,7 @@ class Task:
         changelog = self.replica.find()
         self._leave(None)
         self.replica.open(changelog, is_owned=self._role is Role.ACTIVE)
-        # Until the task answers: what comes next may wait for the broker.
+        # Until the task answers: the next steps may wait for the broker.
         self._leave(self.replica.whole_view)
         if self._role is Role.ACTIVE:
             self._own()

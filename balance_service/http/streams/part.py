@@ -71,7 +71,7 @@ OUTRUN = Batch(Kind.OUTRUN, [], 0, 0, "")
 
 
 class Reached(NamedTuple):
-    """What a client has seen: the changes of one generation, in each of its partitions up to a point."""
+    """The changes that a client has seen: those of one generation, in each of its partitions up to a point."""
 
     generation: int
     points: dict[int, Point]

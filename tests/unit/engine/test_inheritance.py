@@ -551,7 +551,7 @@ def test_a_task_that_was_closed_while_the_topics_were_read_does_not_begin_to_sen
 
 
 def discards(pair: Pair, offset: int) -> None:
-    """The old task discards a dead letter, and the new one is told."""
+    """The old task discards a dead letter, and notifies the new one."""
     pair.old.the_task.decide([offset], Verdict(Decision.DISCARD, "", ""))
     pair.old.followed([offset])
 

@@ -90,7 +90,7 @@ def test_a_generation_serves_since_the_last_switch_to_it_and_not_since_a_later_r
     assert siblings(back.settled()).serves_since(stage(1)) == back.number
 
 
-def test_a_switch_that_an_instance_has_not_heard_of_counts_if_the_topic_is_read_anew() -> None:
+def test_a_switch_that_an_instance_has_not_heard_of_counts_if_the_topic_is_read_to_its_end() -> None:
     of = Siblings(lambda: BUILT, lambda: SWITCHED)
 
     assert (of.serves_since(stage(1)), of.serves_since(stage(1), anew=True)) == (0, None)
@@ -175,7 +175,7 @@ def test_a_decision_is_not_carried_out_where_the_partition_is_not_owned(tasks: d
     assert [told for task in tasks.values() for told in task.told] == []
 
 
-def test_a_standby_that_is_promoted_is_told_since_it_may_have_read_the_decisions_already() -> None:
+def test_a_standby_that_is_promoted_is_notified_since_it_may_have_read_the_decisions_already() -> None:
     promoted = Standing(1, None, Role.STANDBY)
     promoted._has_fenced = True
 

@@ -1,4 +1,4 @@
-"""What a task that opens takes over from the other generations of its partition, and in which order it asks."""
+"""What a task that opens takes over from the other generations of its partition, and the order of its questions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def letter(offset: int, status: Status = Status.SCHEDULED, cause: str = UNKNOWN,
 
 
 class Broker:
-    """The changelogs of a partition's generations, and the topics of their outputs, in memory; notes what is asked."""
+    """The changelogs of a partition's generations, and the topics of their outputs, in memory; notes the questions."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[str] = []
@@ -286,7 +286,7 @@ def test_a_generation_that_has_served_and_seems_to_have_sent_nothing_may_have_lo
 ) -> None:
     opened = opening_of(1)
     opened.opens()
-    # Opened anew after the switch back, as a silent one.
+    # Opened again after the switch back, as a silent one.
     broker.now, broker.sent = SWITCHED.switched(1, "", ""), [0, 10]
     broker.has(2, 0)
 
@@ -421,7 +421,7 @@ def test_the_changelog_of_another_generation_with_fewer_partitions_has_nothing_t
     assert predecessors(hosted, 1, never) == []
 
 
-# The order in which a task that opens asks
+# The order of the questions of a task that opens
 
 
 class Restored:
@@ -510,7 +510,7 @@ def test_a_task_that_opens_does_not_send_if_another_generation_began_to_serve_th
     task = promoted(opened)
 
     assert (task.sends, task.snapshot().sends_as_of, task.limit) == (False, NEVER, 0)
-    # Whoever serves fences it.
+    # The serving generation fences it.
     assert "fence rewards.g2" not in broker.asked
 
 

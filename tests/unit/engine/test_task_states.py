@@ -311,7 +311,7 @@ def test_a_standby_that_halts_just_before_its_promotion_is_not_promoted() -> Non
     assert task.state is TaskState.HALTED
 
 
-def test_who_begins_to_watch_during_a_commit_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watcher_that_begins_during_a_commit_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_in(TaskState.RUNNING)
     view = cast("StoreView", object())
     task.replica.store = cast("StateStore", SimpleNamespace(view=view, close=lambda: None))

@@ -1,4 +1,4 @@
-"""An assigned partition is opened, whatever happened to its standby."""
+"""An assigned partition is opened after anything that happened to its standby."""
 
 from __future__ import annotations
 

@@ -472,7 +472,7 @@ def test_what_a_peer_answers_is_the_same_on_both_ways(tmp_path: Path, read_model
     for path in host.paths:
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            # Only peers' targets with the key in the path show it beside the value.
+            # Only peers' targets with the key in the path show it next to the value.
             body = f'{{"key":"{elsewhere}","value":{value}}}' if "/keys/" in request.path else value
             return await answering(status, body or "{}", headers=ACTIVE)(request)
 

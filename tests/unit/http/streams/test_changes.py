@@ -169,7 +169,9 @@ def test_a_range_goes_on_from_a_position_whose_changes_are_in_memory(owner: Owne
 
 
 @pytest.mark.parametrize("why", ["too many changes", "too many keys in a commit", "another owner in between", "a gap"])
-def test_a_range_begins_anew_if_changes_may_be_missing(owner: Owner, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+def test_a_range_begins_again_if_changes_may_be_missing(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
     monkeypatch.setattr(feed, "MOST_REMEMBERED", 2)
 
     async def run() -> None:
@@ -198,7 +200,7 @@ def test_a_range_begins_anew_if_changes_may_be_missing(owner: Owner, monkeypatch
     asyncio.run(run())
 
 
-def test_changes_of_other_keys_do_not_begin_an_idle_range_anew(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_of_other_keys_do_not_begin_an_idle_range_again(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "MOST_REMEMBERED", 2)
 
     async def run() -> None:
@@ -314,7 +316,7 @@ def test_the_owner_sends_nothing_after_its_lease(owner: Owner) -> None:
     asyncio.run(run())
 
 
-def test_nobody_watches_a_task_that_nobody_follows(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_without_followers_is_not_watched(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "_KEEP_SECONDS", 0.1)
 
     async def run() -> None:
