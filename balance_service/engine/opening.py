@@ -204,7 +204,7 @@ def starting_changes(
             yield position, letters.carry_over(decided.values())
         return
     yield position, letters.on_open(store)
-    if hosted.siblings.others(stage) and (decided := _decided(hosted, partition)):
+    if hosted.generations.others(stage) and (decided := _decided(hosted, partition)):
         if since is not None and not inherits:
             # Redriven dead letters were retried before. Another retry would need another decision.
             decided = {at: letter for at, letter in decided.items() if letter.status is Status.DISCARDED}

@@ -94,7 +94,7 @@ class LossCheck:
         hosted = self._tasks.hosted
         try:
             # A generation that is built from the remaining records is wrong, even if its own changelog keeps all.
-            builds = hosted.siblings.builds(hosted.stage)
+            builds = hosted.generations.builds(hosted.stage)
             found = losses(hosted.topics, hosted.settings, hosted.stage, with_changelog=not builds)
         except BalanceServiceError as error:
             self._attempts.failed(error, stage=hosted.name)

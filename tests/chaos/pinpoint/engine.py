@@ -48,7 +48,7 @@ BUGS = (
     pinpoint(
         "a store that reaches beyond the changelog is kept",
         "engine/replica.py",
-        "        if store.reaches > end:\n",
+        "        if store.written_up_to > end:\n",
         "        if store.changelog_offset > end:\n",
         "unit/engine/test_replica",
         "test_a_store_that_reaches_beyond_the_changelogs_end_is_rejected",
@@ -185,17 +185,17 @@ BUGS = (
     ),
     pinpoint(
         "both generations send",
-        "engine/siblings.py",
+        "engine/hosted_generations.py",
         "return now.serving_since if now.serving == stage.generation else None",
         "return now.serving_since",
-        "unit/engine/test_siblings",
+        "unit/engine/test_hosted_generations",
         "test_one_generation_serves_and_since_the_record_that_says_so",
     ),
     pinpoint(
         "a task that opens sends although another generation serves",
         "engine/task.py",
-        "since = hosted.siblings.serves_since(hosted.stage, anew=True)",
-        "since = hosted.siblings.serves_since(hosted.stage)",
+        "since = hosted.generations.serves_since(hosted.stage, newest=True)",
+        "since = hosted.generations.serves_since(hosted.stage)",
         "unit/engine/test_takeover_at_opening",
         "test_a_task_that_opens_does_not_send_if_another_generation_began_to_serve_that_is_unknown_here",
     ),
@@ -297,10 +297,10 @@ BUGS = (
     ),
     pinpoint(
         "an owner that is late keeps its switch",
-        "engine/siblings.py",
+        "engine/hosted_generations.py",
         "for number in self._now().writable if",
         "for number in self._generations if",
-        "unit/engine/test_siblings",
+        "unit/engine/test_hosted_generations",
         "test_the_other_generations_are_those_that_have_a_changelog_hosted_here_or_not",
     ),
     pinpoint(

@@ -145,13 +145,13 @@ BUGS = (
         "the subjects of a dropped generation are deleted after its changelog",
         "hosting/dropped_changelogs.py",
         "                    self._engine.registry.forget(stage.changelog)\n"
-        '                    reach("subjects-deleted")\n'
+        '                    failpoint("subjects-deleted")\n'
         "                    topics.delete(stage.changelog)\n"
-        '                    reach("changelog-deleted")\n',
+        '                    failpoint("changelog-deleted")\n',
         "                    topics.delete(stage.changelog)\n"
-        '                    reach("changelog-deleted")\n'
+        '                    failpoint("changelog-deleted")\n'
         "                    self._engine.registry.forget(stage.changelog)\n"
-        '                    reach("subjects-deleted")\n',
+        '                    failpoint("subjects-deleted")\n',
         "e2e/test_generation_kills",
         "test_a_drop_survives_a_kill_at_each_step",
     ),

@@ -140,7 +140,7 @@ class Configured:
             settings=settings,
             stage=stage,
             name=stage.name,
-            siblings=SimpleNamespace(builds=lambda _stage: self.is_built),
+            generations=SimpleNamespace(builds=lambda _stage: self.is_built),
         )
         task = SimpleNamespace(halt=self.halted.append)
         self.tasks: Any = SimpleNamespace(hosted=hosted, answering=lambda: {0: task}, losses=())

@@ -13,10 +13,10 @@ from balance_service.engine import inheritance, opening
 from balance_service.engine import task as task_module
 from balance_service.engine.commit import write_position
 from balance_service.engine.dead_letter import Letter, Status
+from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.inheritance import inherit, predecessors
 from balance_service.engine.opening import starting_changes
 from balance_service.engine.records import MISPLACED, NEVER, POSITION_KEY, Position, Role, TaskId
-from balance_service.engine.siblings import Siblings
 from balance_service.engine.store import StateStore
 from balance_service.engine.task import Task
 from balance_service.errors import RetriableError, TaskHaltedError, TaskMigratedError
@@ -86,7 +86,7 @@ class Broker:
         )
         self.changelogs[stage(generation).changelog] = (position, some)
 
-    def read_anew(self) -> Generations:
+    def read_newest(self) -> Generations:
         self.asked.append("read generations")
         if self.newest is not None:
             self.now = self.newest
@@ -158,15 +158,15 @@ class Opening:
             partitioner=more.get("partitioner", "murmur2"),
             processor=SimpleNamespace(letters=self.letters, position_codec=self.codec),
             decisions=SimpleNamespace(decided_letters=lambda *_: {0: self.decided}),
-            siblings=Siblings(lambda: broker.now, broker.read_anew),
+            generations=HostedGenerations(lambda: broker.now, broker.read_newest),
         )
         if more.get("is_new"):
-            self.hosted.siblings.begin(self.hosted.stage)
+            self.hosted.generations.begin(self.hosted.stage)
 
     def opens(self, offset: int = 0) -> Position:
         """Writes what the task starts with; returns its position."""
         start = self.store.position or Position(offset, 1, SOURCE.topic_id, source="scored:0")
-        since = self.hosted.siblings.serves_since(self.hosted.stage)
+        since = self.hosted.generations.serves_since(self.hosted.stage)
         for position, changes in starting_changes(self.store, self.hosted, 0, start, since, never):
             write_position(position, self.codec, self.store, self.writer, changes)
         assert self.store.position is not None
@@ -464,7 +464,7 @@ def test_a_standby_goes_on_tailing_while_it_is_unknown_who_serves(broker: Broker
         raise RetriableError("the partition has no leader")
 
     opened = opening_of(2)
-    opened.hosted.siblings = Siblings(lambda: BUILT, fails)
+    opened.hosted.generations = HostedGenerations(lambda: BUILT, fails)
 
     task = promoted(opened)
 

@@ -529,11 +529,11 @@ def test_a_stream_that_moves_to_another_build_gets_its_states(tmp_path: Path) ->
 
 def test_the_id_of_an_event_has_each_partitions_changelog() -> None:
     points = {0: feed.Point(12, "a+/-_1"), 1: feed.Point(7, "b"), 2: feed.Point(40, "a+/-_1")}
-    reached = part.Reached(3, points)
-    assert reached.event_id == "3/0:12,2:40@a+/-_1;1:7@b"
-    assert part.Reached.of(reached.event_id) == reached
-    assert part.Reached.of("3/0:12,1:7") == part.Reached(3, {0: feed.Point(12, ""), 1: feed.Point(7, "")})
-    assert part.Reached.of("") is None
+    reached = part.EventId(3, points)
+    assert reached.text == "3/0:12,2:40@a+/-_1;1:7@b"
+    assert part.EventId.parse(reached.text) == reached
+    assert part.EventId.parse("3/0:12,1:7") == part.EventId(3, {0: feed.Point(12, ""), 1: feed.Point(7, "")})
+    assert part.EventId.parse("") is None
 
 
 def test_a_feed_does_not_go_back_to_a_retry_before_its_first_view(owner: Owner) -> None:
