@@ -57,7 +57,7 @@ class StoreCorruptedError(BalanceServiceError):
 
 
 class UnreadableRecordError(StoreCorruptedError):
-    """What the service wrote is whole, and the class or the schema registry that it was written with is another now."""
+    """A record of the service is whole, and the class or schema registry that it was written with is another now."""
 
 
 class TaskHaltedError(BalanceServiceError):

@@ -36,7 +36,7 @@ class Struct:
     """
 
     __slots__ = ()
-    # A `pydantic.ConfigDict`. What runs without HTTP does not import pydantic.
+    # A `pydantic.ConfigDict`. Modules that run without HTTP do not import pydantic.
     __pydantic_config__: ClassVar = {
         "extra": "forbid",
         "use_attribute_docstrings": True,
@@ -82,7 +82,7 @@ class _Field(NamedTuple):
     is_scalar: bool
     """Whether a record has the value as the dataclass has it."""
     read: Callable[[Any], Any] | None
-    """Converts a value of a record; None if the dataclass has it as it is there."""
+    """Converts a value of a record; None if the dataclass has the same."""
 
 
 def names_of(kind: type[Struct]) -> Mapping[str, str]:

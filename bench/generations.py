@@ -327,7 +327,7 @@ def measure_switches(stack: LocalStack, load: Load, instances: int, plan: Plan, 
             balance.wait_compared()
             with ExitStack() as cleanup:
                 cleanup.enter_context(arriving(stack, load, _EVENTS_OF_A_KEY * len(numbers), numbers))
-                # One for each instance: what one of them does not answer, another one may.
+                # One for each instance: a key that one of them does not answer for, another one may.
                 watches = [
                     cleanup.enter_context(Watch([instance], keys, _ASK_EVERY_SECONDS)) for instance in cluster.instances
                 ]

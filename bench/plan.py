@@ -37,8 +37,8 @@ PROXIED = "proxied (the peer is a sample server on the JDK’s HttpServer)"
 
 def read_case(kind: str, connections: int, rate: int, *, headers: bool = False) -> str:
     """The case of reads while events arrive at a rate, with or without the headers of an ingress."""
-    meanwhile = f"{rate:,} events/s" if rate else "at rest"
-    return f"{kind}, {connections} connections, {meanwhile}{', an ingress’ headers' if headers else ''}"
+    load = f"{rate:,} events/s" if rate else "at rest"
+    return f"{kind}, {connections} connections, {load}{', an ingress’ headers' if headers else ''}"
 
 
 @dataclass(frozen=True, slots=True)

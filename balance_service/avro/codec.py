@@ -50,7 +50,7 @@ _VALUES, _VALUES_PER_BYTE = 250_000, 4
 _COUNTLESS = 1 << 60
 _RESTORE_THE_REGISTRY = (
     "restore the registry's data, or set BALANCE_SCHEMA_REGISTRY_URL to the registry of then; if both are lost, start "
-    "anew with another BALANCE_APPLICATION_ID"
+    "from scratch with another BALANCE_APPLICATION_ID"
 )
 # As in `spark/java/Reading.java`. fastavro would overflow the stack.
 _MOST_LEVELS = 500
@@ -154,7 +154,7 @@ def parsed(schema: Any) -> Any:
 def _value_of(kind: Any, default: Any, named: Mapping[str, Any]) -> Any:
     """Returns the value that a default in a schema stands for: text for bytes, a number for a time, parts of a record.
 
-    One that is none of its type is returned as it is: a record that needs it does not fit then.
+    One that is none of its type is returned unchanged: a record that needs it does not fit then.
     """
     if isinstance(kind, list):
         kind = next((member for member in kind if (member == "null") == (default is None)), kind[0])

@@ -63,7 +63,7 @@ _UNKNOWN_SECONDS = 3.0
 _MOST_UNKNOWN = 10_000
 _MOST_REFERENCES = 1_000
 _REFERENCES_AT_ONCE = 16
-# Contexts in which a registry has a schema.
+# Contexts of a registry that have a schema.
 _MOST_PLACES = 16
 # Ids are signed in the registry, and unsigned in a frame.
 _GREATEST_ID = (1 << 31) - 1
@@ -380,7 +380,7 @@ class SchemaRegistry:
         """The newest record schemas of subjects of values, by subject.
 
         Args:
-            chosen: of all subjects, those that are asked for.
+            chosen: returns the wanted ones of all subjects.
 
         Raises:
             RetriableError: the registry does not answer, or does not let this user read.

@@ -58,7 +58,7 @@ def with_fields_of(written: Schema, wanted: Schema) -> Schema:
         raise ValueError(f"one is {full_name(written)}, and the other {full_name(wanted)}")
     known = fields_of(written)
     lacking = [field for field in wanted["fields"] if field["name"] not in known]
-    # A type that both define remains as it is written.
+    # A type that both define keeps its written form.
     whole = contracted({**written, "fields": [*written["fields"], *lacking]}) if lacking else written
     if why := difference(rewritten(expanded(with_times(whole)), _of_bytes), wanted):
         raise ValueError(why)
@@ -116,7 +116,7 @@ def _is_named(written: Any, wanted: Any) -> bool:
 
 
 def _plain(kind: Any) -> Any:
-    """What decides whether values have one encoding, except `_WIDER`."""
+    """Returns the parts of a type that decide whether values have one encoding, except `_WIDER`."""
     if is_fixed_uuid(kind):
         return "string"
     if not isinstance(kind, dict):

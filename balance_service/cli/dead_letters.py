@@ -14,7 +14,7 @@ import click
 from balance_service.cli.client import as_json, at_url, client_of, of_url
 from balance_service.client import ClientError
 from balance_service.engine.dead_letter import Status
-from balance_service.engine.decisions import MAX_IDS, LetterId, discard_warning
+from balance_service.engine.decisions import MAX_IDS, LetterId
 from balance_service.errors import BalanceServiceError, InvalidInputError
 from balance_service.model.json_view import exact_json
 
@@ -204,18 +204,10 @@ def _selected(decision: str, letters: Iterable[dict[str, Any]]) -> list[str]:
     open_ones = [letter for letter in letters if letter["status"] in _STATUSES[decision]]
     if decision != "discard":
         return [letter["id"] for letter in open_ones]
-    warnings = [_discard_warning(letter) for letter in open_ones]
+    warnings = [letter["discardWarning"] for letter in open_ones]
     for warning, count in Counter(filter(None, warnings)).items():
         click.echo(f"{count} skipped, which can be discarded by id only: {warning}", err=True)
     return [letter["id"] for letter, warning in zip(open_ones, warnings, strict=True) if not warning]
-
-
-def _discard_warning(letter: dict[str, Any]) -> str:
-    if letter["status"] in _CLOSED:
-        return ""
-    # An instance of the release before does not send it.
-    sent: str | None = letter.get("discardWarning")
-    return discard_warning(letter["cause"]) if sent is None else sent
 
 
 def _batches(ids: Sequence[str]) -> Iterator[list[str]]:
@@ -260,8 +252,8 @@ def _print_table(letters: Sequence[dict[str, Any]]) -> None:
         # The status of a closed one says enough.
         if letter is not None and letter["redriveRefused"] and letter["status"] not in _CLOSED:
             click.echo(f"    no redrive: {letter['redriveRefused']}")
-        if letter is not None and (warning := _discard_warning(letter)):
-            click.echo(f"    warning: {warning}")
+        if letter is not None and letter["discardWarning"]:
+            click.echo(f"    warning: {letter['discardWarning']}")
 
 
 def _print_next(letters: Sequence[dict[str, Any]], url: str | None, *, is_shown: bool = False) -> None:
@@ -275,7 +267,7 @@ def _print_next(letters: Sequence[dict[str, Any]], url: str | None, *, is_shown:
         (
             "discard",
             "Exclude permanently, as no redrive is possible",
-            [one for one in refused if not _discard_warning(one)],
+            [one for one in refused if not one["discardWarning"]],
         ),
     ):
         if chosen:

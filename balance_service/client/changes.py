@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from balance_service.client.event_stream import ServerEvent
 
 _SOURCE = re.compile(r"partition ([0-9]+) epoch ([0-9]+) at (\S+)")
-# The positions of partitions, of which some are of one changelog: 1/0:12,1:40@a;2:7@b.
+# The positions of partitions, grouped by changelog: 1/0:12,1:40@a;2:7@b.
 _EVENT_ID = re.compile(r"[0-9]+/[0-9]+:[0-9]+(?:[,:;@][A-Za-z0-9+/_=-]*)*")
 _POSITION = re.compile(r"(?<=[/,;])([0-9]+):([0-9]+)")
 

@@ -29,7 +29,7 @@ from balance_service.kafka.producers import wait_for_deliveries
 from balance_service.kafka.signing import ControlRecord, ControlRecords
 from balance_service.kafka.topic_specs import prepare_generations
 from balance_service.model.generations import Generations
-from balance_service.process.failpoints import reach
+from balance_service.process.failpoints import failpoint
 from balance_service.process.runtime import Attempts, PeriodicThread
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class GenerationLog(PeriodicThread):
                         # The one that fenced it may have done so after the broker had committed.
                         if not step.is_among(records):
                             step = self._step(changes, records)
-                            reach("generations-changed")
+                            failpoint("generations-changed")
                             self._produce(producer, step.values)
                     break
                 except TaskMigratedError as fenced:
@@ -234,7 +234,7 @@ class GenerationLog(PeriodicThread):
             if wait_for_deliveries(producer, _TRANSACTION_SECONDS):
                 raise RetriableError(f"{doing}: the broker did not confirm in time")
             producer.commit_transaction(_TRANSACTION_SECONDS)
-            reach("generations-written")
+            failpoint("generations-written")
         except KafkaException as error:
             raise by_remedy(error, doing, grant) from error
         finally:

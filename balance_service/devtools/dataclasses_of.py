@@ -58,7 +58,7 @@ _LONG_LIMIT = 2**63
 class DataclassText(NamedTuple):
     text: str
     left_out: list[str]
-    """What no dataclass can have, each as a sentence. The text has them as comments."""
+    """The parts that no dataclass can have, each as a sentence. The text has them as comments."""
 
 
 def dataclasses_of(schemas: Iterable[Schema]) -> DataclassText:

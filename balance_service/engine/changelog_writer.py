@@ -20,7 +20,7 @@ from balance_service.errors import (
 from balance_service.kafka.clients import by_remedy, new_client, not_authorized, transaction_error
 from balance_service.kafka.messages import offset_of
 from balance_service.kafka.producers import wait_for_deliveries
-from balance_service.process.failpoints import reach
+from balance_service.process.failpoints import failpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -164,7 +164,7 @@ class ChangelogWriter:
         delivery = _Delivery()
         count = 0
         producer.begin_transaction()
-        reach("begun")
+        failpoint("begun")
         # Delivery reports for states would cost as much as the states. They precede the position in the same partition,
         # and librdkafka does not commit a transaction if one of its records was not delivered.
         for state_key, state in states:
@@ -205,9 +205,9 @@ class ChangelogWriter:
                 f"another producer has written to {self._changelog}-{self._partition}: a commit began at {began}, "
                 f"not at {self._next}"
             )
-        reach("produced")
+        failpoint("produced")
         producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)
-        reach("committed")
+        failpoint("committed")
         # The marker of the transaction has an offset too.
         self._next = delivery.position_offset + 2
         return delivery.position_offset + 1

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from balance_service.engine.changelog_writer import ChangelogCutError
 from balance_service.engine.records import POSITION_KEY
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
-from balance_service.process.failpoints import reach
+from balance_service.process.failpoints import failpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -107,11 +107,11 @@ def commit(
     def records() -> Iterator[Record]:
         return itertools.chain(outcome.records(), changes.records)
 
-    reach("folded")
+    failpoint("folded")
     # Another generation has written these dead letters.
     fresh = () if batch.is_silent else changes.fresh
     _write(moved, processor.position_codec, store, writer, records, fresh, [*outcome.outputs, *audit])
-    reach("stored")
+    failpoint("stored")
     return Committed(
         applied=updates.applied - len(outcome.dead_letters) - outcome.duplicates - len(outcome.letters),
         ignored=sum(updates.ignored.values()),
@@ -164,7 +164,7 @@ def write_position(
 
 
 def _require_whole(store: StateStore) -> None:
-    if store.reaches > store.changelog_offset:
+    if store.written_up_to > store.changelog_offset:
         # Folding the batch again would apply that part twice.
         raise RetriableError("the store holds part of a commit, which the changelog has in full")
     store.require_room()

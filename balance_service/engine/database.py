@@ -46,7 +46,7 @@ _NOT_FOUND = "key not found"
 _DAMAGE = ("Corruption", "No such file or directory")
 _FULL = ("No space left", "Disk quota exceeded")
 _ROOM_BYTES = 32 << 20
-# What does not serve stops long before, for a store that serves also needs room while it compacts its tables.
+# A store that does not serve stops long before: one that serves also needs room while it compacts its tables.
 _ROOM_BYTES_NOT_SERVING = 256 << 20
 
 

@@ -135,7 +135,7 @@ class Letters:
         """Returns at most a thousand dead letters that are due, including those that wait behind them.
 
         Args:
-            sender: the states of the generation that sends, if that is another one. What is open there waits.
+            sender: the states of the generation that sends, if that is another one. Letters that are open there wait.
         """
         position = store.position
         if position is None or not position.letters:

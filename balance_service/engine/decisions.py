@@ -111,9 +111,9 @@ class Decision(Enum):
         return IS_LETTER if self is Decision.SET_ASIDE else closed_already(self.leaves)
 
 
-def discard_warning(cause: str) -> str:
-    """Returns on what condition a record with this cause may be discarded; empty if there is none."""
-    if cause != MISPLACED:
+def discard_warning(cause: str, status: Status) -> str:
+    """Returns the condition under which a dead letter may be discarded; empty if it has none, or is closed."""
+    if cause != MISPLACED or not status.is_open:
         return ""
     return (
         "discard it only if its event was produced again by a producer with the right partitioner; otherwise a rebuild "

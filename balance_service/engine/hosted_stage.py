@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from balance_service.engine.decisions import DecisionLog
+    from balance_service.engine.hosted_generations import HostedGenerations
     from balance_service.engine.processor import StageProcessor
-    from balance_service.engine.siblings import Siblings
     from balance_service.engine.state_directory import StateDirectory
     from balance_service.engine.tables import JoinedTables
     from balance_service.kafka.lease import Lease
@@ -47,7 +47,7 @@ class HostedStage:
     processor: StageProcessor
     decisions: DecisionLog
     state_directory: StateDirectory
-    siblings: Siblings
+    generations: HostedGenerations
     joined: JoinedTables | None = None
     stands_still: str = ""
     """Why the stage's tasks answer and fold nothing; empty if they fold."""

@@ -29,7 +29,7 @@ from balance_service.kafka.clients import reader_config, transactional_config
 from balance_service.kafka.log_reader import LogReader, reader_to_end
 from balance_service.kafka.messages import place_of
 from balance_service.kafka.topic_specs import dead_letter_bytes
-from balance_service.process.failpoints import reach
+from balance_service.process.failpoints import failpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -82,7 +82,7 @@ def inherit(
         TaskMigratedError: as `ChangelogWriter.fence`.
         TaskHaltedError: as `sent_of`; or another application owns one of the changelogs.
     """
-    letters, siblings, ours = hosted.processor.letters, hosted.siblings, store.position
+    letters, generations, ours = hosted.processor.letters, hosted.generations, store.position
     others = predecessors(hosted, partition, should_stop)
     known = [one.position for one in others] + ([] if ours is None else [ours])
     # No generation goes beyond the one that sends.
@@ -95,8 +95,8 @@ def inherit(
     is_whole = (
         last is not None
         and last.offset >= last.emitted_up_to
-        and (ours is not None or siblings.is_new(hosted.stage))
-        and len(others) == len(siblings.others(hosted.stage))
+        and (ours is not None or generations.is_new(hosted.stage))
+        and len(others) == len(generations.others(hosted.stage))
         # One that has served, and seems to have sent nothing, may have lost its changelog since.
         and all(one.position.inherited > NEVER for one in others)
     )
@@ -116,7 +116,7 @@ def inherit(
     if sender.position.partitioner != hosted.partitioner:
         # A key that was misplaced may be in its place now, so its records are applied in their turn.
         theirs = {at: _placed_anew(letter, start, letters.now_ms()) for at, letter in theirs.items()}
-    is_same_code = siblings.have_same_code(hosted.stage, sender.stage)
+    is_same_code = generations.have_same_code(hosted.stage, sender.stage)
     read_up_to = sender.position.offset
     changes = letters.on_inherit(store, theirs, start, read_up_to, in_topic, is_same_code=is_same_code)
     return Inherited(sent_up_to, changes)
@@ -129,10 +129,10 @@ def _sent_up_to(position: Position) -> int:
 def predecessors(hosted: HostedStage, partition: int, should_stop: Callable[[], bool]) -> list[Predecessor]:
     """Fences the other generations of a partition, and reads their changelogs. Raises as `inherit`."""
     settings, topics, codec = hosted.settings, hosted.topics, hosted.processor.position_codec
-    others = hosted.siblings.others(hosted.stage)
+    others = hosted.generations.others(hosted.stage)
     for stage in others:
         # The task of a view has checked that.
-        if hosted.siblings.last_view(stage, partition) is None and topics.find(stage.changelog) is not None:
+        if hosted.generations.last_view(stage, partition) is None and topics.find(stage.changelog) is not None:
             check_owner(stage, last_positions(settings, topics, codec, stage.changelog, [partition]).get(partition))
     for stage in others:
         task_id = TaskId(stage.name, partition)
@@ -146,7 +146,7 @@ def predecessors(hosted: HostedStage, partition: int, should_stop: Callable[[], 
         position = last_positions(settings, topics, codec, stage.changelog, [partition]).get(partition)
         # Nothing was sent for the records of a recreated source.
         if position is not None and position.source_topic_id == hosted.source.topic_id:
-            view = hosted.siblings.last_view(stage, partition)
+            view = hosted.generations.last_view(stage, partition)
             if not position.letters:
                 letters: Mapping[int, Letter] = {}
             elif view is not None and view.position == position:
@@ -155,7 +155,7 @@ def predecessors(hosted: HostedStage, partition: int, should_stop: Callable[[], 
                 letters = _letters_of(hosted, changelog, partition, should_stop)
             found.append(Predecessor(stage, position, letters))
     if others:
-        reach("others-fenced")
+        failpoint("others-fenced")
     return found
 
 

@@ -179,7 +179,7 @@ def starting_changes(
 ) -> Iterator[tuple[Position, LetterChanges]]:
     """Yields what a task writes before it runs, at least once: its position, and the changes of its dead letters.
 
-    Each is for the store as it is then. The task has fenced its predecessor.
+    Each is for the store at that moment. The task has fenced its predecessor.
 
     Args:
         position: as `starting_position` returns it.
@@ -204,9 +204,9 @@ def starting_changes(
             yield position, letters.carry_over(decided.values())
         return
     yield position, letters.on_open(store)
-    if hosted.siblings.others(stage) and (decided := _decided(hosted, partition)):
+    if hosted.generations.others(stage) and (decided := _decided(hosted, partition)):
         if since is not None and not inherits:
-            # What was redriven here was retried then. Once more would need another decision.
+            # Redriven dead letters were retried before. Another retry would need another decision.
             decided = {at: letter for at, letter in decided.items() if letter.status is Status.DISCARDED}
         if (changes := letters.on_decision_elsewhere(store, decided)).records:
             yield _required(store), changes

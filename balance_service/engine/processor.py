@@ -178,7 +178,7 @@ class Tolerance:
         self._failures: dict[int, deque[int]] = {}
         """The offsets of the last failures, by partition."""
         self._has_applied: set[int] = set()
-        """The partitions in which an event was applied since the start."""
+        """The partitions where an event was applied since the start."""
 
     def applied(self, partition: int) -> None:
         """Notes that an event of the partition was applied."""

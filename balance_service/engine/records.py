@@ -75,7 +75,7 @@ class Position(Struct, names={"stream_time_ms": "streamTime"}, beside=("source",
         keys: the number of keys with a state.
         emitted_up_to: outputs of events below this offset were sent by another generation, or before the stage started
             from scratch, and are not sent again, except those of open dead letters.
-        inherited: the number of the state of the generations as of which this one sends the outputs, which it took
+        inherited: the number of the state of the generations since which this one sends the outputs, which it took
             over from the others; -1 if it never did.
         letters: the number of dead letters by cause and status.
         partitioner: the function that checked that the states' keys belong to the partition.
@@ -151,7 +151,7 @@ class Output(NamedTuple):
 class Difference(NamedTuple):
     """A key whose state differs, with both states as queries show them; None where there is no state.
 
-    A state without its class is shown as it is kept.
+    A state without its class is shown as stored.
     """
 
     key: bytes

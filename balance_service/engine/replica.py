@@ -76,7 +76,7 @@ class Replica:
         """The present view, if the store is as a commit to this changelog left it."""
         store, _ = self._opened()
         position = store.position
-        is_whole = store.reaches == store.changelog_offset and position is not None
+        is_whole = store.written_up_to == store.changelog_offset and position is not None
         is_same = position is not None and position.changelog_topic_id in ("", self.changelog_topic_id)
         return store.view if is_whole and is_same else None
 
@@ -96,8 +96,8 @@ class Replica:
         store, reader = self._opened()
         start, end = store.changelog_offset, self._end(committed=not is_fenced)
         self.end = end
-        if store.reaches > end:
-            raise StoreCorruptedError(f"the store reaches to {store.reaches}, beyond the changelog's end {end}")
+        if store.written_up_to > end:
+            raise StoreCorruptedError(f"the store reaches to {store.written_up_to}, beyond the changelog's end {end}")
         self.restoration.begin(start, end)
         if not is_fenced:
             self.completeness.look()
@@ -143,7 +143,7 @@ class Replica:
             TaskHaltedError: its states were folded with another partitioner.
         """
         store, _ = self._opened()
-        store.require_room(serves=self._hosted.siblings.serves(self._hosted.stage))
+        store.require_room(serves=self._hosted.generations.serves(self._hosted.stage))
         records = len(part.records)
         store.apply(part.records, part.changelog_offset)
         if part.is_whole and store.position is not None:

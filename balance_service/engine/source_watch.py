@@ -93,8 +93,8 @@ class LossCheck:
         self._next = time.monotonic() + _CONFIGURATIONS_EVERY_SECONDS
         hosted = self._tasks.hosted
         try:
-            # What a generation has folded from what is left is wrong, even if its own changelog keeps all.
-            builds = hosted.siblings.builds(hosted.stage)
+            # A generation that is built from the remaining records is wrong, even if its own changelog keeps all.
+            builds = hosted.generations.builds(hosted.stage)
             found = losses(hosted.topics, hosted.settings, hosted.stage, with_changelog=not builds)
         except BalanceServiceError as error:
             self._attempts.failed(error, stage=hosted.name)

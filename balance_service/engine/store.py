@@ -14,7 +14,7 @@ from balance_service.engine.database import Database, Snapshot, StoreBatch
 from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position
 from balance_service.engine.state_directory import FORMAT
 from balance_service.errors import ConfigurationError
-from balance_service.process.failpoints import part_size, reach
+from balance_service.process.failpoints import failpoint, part_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _IDENTITY_KEY = RESERVED_PREFIX + b"identity"
 _CHANGELOG_OFFSET_KEY = RESERVED_PREFIX + b"changelog-offset"
-_REACHES_KEY = RESERVED_PREFIX + b"reaches"
+_WRITTEN_UP_TO_KEY = RESERVED_PREFIX + b"reaches"
 
 _BEYOND_ANY_END = 2**63 - 1
 # RocksDB has a batch in memory twice: as a batch, and in the memtable.
@@ -62,7 +62,7 @@ class StoreView(Snapshot):
 class StateStore:
     """The database of one task.
 
-    Invariant: it contains the changelog's records below `changelog_offset`, and none from `reaches` on.
+    Invariant: it contains the changelog's records below `changelog_offset`, and none from `written_up_to` on.
     """
 
     def __init__(self, path: Path, position_codec: AvroCodec) -> None:
@@ -109,9 +109,9 @@ class StateStore:
         return 0 if stored is None else int.from_bytes(stored, "big")
 
     @property
-    def reaches(self) -> int:
+    def written_up_to(self) -> int:
         """An offset above those of all records. Above `changelog_offset` after an interrupted write or `distrust`."""
-        stored = self._db.get(_REACHES_KEY)
+        stored = self._db.get(_WRITTEN_UP_TO_KEY)
         return max(self.changelog_offset, 0 if stored is None else int.from_bytes(stored, "big"))
 
     @property
@@ -169,9 +169,9 @@ class StateStore:
         batch, rest, most = StoreBatch(), iter(records), part_size(_PART)
         while part := list(itertools.islice(rest, most)):
             if len(batch):
-                batch.put(_REACHES_KEY, changelog_offset.to_bytes(8, "big"))
+                batch.put(_WRITTEN_UP_TO_KEY, changelog_offset.to_bytes(8, "big"))
                 self._db.write(batch)
-                reach("part-stored")
+                failpoint("part-stored")
                 batch = StoreBatch()
             batch.extend(part)
         self.apply(batch, changelog_offset)
@@ -190,7 +190,7 @@ class StateStore:
     def distrust(self) -> None:
         """Marks the store as containing records that the changelog lost, so that the next task restores it."""
         batch = StoreBatch()
-        batch.put(_REACHES_KEY, _BEYOND_ANY_END.to_bytes(8, "big"))
+        batch.put(_WRITTEN_UP_TO_KEY, _BEYOND_ANY_END.to_bytes(8, "big"))
         self._db.write(batch)
 
     def close(self) -> None:

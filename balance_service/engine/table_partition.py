@@ -191,7 +191,7 @@ class TablePartition:
     def _fail(self, reason: str) -> None:
         self._log.warning("table not followed for now", reason=reason)
         self._reason = reason
-        self._reach(-1)
+        self._set_reached(-1)
 
     def _follow(self) -> None:
         """Reads the topic until `request_stop`, or until an error."""
@@ -212,7 +212,7 @@ class TablePartition:
                     self._store = store
                     self._tail(reader, store, topic_id)
                 finally:
-                    self._reach(-1)
+                    self._set_reached(-1)
                     self._store = None
 
     def _tail(self, reader: LogReader, store: TableStore, topic_id: str) -> None:
@@ -242,7 +242,7 @@ class TablePartition:
             completeness.passed(position)
             completeness.look()
             self._reason = ""
-            self._reach(position)
+            self._set_reached(position)
             now = time.monotonic()
             if now - swept > _SWEEP_EVERY_SECONDS:
                 swept = now
@@ -285,7 +285,7 @@ class TablePartition:
         topic, partition = self._context.topic.name, self._partition
         return self._context.topics.offsets(topic, [partition], committed=True)[partition]
 
-    def _reach(self, offset: int) -> None:
+    def _set_reached(self, offset: int) -> None:
         with self._moved:
             if offset != self._reached:
                 self._reached = offset

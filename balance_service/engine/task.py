@@ -28,7 +28,7 @@ from balance_service.engine.store import offset_of
 from balance_service.errors import FatalError, RetriableError, TaskHaltedError, TaskMigratedError
 from balance_service.kafka.log_reader import first_record
 from balance_service.kafka.messages import offset_of as record_offset
-from balance_service.process.failpoints import reach
+from balance_service.process.failpoints import failpoint
 from balance_service.process.runtime import elapsed, now_ms
 
 if TYPE_CHECKING:
@@ -209,10 +209,10 @@ class Task:
     @property
     def goal(self) -> int | None:
         """The source offset that a silent task is to reach: where the one that sends is. None if it should send."""
-        siblings, stage = self._hosted.siblings, self._hosted.stage
-        if self._sends or siblings.serves(stage):
+        generations, stage = self._hosted.generations, self._hosted.stage
+        if self._sends or generations.serves(stage):
             return None
-        sender = siblings.sender(stage, self.task_id.partition)
+        sender = generations.sender(stage, self.task_id.partition)
         return self._limit if sender is None else max(self._limit, offset_of(sender))
 
     @property
@@ -320,7 +320,7 @@ class Task:
                 # The supervisor decided before it saw the halt.
                 return
             try:
-                self._hosted.siblings.serves_since(self._hosted.stage, anew=True)
+                self._hosted.generations.serves_since(self._hosted.stage, newest=True)
             except RetriableError as error:
                 # It goes on as a standby. Opened as the owner, it would wait for the same.
                 self._reason = str(error)
@@ -352,7 +352,7 @@ class Task:
             store, _ = self._running()
             if self._sends:
                 return self._hosted.processor.letters.due(store)
-            sender = self._hosted.siblings.sender(self._hosted.stage, self.task_id.partition)
+            sender = self._hosted.generations.sender(self._hosted.stage, self.task_id.partition)
             # It has not read all of the records yet.
             if sender is None or offset_of(sender) < self.position:
                 return DueLetters()
@@ -370,7 +370,7 @@ class Task:
         if self._sends:
             has_changed, self._left_out_changed = self._left_out_changed, False
             return has_changed
-        sender = self._hosted.siblings.sender(self._hosted.stage, self.task_id.partition)
+        sender = self._hosted.generations.sender(self._hosted.stage, self.task_id.partition)
         if sender is None or offset_of(sender) <= self._limit or (self._follows_part and self.position < self._limit):
             return False
         with self._held():
@@ -457,7 +457,7 @@ class Task:
     def _commit(
         self, batch: TaskBatch, store: StateStore, writer: ChangelogWriter, audit: Sequence[Output] = ()
     ) -> Committed:
-        if not self._hosted.siblings.serves(self._hosted.stage):
+        if not self._hosted.generations.serves(self._hosted.stage):
             store.require_room(serves=False)
         batch = batch if self._sends else replace(batch, is_silent=True)
         done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer, audit)
@@ -510,11 +510,11 @@ class Task:
         with self._held():
             store, writer = self._running()
             position = self._required_position()
-            if (since := hosted.siblings.serves_since(hosted.stage)) is None:
+            if (since := hosted.generations.serves_since(hosted.stage)) is None:
                 raise RetriableError(f"another generation than that of {self.task_id} serves")
             if self._sends and position.inherited >= since:
                 return False
-            reach("successor-held")
+            failpoint("successor-held")
             sent_up_to, changes = inherit(hosted, partition, store, position.offset, {}, self._closing.is_set)
             try:
                 moved = replace(position, emitted_up_to=sent_up_to, inherited=since)
@@ -524,7 +524,7 @@ class Task:
                 raise
             self._sends = self._left_out_changed = True
             self._shown = store.view
-        reach("taken-over")
+        failpoint("taken-over")
         self._log.info("the task sends the outputs now", first=max(sent_up_to, position.offset))
         return True
 
@@ -656,7 +656,7 @@ class Task:
         changelog = self.replica.find()
         self._leave(None)
         self.replica.open(changelog, is_owned=self._role is Role.ACTIVE)
-        # Until the task answers: what comes next may wait for the broker.
+        # Until the task answers: the next steps may wait for the broker.
         self._leave(self.replica.whole_view)
         if self._role is Role.ACTIVE:
             self._own()
@@ -678,22 +678,22 @@ class Task:
         self._writer = open_writer(task_id, hosted.settings, hosted.stage, hosted.topics, hosted.source)
         self._writer.fence(self._closing.is_set)
         self._has_fenced = True
-        reach("fenced")
+        failpoint("fenced")
         # (c) Therefore the changelog's present end is final.
         self._catch_up(is_fenced=True)
         self._writer.expect(self.replica.end)
-        reach("restored")
+        failpoint("restored")
         # (d) The epoch rises above that of every previous owner.
         changelog_topic_id = self.replica.changelog_topic_id
         start = starting_position(store.position, hosted, task_id.partition, changelog_topic_id, self._least_epoch)
         # A generation that began to serve before the fencing may be unknown here.
-        since = hosted.siblings.serves_since(hosted.stage, anew=True)
+        since = hosted.generations.serves_since(hosted.stage, newest=True)
         for position, changes in starting_changes(store, hosted, task_id.partition, start, since, self._closing.is_set):
             if self._closing.is_set():
                 raise TaskMigratedError("the task was closed while it was opened")
             write_position(position, hosted.processor.position_codec, store, self._writer, changes)
         position = self._required_position()
-        reach("position-written")
+        failpoint("position-written")
         self.replica.stop_reading()
         self._epoch = position.epoch
         self._sends, self._limit = since is not None, position.offset

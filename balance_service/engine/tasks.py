@@ -255,7 +255,7 @@ class Tasks:
             raise TaskMigratedError(f"partition {partition} is not here")
         try:
             refused = task.decide(offsets, verdict)
-            self.hosted.siblings.follow(self.hosted.stage, partition, task.letters_at(set(offsets) - refused.keys()))
+            self.hosted.generations.follow(self.hosted.stage, partition, task.letters_at(set(offsets) - refused.keys()))
             return refused
         except (NotAuthorizedError, RetriableError, StoreCorruptedError) as error:
             self.failed(task, error)
@@ -471,7 +471,7 @@ class _Supervisor:
             if (error := self._reported()) is not None:
                 return error
             # A generation may have begun to serve.
-            serves = self._hosted.siblings.serves(self._hosted.stage)
+            serves = self._hosted.generations.serves(self._hosted.stage)
             if has_room(self._hosted.state_directory.path, serves=serves):
                 return RetriableError("there is room on the disk again")
         return None

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from balance_service.engine.dead_letter import is_final
+from balance_service.engine.dead_letter import Status, is_final
 from balance_service.engine.decisions import discard_warning
 from balance_service.engine.processor import OWN_CODE
 from balance_service.hosting.causes import Cause, Kind, Urgency, listed
@@ -509,7 +509,7 @@ def _left(owner: _Task) -> str:
 
 def _what_to_do(letters: Iterable[str]) -> str:
     """Returns what to do about dead letters with these causes that need a decision."""
-    warnings = {cause: discard_warning(cause) for cause in sorted({*letters})}
+    warnings = {cause: discard_warning(cause, Status.WAITING) for cause in sorted({*letters})}
     others = {cause for cause, warning in warnings.items() if not warning}
     keep = "; ".join(f"if the cause is {cause}, {why}" for cause, why in warnings.items() if why)
     if not others:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from balance_service.engine.inheritance import owners_of
 from balance_service.errors import BalanceServiceError
 from balance_service.hosting.rebuild_checks import StepWaitsError
-from balance_service.process.failpoints import reach
+from balance_service.process.failpoints import failpoint
 
 if TYPE_CHECKING:
     from balance_service.cluster.directory import ServerTable
@@ -61,9 +61,9 @@ class DroppedChangelogs:
                 if (changelog := topics.find(stage.changelog)) is not None:
                     self._check_ours(stage, changelog, hosted)
                     self._engine.registry.forget(stage.changelog)
-                    reach("subjects-deleted")
+                    failpoint("subjects-deleted")
                     topics.delete(stage.changelog)
-                    reach("changelog-deleted")
+                    failpoint("changelog-deleted")
             except BalanceServiceError as error:
                 self._deletions[stage.name] = time.monotonic(), error
                 waiting = error

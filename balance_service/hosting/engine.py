@@ -22,9 +22,9 @@ from balance_service.cluster.membership import Memberships
 from balance_service.engine.assembly import StageServices, processor_of, table_contexts
 from balance_service.engine.database import Database, limit_open_files
 from balance_service.engine.decisions import DecisionLog
+from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.hosted_stage import HostedStage
 from balance_service.engine.records import TaskId
-from balance_service.engine.siblings import Siblings
 from balance_service.engine.source_watch import LossCheck, SourceCheck
 from balance_service.engine.stalled import StalledStage
 from balance_service.engine.stateless import JoinProcessor
@@ -40,7 +40,7 @@ from balance_service.model.stage import model_and_generation
 from balance_service.model.versions import Versions
 from balance_service.observability.tracing import UNTRACED
 from balance_service.process import open_files
-from balance_service.process.failpoints import reach
+from balance_service.process.failpoints import failpoint
 from balance_service.process.runtime import Attempts, Awake, PeriodicThread
 from balance_service.spark.decode import Decoder
 from balance_service.spark.row_query import in_short
@@ -190,7 +190,7 @@ class Engine:
         self._slots = Slots(2 * _QUERIES_OF_A_PARTITION * partitions)
         self.memberships = Memberships(settings, sources, self, self._positions)
         self._openings = threading.Semaphore(files.openings)
-        self._siblings: dict[str, Siblings] = {}
+        self._hosted_generations: dict[str, HostedGenerations] = {}
         self._changing = threading.RLock()
         """Held while stages are added, and while the group's partitions change."""
         self.stages: Mapping[str, Tasks] = {}
@@ -320,11 +320,11 @@ class Engine:
             self._decoders.pop(name, None)
             self.stages = {other: kept for other, kept in self.stages.items() if other != name}
             stage = tasks.hosted.stage
-            self._siblings[stage.owner].remove(stage.generation)
+            self._hosted_generations[stage.owner].remove(stage.generation)
         self._more_tasks += tasks.hosted.source.partitions
         for partition in range(tasks.hosted.source.partitions):
             Database.wipe(self.state_directory.store_path(TaskId(name, partition)))
-            reach("store-removed")
+            failpoint("store-removed")
         self.on_change()
         return True
 
@@ -415,7 +415,7 @@ class Engine:
         hosted = self._hosted(stage)
         runner, warm_up = self._runner(hosted)
         tasks = Tasks(hosted, runner, self.on_change, self._openings)
-        hosted.siblings.add(stage.generation, tasks)
+        hosted.generations.add(stage.generation, tasks)
         with self._changing:
             self.stages = {**self.stages, stage.name: tasks}
         return warm_up
@@ -445,7 +445,9 @@ class Engine:
         model = self.versions.read_model(stage)
         decisions_topic = settings.dead_letter_decisions_topic
         processor = processor_of(stage, model, services)
-        siblings = Siblings(partial(self.generations.of, stage.owner), partial(self.generations.newest, stage.owner))
+        generations = HostedGenerations(
+            partial(self.generations.of, stage.owner), partial(self.generations.newest, stage.owner)
+        )
         is_last = model is not None and not stage.passes_on
         return HostedStage(
             stage=stage,
@@ -464,9 +466,9 @@ class Engine:
             ),
             state_directory=self.state_directory,
             # An earlier stage has one generation.
-            siblings=self._siblings.setdefault(stage.owner, siblings)
+            generations=self._hosted_generations.setdefault(stage.owner, generations)
             if is_last
-            else Siblings(lambda: Generations(stage.owner)),
+            else HostedGenerations(lambda: Generations(stage.owner)),
             joined=processor.joined if isinstance(processor, JoinProcessor) else None,
             stands_still=self.versions.why_still(stage),
         )

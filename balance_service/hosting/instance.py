@@ -32,7 +32,7 @@ _STOP_REBUILDS_SECONDS = 1.0
 _RECENT_SECONDS = 3.0
 # More have the same cause.
 _MOST_REFUSED = 3
-# What is noted while Kafka answers.
+# The name under which it is noted that Kafka answers.
 _KAFKA = "Kafka"
 _ANSWERING = frozenset(state.value for state in ANSWERING)
 _STATUSES = frozenset(status.value for status in Status)

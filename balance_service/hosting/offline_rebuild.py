@@ -115,7 +115,7 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
         engine = Engine(settings, directory, stages[-1:], [read_model], metrics, retries)
         try:
             tasks = engine.stages[stages[-1].of_generation(now.serving).name]
-            tasks.hosted.siblings.begin(tasks.hosted.stage)
+            tasks.hosted.generations.begin(tasks.hosted.stage)
             seconds = replay(engine, tasks, retries, progress, failures)
             settle(engine, now, former)
         finally:

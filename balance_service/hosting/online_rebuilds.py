@@ -23,7 +23,7 @@ from balance_service.hosting.dropped_changelogs import DroppedChangelogs
 from balance_service.hosting.rebuild_checks import CAUGHT_UP_RECORDS, RebuildChecks, StepWaitsError
 from balance_service.http.generations import Difference, Generation, ModelGenerations
 from balance_service.model.generations import Comparison
-from balance_service.process.failpoints import reach
+from balance_service.process.failpoints import failpoint
 from balance_service.process.runtime import PeriodicThread, iso_time
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class Rebuilds(PeriodicThread):
             log.info("a generation is dropped", stage=name)
         for name in live.keys() - here:
             self._engine.add_stage(live[name])
-            reach("generation-hosted")
+            failpoint("generation-hosted")
             log.info("a generation is hosted", stage=name)
 
     def _served_since(self, model: str) -> tuple[int, float]:
@@ -295,7 +295,7 @@ class Rebuilds(PeriodicThread):
             while time.monotonic() < until and not self._stopping.wait(_PAUSE_SECONDS):
                 next(comparing)
         except StopIteration as end:
-            reach("compared")
+            failpoint("compared")
             task.compared = found = end.value
             log.info("generations compared", task=str(task.task_id), position=found.position, **found.counts.record())
         else:

@@ -61,7 +61,7 @@ class KeyTarget:
     noun: str
     path: str
     peer_path: str
-    """Of the target that peers are asked at."""
+    """The path of the target that peers use."""
     key_type: KeyType = TEXT
     parameter: str = ""
     """The parameter with the key; empty if the key is the last segment of the path."""
@@ -95,7 +95,7 @@ class KeyTarget:
 
         Args:
             text: the key as requests name it.
-            given: what a request asks for besides; each parameter that changes the answer is passed on to a peer.
+            given: the other parameters of the request; those that change the answer are passed on to a peer.
 
         Raises:
             InvalidInputError: the key is not of its type.

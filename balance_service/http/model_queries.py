@@ -33,7 +33,7 @@ from balance_service.http.scan import CountScan, EntriesScan, TopScan
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.shares import asker_of
 from balance_service.http.streams.event_stream import rendered
-from balance_service.http.streams.part import PartEndedError, Reached, Selection
+from balance_service.http.streams.part import EventId, PartEndedError, Selection
 from balance_service.model.keys import TEXT
 from balance_service.model.stage import generation_name, model_and_generation
 
@@ -75,11 +75,11 @@ Prefix = Annotated[
 _POINTS = f"{POSITION_PATTERN}(?:,{POSITION_PATTERN})*(?:@[A-Za-z0-9+/_=-]{{0,64}})?"
 _EVENT_ID = "1/0:12,1:40@Xv7Qd0iOSDuBJ1kzTbGSXA"
 LastEventId = Annotated[
-    Reached | None,
+    EventId | None,
     formed(
         f"(?:[1-9][0-9]{{0,8}}/{_POINTS}(?:;{_POINTS})*)?",
         f"the id of an event of this stream, such as {_EVENT_ID}",
-        Reached.of,
+        EventId.parse,
     ),
     Field(
         description="For a stream: the `id` of the last event that the client has. The stream goes on from there, "

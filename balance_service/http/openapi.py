@@ -123,7 +123,7 @@ class _JsonSchemas(GenerateJsonSchema):
         return False
 
     def field_is_required(self, field: Any, total: bool) -> bool:
-        """An answer has each field of its dataclass, whatever its default is in Python, unless it may be absent."""
+        """An answer has each field of its dataclass, with or without a default in Python, unless it may be absent."""
         if field["type"] == "dataclass-field":
             return field["schema"].get("default_factory") is not absent
         return super().field_is_required(field, total)

@@ -218,7 +218,7 @@ class Queries:
                 if answer.status in _LOOKED_UP:
                     if answer.headers.get(api.ROLE) == ACTIVE:
                         self.routing.believe(partition, peer)
-                    # The peer is asked at the route of every read model, and does not know the query's own word.
+                    # The request had the route of every read model, so the peer does not know the query's own word.
                     if answer.status == _NOT_FOUND:
                         return _no_such(query.noun)._replace(headers=answer.headers)
                     return _as_asked(answer, query)

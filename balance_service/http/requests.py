@@ -309,7 +309,7 @@ class KeyParameters(Parameters):
     generation: GenerationNumber | None = None
 
     def passed_on(self) -> dict[str, str]:
-        """The parameters besides the key that change the answer, as a peer gets them."""
+        """The parameters except the key that change the answer, as a peer gets them."""
         parameters = {}
         if self.min_position is not None:
             parameters["minPosition"] = f"{self.min_position[0]}:{self.min_position[1]}"

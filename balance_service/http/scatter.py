@@ -40,7 +40,7 @@ _HEADERS = (api.POSITION, api.EPOCH, api.ROLE, api.LAG)
 
 @dataclass(frozen=True, slots=True)
 class _Part(Generic[P]):
-    """What an instance has read of some partitions. `values`: header → partition → value."""
+    """The content that an instance has read of some partitions. `values`: header → partition → value."""
 
     content: P
     values: Mapping[str, Mapping[int, str]]
@@ -52,7 +52,7 @@ class _Part(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Gathered(Generic[P]):
-    """What a scan has read, the headers of an answer with it, and the partitions that it lacks."""
+    """The content that a scan has read, the headers of an answer with it, and the partitions that it lacks."""
 
     content: P
     headers: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Places that clients share: wherever an instance bounds a number, each client gets a share of it.
+"""Places that clients share: where an instance bounds a number, each client gets a share of it.
 
     most ─────────────────────────────────────┤
     ├─ held by one client: at most three times what is free ─┤─ free ─┤ reserve: operators alone ┤

@@ -125,10 +125,6 @@ class DeadLetterScan:
 
     def parse(self, body: str) -> LettersPage:
         page = json.loads(body)
-        for letter in page["deadLetters"]:
-            # During a rolling upgrade, a peer of the release before does not send it.
-            if "discardWarning" not in letter:
-                letter["discardWarning"] = _discard_warning(letter["cause"], Status(letter["status"]))
         return LettersPage(page["deadLetters"], page["next"])
 
     def merge(self, parts: Sequence[LettersPage]) -> LettersPage:
@@ -168,7 +164,7 @@ class DeadLetterScan:
             "failedAt": iso_time(letter.written_ms),
             "dueAt": iso_time(letter.due_ms) if letter.status is Status.SCHEDULED else None,
             "redriveRefused": _REDRIVE.refusal(letter) or "",
-            "discardWarning": _discard_warning(letter.cause, letter.status),
+            "discardWarning": discard_warning(letter.cause, letter.status),
             "key": None,
             **self._key(letter.key),
         }
@@ -177,10 +173,6 @@ class DeadLetterScan:
         if key is not None and self.key_type.is_number and len(key) == _NUMBER_BYTES:
             return {"key": self.key_type.text(key)}
         return text_or_base64("key", key)
-
-
-def _discard_warning(cause: str, status: Status) -> str:
-    return discard_warning(cause) if status.is_open else ""
 
 
 def _id_of(letter: Mapping[str, Any]) -> LetterId:

@@ -115,7 +115,7 @@ def check_class(model: Any) -> None:
 
 
 def _check_owners(model: Any, records: Iterable[str]) -> None:
-    """Refuses two classes of one name, because records are told apart by their names."""
+    """Refuses two classes of one name, because records are distinguished by their names."""
     owners: dict[str, type | None] = {}
     for record in records:
         owner = record.owner if isinstance(record, DeclaredRecord) else None

@@ -100,7 +100,8 @@ def part_size(records: int) -> int:
     return min(records, _part_size)
 
 
-def reach(name: str) -> None:
+def failpoint(name: str) -> None:
+    """Marks a fail point: a key of `FAILPOINTS`. Kills or suspends the process if it is armed."""
     if name not in _armed:
         return
     with _lock:

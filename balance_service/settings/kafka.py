@@ -196,7 +196,7 @@ def parse_json(text: str) -> dict[str, str]:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Reads a file of lines `name=value`, each taken as it is but for spaces around both; `#` begins a comment line.
+    """Reads a file of lines `name=value`, without escapes or spaces around both; `#` begins a comment.
 
     Raises:
         ValueError: the message has the number of the wrong line, never its content.

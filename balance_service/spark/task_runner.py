@@ -27,7 +27,7 @@ from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader
 from balance_service.observability.other_records import DeadRecords, OtherRecords
 from balance_service.observability.tracing import TRACEPARENT_HEADER, UNTRACED, W3C, links_to, open_span
-from balance_service.process.failpoints import reach
+from balance_service.process.failpoints import failpoint
 from balance_service.spark.combine import EventsNotKeptError, PartitionRows, end_of
 from balance_service.spark.gathering import Gathering
 from balance_service.spark.redrive import Redrive, read_singles
@@ -111,7 +111,7 @@ class TaskRunner:
         self._topics = hosted.topics
         self._known_end = hosted.watermarks.end
         self._joined = hosted.joined
-        self._stage, self._siblings = stage, hosted.siblings
+        self._stage, self._generations = stage, hosted.generations
         self._pacing = threading.Lock()
         self._paced_until = 0.0
         self._metrics = metrics
@@ -219,7 +219,7 @@ class TaskRunner:
                     left_out = task.left_out()
                     part_of = partial(self._part, partition, pa.array(left_out, pa.int64()))
                 # At a bounded rate, events that are gathered for seconds would be applied in bursts at full speed.
-                end = self._known_end(partition) if self._siblings.max_rate(self._stage) is None else None
+                end = self._known_end(partition) if self._generations.max_rate(self._stage) is None else None
                 gathered = gathering.gather(bounded.pull, _IDLE_SECONDS, end, part_of, interrupted)
                 # Only now: a query that fails on its first read has started too, and Spark's consumer needs a moment.
                 self._progress.reads(partition)
@@ -294,16 +294,16 @@ class TaskRunner:
 
     def _most_rows(self) -> int | None:
         """Returns how many events a commit may have; None unless the generation is built at a bounded rate."""
-        max_rate = self._siblings.max_rate(self._stage)
+        max_rate = self._generations.max_rate(self._stage)
         return None if max_rate is None else max(1, int(max_rate * _PACED_SECONDS))
 
     def _pace(self, events: int, interrupted: threading.Event) -> None:
         """Waits as long as the generation is built at a bounded rate that these events have exceeded."""
-        if (max_rate := self._siblings.max_rate(self._stage)) is None:
+        if (max_rate := self._generations.max_rate(self._stage)) is None:
             return
         with self._pacing:
             self._paced_until = until = max(self._paced_until, time.monotonic()) + events / max_rate
-        while self._siblings.max_rate(self._stage) is not None and (left := until - time.monotonic()) > 0:
+        while self._generations.max_rate(self._stage) is not None and (left := until - time.monotonic()) > 0:
             if interrupted.wait(min(left, _PACED_SECONDS)):
                 return
 
@@ -343,13 +343,13 @@ class TaskRunner:
         except (RetriableError, _WaitError) as error:
             log.warning("dead letters are tried again later", task=str(task.task_id), error=str(error))
             return _POSTPONED_SECONDS
-        reach("letters-read")
+        failpoint("letters-read")
         done = task.process(batch)
         self._metrics.redriven(task.task_id, len(batch.retried), done)
         if done.healed:
             letters = task.letters_at(batch.retried)
             closed = {at: letter for at, letter in letters.items() if not letter.status.is_open}
-            self._siblings.follow(self._stage, partition, closed)
+            self._generations.follow(self._stage, partition, closed)
         log.info("dead letters tried again", task=str(task.task_id), letters=len(batch.retried), applied=done.healed)
         return 0.0
 
@@ -382,7 +382,7 @@ class TaskRunner:
         """Returns the number of committed records; offsets may be missing between them."""
         began = time.monotonic()
         batch = TaskBatch(start, updates, left_out=left_out)
-        reach("batch-read")
+        failpoint("batch-read")
         try:
             done = commit_traced(self._tracer, task, batch) if updates.traces else task.process(batch)
         except BalanceServiceError:

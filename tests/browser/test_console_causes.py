@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def judged(
     view: View, causes: Sequence[dict[str, object]], *, partitions: int = 3, answers: bool = True
 ) -> dict[str, Any]:
-    """What the page makes of the causes that an instance tells about its only read model, whose partitions it owns."""
+    """How the page shows the causes that an instance tells about its only read model, whose partitions it owns."""
     figures = {"position": 5, "lag": 0, "lagSeconds": 0, "lagSecondsIsLeast": False, "reason": "", "deadLetters": []}
     of_each = {"readModel": "m", "role": "active", "epoch": 1, "restored": 0, "toRestore": 0}
     of_each |= {"state": "RUNNING", "answers": answers}

@@ -44,7 +44,7 @@ def test_dead_letters_are_discarded_after_a_preview_a_reason_and_a_confirmation(
     expect(shown).to_contain_text("What to do: The record has fewer than 5 bytes, or does not begin with 0.")
     expect(shown).to_contain_text("Redrive is refused. Discard it and produce a correct event.")
     expect(shown).to_contain_text(re.compile(r"Record's time\s*\d+ s ago|Record's time\s*[\d.]+ (s|min)"))
-    # What would be refused is not offered.
+    # The page does not offer a decision that would be refused.
     expect(shown.get_by_role("button", name="Redrive …")).to_have_count(0)
     expect(page.get_by_role("button", name="Redrive all that match …")).to_be_hidden()
     expect(shown.locator("pre.bytes")).to_contain_text("67 61 72 62 61 67 65 20 30")

@@ -200,7 +200,7 @@ def test_a_switch_back_and_a_drop_are_done_by_keyboard(view: View, pair: Pair) -
     expect(row(view, 1).get_by_role("button")).to_have_text("Rebuild …")
 
 
-def test_a_refusal_is_told_in_the_words_of_the_api(browser: Browser, pair: Pair) -> None:
+def test_a_refusal_is_shown_in_the_words_of_the_api(browser: Browser, pair: Pair) -> None:
     with (
         viewed(browser, f"{pair[0].url}/#at=generations&generationsModel=balance") as view,
         Client(pair[1].url) as other,
@@ -229,7 +229,7 @@ def test_a_refusal_is_told_in_the_words_of_the_api(browser: Browser, pair: Pair)
         assert view.unexpected(409, 503) == []
 
 
-def test_generations_are_asked_for_only_while_they_are_seen(browser: Browser, pair: Pair) -> None:
+def test_the_page_asks_for_generations_only_while_they_are_seen(browser: Browser, pair: Pair) -> None:
     with viewed(browser, pair[0].url) as view:
         page = view.page
         asked: list[str] = []
@@ -312,7 +312,7 @@ def test_a_read_model_is_judged_by_the_generation_that_serves_and_by_its_earlier
     usual |= {"state": "RUNNING", "reason": "", "deadLetters": [], "restored": 0, "toRestore": 0, "secondsLeft": None}
 
     def judged(statuses: dict[str, str], lags: dict[str, int], told: list[str]) -> dict[str, list[Any]]:
-        """What the page makes of generations, of the lags of stages, and of a cause of some tasks."""
+        """How the page shows generations, of the lags of stages, and of a cause of some tasks."""
         kept = {"source": "t", "partitions": 1, "standbyReplicas": 0, "model": "m"}
         tasks = [
             {**usual, "task": f"{stage}_0", "readModel": "m" if stage == "m-by-x" else stage, "lag": lag}

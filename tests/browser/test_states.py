@@ -88,7 +88,7 @@ def pair(stack: LocalStack, settings: dict[str, str]) -> Iterator[Pair]:
 
 
 def look(browser: Browser, instance: LocalInstance, name: str, kind: str, *told: str, headline: str = _SERVES) -> None:
-    """Looks at the first page: one line for each cause, of which `told` are the beginnings, the first as bad as `kind`.
+    """Looks at the first page: one line for each cause, which begins as in `told`, the first as bad as `kind`.
 
     Pictures are kept as `state-<name>-<width>`.
     """
@@ -160,9 +160,7 @@ def test_a_killed_instance_is_one_line_until_it_is_back(browser: Browser, pair: 
     wait_until_spread(pair)
 
 
-def test_a_broker_that_is_gone_is_one_line_and_nothing_else_is_told(
-    browser: Browser, broker: Server, pair: Pair
-) -> None:
+def test_a_broker_that_is_gone_is_the_only_line(browser: Browser, broker: Server, pair: Pair) -> None:
     with viewed(browser, pair[0].url) as view:
         view.wait_for_text("needs", _SERVES)
         broker.stop()

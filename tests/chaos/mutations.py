@@ -312,7 +312,7 @@ MUTATIONS = (
         # The position is then taken for the end of the store's contents.
         "the first part of a large commit stores its end offset",
         "balance_service/engine/store.py",
-        "                batch.put(_REACHES_KEY, changelog_offset",
+        "                batch.put(_WRITTEN_UP_TO_KEY, changelog_offset",
         "                batch.put(_CHANGELOG_OFFSET_KEY, changelog_offset",
         "kill-at-part-stored=4",
         WRONG,

@@ -97,7 +97,7 @@ class Rebuilder(Operator):
         return status
 
     def settle(self, seconds: float) -> None:
-        """Ends with two generations, one of which serves and sends all outputs, and at least one dropped."""
+        """Ends with two generations, where one serves and sends all outputs, and at least one dropped."""
         for known in self._until(_is_settled, seconds):
             if (other := _other(known)) is None:
                 self.post("rebuild", switch="always", keepOld=_KEEP_SECONDS)

@@ -120,7 +120,7 @@ class Report:
         self.requests: Counter[str] = Counter()
         """An operator's requests, by verb and status."""
         self.generations: Counter[str] = Counter()
-        """What was done to the generations."""
+        """Steps of the generations."""
         self._new_owner: dict[str, list[float]] = defaultdict(list)
         self._flagged: list[float] = []
 

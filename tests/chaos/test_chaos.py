@@ -219,7 +219,7 @@ class _Run:
         self.report.add_violations(Violation("crash", detail) for detail in self._journal.take_unexpected())
         self.report.add_violations(silent)
         if not told:
-            self.report.add_violations([Violation("listener", "no listener was told of a change in this round")])
+            self.report.add_violations([Violation("listener", "no listener received a change in this round")])
         assert not self._readers.failures, self._readers.failures
         assert not self._listeners.failures, self._listeners.failures
 

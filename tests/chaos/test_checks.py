@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.process.failpoints import arm, reach
+from balance_service.process.failpoints import arm, failpoint
 from tests.chaos.checks import (
     PROGRESS_SECONDS,
     WATERMARK_SECONDS,
@@ -441,10 +441,10 @@ def test_an_instance_that_reaches_an_offered_point_dies_there_soon(
     arm(offers.specification())
     try:
         for _ in range(16):
-            reach(point)
+            failpoint(point)
         assert not struck
         offers.offer()
-        reach(point)
+        failpoint(point)
     finally:
         arm("")
 

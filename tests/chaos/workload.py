@@ -116,7 +116,7 @@ class Frames:
             self._late_id = self._skip() + _IDS_BEFORE_LATE
 
     def register_late(self) -> None:
-        """Registers the schema that `late` uses. No other client may register one meanwhile."""
+        """Registers the schema that `late` uses. No other client may register one at the same time."""
         with self._registering:
             while self._skip() < self._late_id - 1:
                 pass
@@ -245,7 +245,7 @@ def _with_first(schema: dict[str, Any], name: str, kind: Any) -> dict[str, Any]:
 
 
 def _doubled(times: int) -> dict[str, Any]:
-    """Returns the schema of a record with a power of two of values, none of which takes a byte."""
+    """Returns the schema of a record with a power of two of values that take no byte."""
     kind: dict[str, Any] = {"type": "record", "name": "D0", "fields": [{"name": "a", "type": "null"}]}
     for level in range(1, times + 1):
         fields = [{"name": "a", "type": kind}, {"name": "b", "type": f"D{level - 1}"}]

@@ -213,7 +213,7 @@ class _Recorder:
         self.decide("redrive", self.healed_score)
 
     def after_the_switches(self) -> None:
-        """The records that both generations fold as they come."""
+        """The records that both generations fold on arrival."""
         self.add_funds(8)
         self.sell(31, 20)
         self.score(25, *[4, 3, 2, 1] * 3)
@@ -359,7 +359,7 @@ def _expected(stack: LocalStack, recorder: _Recorder) -> dict[str, Any]:
         # The recount of a score that was joined later expects no dead letter.
         "violations": [f"{topic_of(_BY_PLAYER)}:{recorder.healed_score.partition('/')[2]} has 1 dead letters, not 0"],
     }
-    # As it is read from the file.
+    # As read from the file.
     return exact(json.dumps(expected, default=str))  # type: ignore[no-any-return]
 
 

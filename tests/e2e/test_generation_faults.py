@@ -26,7 +26,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 @pytest.mark.shows("rebuild", "outputs-once")
 @pytest.mark.parametrize("point", STALLS)
-def test_a_switch_in_which_an_owner_stalls_is_made_once(story: Story, point: str) -> None:
+def test_a_switch_during_which_an_owner_stalls_is_made_once(story: Story, point: str) -> None:
     to = story.another()
     stalled = story.stall(point, "switch", to=to)
     # The other instance owns all partitions now, and has switched them.
@@ -34,7 +34,7 @@ def test_a_switch_in_which_an_owner_stalls_is_made_once(story: Story, point: str
 
     stalled.signal_all(signal.SIGCONT)
     story.check()
-    # What it may have written counts when tasks are opened.
+    # Records that it may have written count when tasks are opened.
     story.restart()
     story.check()
 

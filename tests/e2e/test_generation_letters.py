@@ -45,8 +45,8 @@ class Noted(ReadModel):
     refused = Decimal("{refused_by_first}")
 
     def fold(self, state, event):
-        if event["amount"] == self.refused and not Path("{mended}").exists():
-            raise PoisonRecordError("refused", "until the code is mended")
+        if event["amount"] == self.refused and not Path("{fixed}").exists():
+            raise PoisonRecordError("refused", "until the code is fixed")
         return Total(event["customerId"], (state.total if state else 0) + event["amount"])
 
 
@@ -83,14 +83,14 @@ class _Appender:
 @pytest.mark.shows("outputs-once", "rebuild", "retried-once", "versions")
 def test_a_dead_letter_that_heals_in_one_generation_alone_is_sent_once(stack: LocalStack, tmp_path: Path) -> None:
     settings = application(BALANCE_RETRY_EVERY="86400")
-    outputs, mended = f"{settings['BALANCE_APPLICATION_ID']}-notes", tmp_path / "mended"
+    outputs, fixed = f"{settings['BALANCE_APPLICATION_ID']}-notes", tmp_path / "fixed"
     module = settings["BALANCE_APPLICATION_ID"].replace("-", "_")
     # An instance's working directory.
     (stack.data_dir / f"{module}.py").write_text(
         _NOTED.format(
             topic=settings["BALANCE_TOPIC"],
             outputs=outputs,
-            mended=mended,
+            fixed=fixed,
             refused_by_first=_REFUSED_BY_FIRST,
             refused_by_second=_REFUSED_BY_SECOND,
         )
@@ -146,7 +146,7 @@ def test_a_dead_letter_that_heals_in_one_generation_alone_is_sent_once(stack: Lo
         wait_for(instance, "applied", *late_letters_of_second)
         wait_sent(30)
         # The other generation has sent these.
-        mended.touch()
+        fixed.touch()
         assert decide(instance, "redrive", *letters, *late_letters).status_code == 202
         wait_for(instance, "applied", *letters, *late_letters)
         switch(2)

@@ -30,7 +30,7 @@ _SECONDS = 60.0
 
 
 class Owners:
-    """Notes which partitions an instance is told to own, and to release, as its engine is told."""
+    """Notes which partitions the group has an instance own and release, in place of its engine."""
 
     def __init__(self) -> None:
         self.owned: set[tuple[str, int]] = set()

@@ -73,7 +73,7 @@ def test_every_kind_of_bad_record_becomes_one_dead_letter_and_stops_nothing(
         good = writer.frame("good", "1.00")
         elsewhere = 1 - partition_of(b"misplaced", 2)
         not_utf8 = writer.frame("aa", "1.00").replace(b"\x04aa", b"\x04\xff\xfe")
-        # Whoever reads only the last 64 bits decodes this as 1.00.
+        # A reader of the last 64 bits alone decodes this as 1.00.
         too_long = writer.frame("w", "1.00").removesuffix(b"\x02\x64") + b"\x12\x01" + (100).to_bytes(8, "big")
         # Avro would allocate a string of a gigabyte before it checks the length.
         too_large = good[:5] + b"\x80\x80\x80\x80\x08" + good[5:]

@@ -91,7 +91,7 @@ def forge(stack: LocalStack, log: GenerationLog, *values: bytes | None) -> None:
 
 
 @pytest.mark.shows("control")
-def test_forged_records_change_nothing_and_are_told(stack: LocalStack, log: Callable[..., GenerationLog]) -> None:
+def test_forged_records_change_nothing_and_are_reported(stack: LocalStack, log: Callable[..., GenerationLog]) -> None:
     one = log(peer_secret=SECRET)
     follower = log(peer_secret=SECRET)
     follower.start()
@@ -218,7 +218,7 @@ def test_all_instances_follow_what_one_writes(log: Callable[[], GenerationLog]) 
         follower.stop(5)
 
 
-def test_an_instance_starts_although_a_generation_is_dropped_meanwhile(
+def test_an_instance_starts_although_a_generation_is_dropped_during_the_start(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")

@@ -81,7 +81,7 @@ def test_a_member_that_joins_during_the_rebuild_is_detected(settings: Settings) 
             other.close()
 
 
-def test_a_member_that_was_expelled_is_told_so_even_after_it_rejoined(settings: Settings) -> None:
+def test_a_member_that_was_expelled_learns_it_even_after_it_rejoined(settings: Settings) -> None:
     topics = Topics(settings)
     # A member that does not poll for longer than this is expelled, as a process that stood still would be.
     with ExclusiveGroup(settings, topics, prepare(topics, settings), settings.session_timeout_ms) as alone:
@@ -96,7 +96,7 @@ def test_a_member_that_was_expelled_is_told_so_even_after_it_rejoined(settings: 
             alone.check()
 
 
-def test_a_member_that_the_group_rejects_is_told_why_at_once(settings: Settings) -> None:
+def test_a_member_that_the_group_rejects_learns_why_at_once(settings: Settings) -> None:
     topics = Topics(settings)
     source = prepare(topics, settings)
     # Below the default minimum of brokers.
@@ -177,7 +177,7 @@ def guard_of(settings: Settings) -> Iterator[Guard]:
 
 
 @pytest.mark.shows("owner")
-def test_no_instance_of_an_earlier_version_runs_beside_one_of_this_version(settings: Settings) -> None:
+def test_no_instance_of_an_earlier_version_runs_next_to_one_of_this_version(settings: Settings) -> None:
     with joined(old_config(settings), settings.topic) as old, guard_of(settings) as guard:
         eventually(lambda: bool(guard.problem), "the guard is refused")
         was_refused, had_joined = guard.problem, guard.joined.is_set()

@@ -75,7 +75,7 @@ def test_a_write_interrupted_between_two_parts_is_never_visible_and_counts_once(
         if len(reached) in _CUT_AT:
             raise RetriableError("the disk refuses the next write")
 
-    monkeypatch.setattr("balance_service.engine.store.reach", cut_off)
+    monkeypatch.setattr("balance_service.engine.store.failpoint", cut_off)
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         # Starts Spark's reads before the bulk of the events.
         _send(writer, 1)

@@ -119,7 +119,7 @@ class _Recording:
             self.records[topic] += 1
 
     def heal(self, poison: PoisonWriter) -> None:
-        """Registers the schema of an event that could not be read, and has it tried again."""
+        """Registers the schema of an event that could not be read, and redrives it."""
         event = self.expected["healing"]
         poison.make_known(event["schemaId"])
         self._decide("redrive", "applied", *(f"{model}/{event['place']}" for model in ("balance", "activity")))

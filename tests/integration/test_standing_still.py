@@ -1,4 +1,4 @@
-"""A partition whose position does not move: it is told, and its record is set aside."""
+"""A partition whose position does not move: the status reports it, and its record is set aside."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def standing_seconds(engine: Engine) -> dict[str, float]:
 
 @pytest.mark.shows("stands-still")
 @pytest.mark.parametrize("does", [FAILS, STALLS])
-def test_a_partition_that_stands_still_is_told_without_a_pause_and_goes_on_when_its_record_is_set_aside(
+def test_a_partition_that_stands_still_is_reported_without_a_pause_and_goes_on_when_its_record_is_set_aside(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str
 ) -> None:
     monkeypatch.setattr(records, "STANDS_AFTER_SECONDS", STANDS_AFTER_SECONDS)

@@ -13,7 +13,7 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.engine.dead_letters import Letters
-from balance_service.engine.siblings import Siblings
+from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.store import StateStore
 from balance_service.errors import ConfigurationError
 from balance_service.kafka.topic_specs import FOREVER
@@ -55,8 +55,8 @@ DECLARED = Declaration(1, "declared", "reads", '{"type": "record", "name": "Kept
 
 def alone() -> HostedStage:
     """The stage of the only generation of a read model, for tasks that only fold."""
-    siblings = Siblings(lambda: Generations("balance"))
-    return cast("HostedStage", SimpleNamespace(stage=Balance().stages[-1], siblings=siblings))
+    generations = HostedGenerations(lambda: Generations("balance"))
+    return cast("HostedStage", SimpleNamespace(stage=Balance().stages[-1], generations=generations))
 
 
 @dataclass(frozen=True, slots=True)

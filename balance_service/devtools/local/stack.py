@@ -145,7 +145,7 @@ class LocalStack:
         """Lock the data directory; the children inherit the lock, and hold it until they end."""
         try:
             lock = self.data_dir / "lock"
-            # A folder that the user had before stays as it is.
+            # A folder that the user had before keeps its permissions.
             if not self.data_dir.exists() or lock.exists():
                 make_private(self.data_dir)
             make_private(self.data_dir / "logs")

@@ -162,7 +162,7 @@ class Browsers:
         )
 
     def allowed_origin(self, headers: CIMultiDictProxy[str]) -> str | None:
-        """Returns the origin of the page that sends a request, as it is sent, if it is one of the listed ones."""
+        """Returns the origin of the page that sends a request, unchanged, if it is one of the listed ones."""
         origin = headers.get(hdrs.ORIGIN) if self._origins else None
         return origin if origin is not None and origin.lower() in self._origins else None
 

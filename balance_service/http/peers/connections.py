@@ -338,7 +338,7 @@ class PeerConnections:
         is sent once more, on a new connection.
 
         Args:
-            client: on whose behalf it is asked.
+            client: the one whose query it is.
             changes: the request is not idempotent, so it is sent once, on a new connection.
             waits: the peer waits before it answers; such queries have slots of their own.
 

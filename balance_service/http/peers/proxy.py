@@ -78,7 +78,7 @@ class Proxy:
         """Returns a peer's answer.
 
         Args:
-            client: on whose behalf it is asked, whose shares are used here and there; empty for this instance's own.
+            client: the one whose query it is, and whose shares are used here and there; empty for this instance's own.
             method: other methods than GET are sent once; no method has a body.
             waits: the peer waits until it has reached a position before it answers.
 

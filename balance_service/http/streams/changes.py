@@ -15,7 +15,7 @@ import structlog
 from balance_service.http.answer import compact_json
 from balance_service.http.streams.event_stream import comment, rendered
 from balance_service.http.streams.feed import Feed
-from balance_service.http.streams.part import OUTRUN, Batch, Kind, LocalPart, PartEndedError, Reached
+from balance_service.http.streams.part import OUTRUN, Batch, EventId, Kind, LocalPart, PartEndedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -59,7 +59,7 @@ class Changes:
         return LocalPart(self._reader, self._feed(partition), partition, selection, since, asker)
 
     async def follow_key(
-        self, stream: EventStream, selection: Selection, reached: Reached | None, asker: Asker
+        self, stream: EventStream, selection: Selection, reached: EventId | None, asker: Asker
     ) -> None:
         """Sends the state of a key, and each change; does not return.
 
@@ -83,7 +83,7 @@ class Changes:
                     await stream.send(new + events)
 
     async def follow_range(
-        self, stream: EventStream, selection: Selection, reached: Reached | None, asker: Asker
+        self, stream: EventStream, selection: Selection, reached: EventId | None, asker: Asker
     ) -> None:
         """Sends the states of a range of keys, unless the client has them, and each change; does not return.
 
@@ -95,14 +95,14 @@ class Changes:
             await self._follow_range(stream, selection, points, asker)
             points = {}
 
-    def _points_of(self, reached: Reached | None) -> dict[int, Point]:
+    def _points_of(self, reached: EventId | None) -> dict[int, Point]:
         """The points that a client has reached. One that has seen another generation lacks what differs here."""
         if reached is None or reached.generation != self._reader.generation:
             return {}
         return dict(reached.points)
 
     def _event_id(self, points: dict[int, Point]) -> str:
-        return Reached(self._reader.generation, points).event_id
+        return EventId(self._reader.generation, points).text
 
     async def _follow_range(
         self, stream: EventStream, selection: Selection, reached: dict[int, Point], asker: Asker

@@ -234,7 +234,7 @@ class Feed:
         while len(self._changes) > MOST_REMEMBERED:
             _, self._forgotten = self._changes.popitem(last=False)
         if len(self._commits) > 2 * _MOST_COMMITS:
-            # Who has reached one of the others reads some states again.
+            # A client that has reached one of the others reads some states again.
             del self._commits[:-_MOST_COMMITS]
         self._wake(self._followers_of(keys), before)
 

@@ -70,14 +70,14 @@ class Batch(NamedTuple):
 OUTRUN = Batch(Kind.OUTRUN, [], 0, 0, "")
 
 
-class Reached(NamedTuple):
-    """What a client has seen: the changes of one generation, in each of its partitions up to a point."""
+class EventId(NamedTuple):
+    """The id of an event: up to which point of each partition its client has seen the changes of a generation."""
 
     generation: int
     points: dict[int, Point]
 
     @property
-    def event_id(self) -> str:
+    def text(self) -> str:
         """The generation, and the positions by changelog: `1/0:12,1:40@a;2:7@b`. Mostly, all have the same one."""
         positions: dict[str, dict[int, int]] = {}
         for partition, (position, changelog) in self.points.items():
@@ -86,18 +86,18 @@ class Reached(NamedTuple):
         return f"{self.generation}/{';'.join(of_changelogs)}"
 
     @staticmethod
-    def of(event_id: str) -> Reached | None:
-        """Returns what an event's id says; None if it is empty. Positions may lack their changelog: `1/0:12,1:40`."""
-        if not event_id:
+    def parse(text: str) -> EventId | None:
+        """Parses an id; None if it is empty. Positions may lack their changelog: `1/0:12,1:40`."""
+        if not text:
             return None
-        generation, _, of_changelogs = event_id.partition("/")
+        generation, _, of_changelogs = text.partition("/")
         points: dict[int, Point] = {}
         for some in of_changelogs.split(";"):
             positions, _, changelog = some.partition("@")
             for pair in positions.split(","):
                 partition, _, position = pair.partition(":")
                 points[int(partition)] = Point(int(position), changelog)
-        return Reached(int(generation), points)
+        return EventId(int(generation), points)
 
 
 @dataclass(frozen=True, slots=True)

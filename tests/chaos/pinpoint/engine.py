@@ -48,7 +48,7 @@ BUGS = (
     pinpoint(
         "a store that reaches beyond the changelog is kept",
         "engine/replica.py",
-        "        if store.reaches > end:\n",
+        "        if store.written_up_to > end:\n",
         "        if store.changelog_offset > end:\n",
         "unit/engine/test_replica",
         "test_a_store_that_reaches_beyond_the_changelogs_end_is_rejected",
@@ -173,7 +173,7 @@ BUGS = (
         "        done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer, audit)\n"
         "        self._watcher = early\n",
         "unit/engine/test_task_states",
-        "test_who_begins_to_watch_during_a_commit_is_told_of_it",
+        "test_a_watcher_that_begins_during_a_commit_gets_it",
     ),
     pinpoint(
         "a comparison skips a key",
@@ -185,22 +185,22 @@ BUGS = (
     ),
     pinpoint(
         "both generations send",
-        "engine/siblings.py",
+        "engine/hosted_generations.py",
         "return now.serving_since if now.serving == stage.generation else None",
         "return now.serving_since",
-        "unit/engine/test_siblings",
+        "unit/engine/test_hosted_generations",
         "test_one_generation_serves_and_since_the_record_that_says_so",
     ),
     pinpoint(
         "a task that opens sends although another generation serves",
         "engine/task.py",
-        "since = hosted.siblings.serves_since(hosted.stage, anew=True)",
-        "since = hosted.siblings.serves_since(hosted.stage)",
+        "since = hosted.generations.serves_since(hosted.stage, newest=True)",
+        "since = hosted.generations.serves_since(hosted.stage)",
         "unit/engine/test_takeover_at_opening",
         "test_a_task_that_opens_does_not_send_if_another_generation_began_to_serve_that_is_unknown_here",
     ),
     pinpoint(
-        "a generation that opened anew passes for one that has sent nothing",
+        "a generation that opened from scratch passes for one that has sent nothing",
         "engine/inheritance.py",
         "        and all(one.position.inherited > NEVER for one in others)\n",
         "",
@@ -256,7 +256,7 @@ BUGS = (
         "test_the_last_state_is_sent_though_a_batch_that_begins_with_sent_events_leads_back_to_the_state_before_it",
     ),
     pinpoint(
-        "a silent generation applies what the other one could not, and nobody sends its outputs",
+        "a silent generation applies what the other one could not, and none sends its outputs",
         "engine/dead_letters.py",
         "if before is None or before.status is Status.APPLIED:",
         "if before is not None and before.status is Status.APPLIED:",
@@ -297,10 +297,10 @@ BUGS = (
     ),
     pinpoint(
         "an owner that is late keeps its switch",
-        "engine/siblings.py",
+        "engine/hosted_generations.py",
         "for number in self._now().writable if",
         "for number in self._generations if",
-        "unit/engine/test_siblings",
+        "unit/engine/test_hosted_generations",
         "test_the_other_generations_are_those_that_have_a_changelog_hosted_here_or_not",
     ),
     pinpoint(
@@ -353,7 +353,7 @@ BUGS = (
         "test_dead_letters_of_records_that_the_new_task_has_not_read_are_taken_over",
     ),
     in_one_test(
-        "what the other generation has sent is sent when its dead letter heals here",
+        "an output that the other generation has sent is sent again when its dead letter heals here",
         "engine/dead_letters.py",
         "after[offset] = replace(letter, is_sent=other.is_sent, is_in_topic=other.is_in_topic)",
         "after[offset] = replace(letter, is_in_topic=other.is_in_topic)",

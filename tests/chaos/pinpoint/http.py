@@ -19,7 +19,7 @@ BUGS = (
         "return await self.scheduler.run(question.asker, in_one_step(gathered.answer, question.scan))\n",
         "return gathered.answer(question.scan)\n",
         "unit/http/test_scatter",
-        "test_an_answer_for_a_peer_is_encoded_beside_the_event_loop",
+        "test_an_answer_for_a_peer_is_encoded_outside_the_event_loop",
     ),
     pinpoint(
         "the lease is checked before the read",
@@ -137,7 +137,7 @@ BUGS = (
         "            _, self._forgotten = self._changes.popitem(last=False)\n",
         "            self._changes.popitem(last=False)\n",
         "unit/http/streams/test_changes",
-        "test_a_range_begins_anew_if_changes_may_be_missing",
+        "test_a_range_begins_again_if_changes_may_be_missing",
     ),
     pinpoint(
         "a stream goes on after a gap in the commits",
@@ -145,7 +145,7 @@ BUGS = (
         "        if keys is None or not is_next:\n",
         "        if keys is None:\n",
         "unit/http/streams/test_changes",
-        "test_a_range_begins_anew_if_changes_may_be_missing",
+        "test_a_range_begins_again_if_changes_may_be_missing",
     ),
     pinpoint(
         "the changes since the first page of a snapshot are left out",
@@ -212,12 +212,12 @@ BUGS = (
         "test_a_read_model_is_judged_by_the_generation_that_serves_and_by_its_earlier_stages",
     ),
     pinpoint(
-        "the console asks for generations that nobody sees",
+        "the console asks for generations that no operator sees",
         "http/console/page/generations.js",
         'if (!isOpen("generations") || !live.status) return;',
         "if (!live.status) return;",
         "browser/test_generations",
-        "test_generations_are_asked_for_only_while_they_are_seen",
+        "test_the_page_asks_for_generations_only_while_they_are_seen",
     ),
     pinpoint(
         "the console drops a generation without a confirmation",
@@ -225,7 +225,7 @@ BUGS = (
         '!reason.trim() || (current.sure !== "" && !byId("decision-sure").checked)',
         "!reason.trim()",
         "browser/test_generations",
-        "test_a_refusal_is_told_in_the_words_of_the_api",
+        "test_a_refusal_is_shown_in_the_words_of_the_api",
     ),
     pinpoint(
         "an instance answers as owner of any partition while it has a lease",

@@ -19,7 +19,7 @@ BUGS = (
         'GUARDING = "cooperative-sticky", "range"',
         'GUARDING = "cooperative-sticky", "cooperative-sticky"',
         "integration/test_groups",
-        "test_no_instance_of_an_earlier_version_runs_beside_one_of_this_version",
+        "test_no_instance_of_an_earlier_version_runs_next_to_one_of_this_version",
     ),
     pinpoint(
         "a schema that cannot be used is taken for an outage of the registry",
@@ -94,7 +94,7 @@ BUGS = (
         "test_a_command_writes_a_customer_where_the_producer_does",
     ),
     pinpoint(
-        "who serves is unknown, and a generation sends",
+        "a generation sends although the serving one is unknown",
         "cluster/generations.py",
         "if self.of(model).newest > 1 or self._topics",
         "if self._topics",
@@ -145,13 +145,13 @@ BUGS = (
         "the subjects of a dropped generation are deleted after its changelog",
         "hosting/dropped_changelogs.py",
         "                    self._engine.registry.forget(stage.changelog)\n"
-        '                    reach("subjects-deleted")\n'
+        '                    failpoint("subjects-deleted")\n'
         "                    topics.delete(stage.changelog)\n"
-        '                    reach("changelog-deleted")\n',
+        '                    failpoint("changelog-deleted")\n',
         "                    topics.delete(stage.changelog)\n"
-        '                    reach("changelog-deleted")\n'
+        '                    failpoint("changelog-deleted")\n'
         "                    self._engine.registry.forget(stage.changelog)\n"
-        '                    reach("subjects-deleted")\n',
+        '                    failpoint("subjects-deleted")\n',
         "e2e/test_generation_kills",
         "test_a_drop_survives_a_kill_at_each_step",
     ),
@@ -172,12 +172,12 @@ BUGS = (
         "test_a_transition_applies_to_the_newest_state_whoever_wrote_it",
     ),
     pinpoint(
-        "an instance that starts waits forever for a generation that was dropped meanwhile",
+        "an instance that starts waits forever for a generation that was dropped during the start",
         "hosting/engine.py",
         "            if stage.name in {live.name for live in self.live(stage)}:\n                raise\n",
         "            raise\n",
         "integration/test_generations",
-        "test_an_instance_starts_although_a_generation_is_dropped_meanwhile",
+        "test_an_instance_starts_although_a_generation_is_dropped_during_the_start",
     ),
     pinpoint(
         "a generation is folded by the newest class",

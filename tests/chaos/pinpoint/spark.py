@@ -205,7 +205,7 @@ BUGS = (
         "test_no_record_is_to_blame_for_the_ends_of_an_instance_that_is_killed",
     ),
     pinpoint(
-        "the JVM waits for ever as its parent ends",
+        "the JVM waits forever as its parent ends",
         "spark/jvm.py",
         '_MAIN = "parts.code.balance.Gateway"',
         '_MAIN = "org.apache.spark.api.python.PythonGatewayServer"',

@@ -1,4 +1,4 @@
-"""Columns as rows: the same as Arrow itself makes of them, of whatever types, nulls, slices and chunks."""
+"""Columns as rows: the same as Arrow itself makes of them, of any types, nulls, slices and chunks."""
 
 from __future__ import annotations
 

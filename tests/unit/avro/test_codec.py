@@ -343,7 +343,7 @@ def test_a_frame_of_another_record_type_is_of_another_registry(schema: Any) -> N
         balance_codec(registry).decode(frame)
     said = str(refused.value)
     assert "the schema registry at http://registry has lost its data, or is another than that of subject states" in said
-    assert "start anew with another BALANCE_APPLICATION_ID" in said
+    assert "start from scratch with another BALANCE_APPLICATION_ID" in said
     assert ("Position there" if schema["type"] == "record" else "no record there") in said
 
 

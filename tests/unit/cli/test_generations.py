@@ -181,7 +181,7 @@ def test_without_a_name_the_generations_of_all_read_models_with_states_are_print
     assert [line.partition("  ")[0] for line in done.stdout.splitlines()] == ["activity 1", "balance 1"]
 
 
-def test_what_is_refused_is_printed_as_the_error() -> None:
+def test_a_refusal_is_printed_as_the_error() -> None:
     done, _ = run("switch", "balance", "--reason", "r", replies=[problem(409, "generation 2 has not caught up yet")])
 
     assert isinstance(done.exception, BalanceServiceError)

@@ -387,7 +387,7 @@ def test_a_server_that_is_not_there_is_named(run: Run) -> None:
     assert (failed.value.status, failed.value.is_late) == (None, False)
 
 
-def test_an_instance_that_never_answers_is_told_from_one_that_is_not_there(run: Run) -> None:
+def test_an_instance_that_never_answers_is_not_taken_for_one_that_is_not_there(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UnavailableError) as failed:

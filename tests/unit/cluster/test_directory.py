@@ -106,7 +106,7 @@ def test_a_servers_record_is_kept_completely(listener: Listener) -> None:
     assert server.tasks == (TaskSnapshot("balance", 3, Role.ACTIVE, "RUNNING", 2, 7),)
 
 
-def test_what_stops_a_rebuild_is_told_with_the_running_instances_that_it_stops(listener: Listener) -> None:
+def test_a_refused_rebuild_names_the_running_instances_that_stop_it(listener: Listener) -> None:
     for address, problem in (("c:1", "no room"), ("a:1", "no room"), ("b:1", ""), ("d:1", "the view raised")):
         listener.table.hear(address, record(address, problem=problem), live=True)
 

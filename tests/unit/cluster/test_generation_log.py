@@ -1,4 +1,4 @@
-"""What an instance knows of the topic of generations: when it is read anew, and what counts while it cannot be read."""
+"""The topic of generations as an instance knows it: when it is read again, and what counts while it cannot be read."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_changelog_of_another_generation_shows_that_the_instance_has_missed_so
 def test_who_serves_is_unknown_while_the_topic_cannot_be_read_of_a_model_that_has_had_two_generations(
     broker: Broker,
 ) -> None:
-    # The other one is dropped: another instance may have begun a third one meanwhile.
+    # The other one is dropped: another instance may have begun a third one since.
     broker.states = [ONE, BUILT, BUILT.dropped(2, "", "")]
     log = broker.log()
     broker.fails_with = RetriableError("the partition has no leader")
@@ -149,7 +149,7 @@ def test_one_read_serves_all_that_have_asked_before_it_began(broker: Broker, mon
     assert broker.reads == 4
 
 
-def test_a_read_that_failed_serves_nobody(broker: Broker) -> None:
+def test_a_read_that_failed_serves_no_caller(broker: Broker) -> None:
     broker.states = [ONE, BUILT]
     log = broker.log()
     broker.fails_with = RetriableError("the partition has no leader")

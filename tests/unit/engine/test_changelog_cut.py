@@ -26,7 +26,7 @@ TASK = TaskId("balance", 0)
 
 
 class Log:
-    """A changelog's partition, and a producer to it: what is not committed is aborted when another is fenced."""
+    """A changelog's partition, and a producer to it: an open transaction is aborted when another is fenced."""
 
     def __init__(self) -> None:
         self.records: list[tuple[bytes | None, bytes | None]] = []
@@ -97,7 +97,7 @@ def test_a_store_with_records_that_its_changelog_lost_is_never_used_again(log: L
         commit(batch(3, b"d"), 0, FOLDING, store, writer)
     store.close()
 
-    # What was refused is in the changelog, aborted, which so ends beyond the store.
+    # The refused records are in the changelog, aborted, which so ends beyond the store.
     fenced().close()
     store = StateStore(tmp_path / "store", POSITIONS)
     assert len(log.records) > store.changelog_offset

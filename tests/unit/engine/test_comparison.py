@@ -18,11 +18,11 @@ from balance_service.avro.schemas import load_schema
 from balance_service.engine import comparison as module
 from balance_service.engine.comparison import MOST_DIFFERENCES, aligned, compare
 from balance_service.engine.fold import FoldProcessor
+from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.hosted_stage import HostedStage
 from balance_service.engine.misplaced import MisplacedKeys
 from balance_service.engine.processor import Tolerance
 from balance_service.engine.records import POSITION_KEY, Compared, Position, TaskId
-from balance_service.engine.siblings import Siblings
 from balance_service.engine.store import StateStore
 from balance_service.engine.task import Task
 from balance_service.errors import RetriableError, StoreCorruptedError
@@ -78,7 +78,7 @@ def hosted(generation: int) -> HostedStage:
         processor=processor(),
         decisions=unused,
         state_directory=unused,
-        siblings=Siblings(lambda: Generations("balance")),
+        generations=HostedGenerations(lambda: Generations("balance")),
     )
 
 

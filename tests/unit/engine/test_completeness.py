@@ -10,7 +10,7 @@ from tests.support.fakes import Clock
 
 
 class Changelog:
-    """Its end, as told to whoever asks."""
+    """Its end, as it answers each question."""
 
     def __init__(self) -> None:
         self.end: int | None = 0

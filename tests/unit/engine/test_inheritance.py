@@ -16,9 +16,9 @@ from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import write_position
 from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.decisions import Decision, Verdict
+from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.inheritance import Predecessor
 from balance_service.engine.records import Output, Position, TaskId
-from balance_service.engine.siblings import Siblings
 from balance_service.engine.store import StateStore
 from balance_service.engine.task import Task, TaskState
 from balance_service.errors import PoisonRecordError, RetriableError, StoreFullError, TaskMigratedError
@@ -68,7 +68,7 @@ class Generation:
 
     the_task: Task
 
-    def __init__(self, number: int, siblings: Siblings, model: Old) -> None:
+    def __init__(self, number: int, generations: HostedGenerations, model: Old) -> None:
         self.model = model
         self.driver = Driver(model)
         self.driven = self.driver.last_stage
@@ -79,13 +79,13 @@ class Generation:
         self.hosted: Any = SimpleNamespace(
             processor=self.driven.processor,
             stage=stage,
-            siblings=siblings,
+            generations=generations,
             decisions=decisions,
             source=Topic("scored", "source", 1),
             partitioner="murmur2",
         )
         self.hosted.settings = self.hosted.topics = None
-        siblings.add(number, self)
+        generations.add(number, self)
         self.opened(sends=number == 1)
 
     def opened(self, *, sends: bool) -> None:
@@ -130,7 +130,7 @@ class Generation:
 
     def followed(self, offsets: Iterable[int]) -> None:
         closed = {at: letter for at, letter in self.the_task.letters_at(offsets).items() if not letter.status.is_open}
-        self.hosted.siblings.follow(self.hosted.stage, 0, closed)
+        self.hosted.generations.follow(self.hosted.stage, 0, closed)
 
     @property
     def position(self) -> Position:
@@ -210,8 +210,8 @@ def versions() -> tuple[int, int]:
 
 def paired(old: Old, new: Old, now: Generations, patch: pytest.MonkeyPatch) -> Pair:
     pairs: list[Pair] = []
-    siblings = Siblings(lambda: pairs[0].now if pairs else now)
-    pairs.append(Pair(Generation(1, siblings, old), Generation(2, siblings, new), now))
+    generations = HostedGenerations(lambda: pairs[0].now if pairs else now)
+    pairs.append(Pair(Generation(1, generations, old), Generation(2, generations, new), now))
     patch.setattr(inheritance, "predecessors", pairs[0].predecessors)
     patch.setattr(inheritance, "sent_of", lambda *_: iter(pairs[0].old.sent + pairs[0].new.sent))
     return pairs[0]
@@ -551,7 +551,7 @@ def test_a_task_that_was_closed_while_the_topics_were_read_does_not_begin_to_sen
 
 
 def discards(pair: Pair, offset: int) -> None:
-    """The old task discards a dead letter, and the new one is told."""
+    """The old task discards a dead letter, and notifies the new one."""
     pair.old.the_task.decide([offset], Verdict(Decision.DISCARD, "", ""))
     pair.old.followed([offset])
 
@@ -594,7 +594,7 @@ def test_a_task_that_waits_carries_decisions_out(pair: Pair) -> None:
 def test_decisions_are_carried_out_once_and_in_order(pair: Pair) -> None:
     pair.given(late("1.00"), late("2.00"))
     pair.old.the_task.decide([0, 1], Verdict(Decision.REDRIVE, "", ""))
-    pair.old.hosted.siblings.follow(pair.old.hosted.stage, 0, pair.old.letters)
+    pair.old.hosted.generations.follow(pair.old.hosted.stage, 0, pair.old.letters)
     discards(pair, 0)
     commits = len(pair.new.driven.writer.commits)
 

@@ -126,7 +126,7 @@ class History:
     def _decide(self, offset: int, decision: Decision) -> None:
         task = self.sender.the_task
         if not task.decide([offset], Verdict(decision, "", "")):
-            self.sender.hosted.siblings.follow(self.sender.hosted.stage, 0, task.letters_at([offset]))
+            self.sender.hosted.generations.follow(self.sender.hosted.stage, 0, task.letters_at([offset]))
 
     def _switch(self, _: None) -> None:
         self.pair.switch(self.silent)

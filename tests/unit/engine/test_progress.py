@@ -1,4 +1,4 @@
-"""Which tasks stand still, and how long a problem is told."""
+"""Which tasks stand still, and how long they report a problem."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_restoration_does_not_count_as_standing_still() -> None:
     assert not watched.still(7)
 
 
-def test_the_error_of_a_query_is_told_until_the_position_has_moved() -> None:
+def test_the_error_of_a_query_is_reported_until_the_position_has_moved() -> None:
     watched = Watched()
     watched.look(7)
     watched.progress.failed(P, 7, "Spark refuses the schema")
@@ -88,7 +88,7 @@ def test_the_error_of_a_query_is_told_until_the_position_has_moved() -> None:
     assert watched.error(8) == ""
 
 
-def test_the_error_of_an_idle_partition_is_told_until_a_query_reads_it() -> None:
+def test_the_error_of_an_idle_partition_is_reported_until_a_query_reads_it() -> None:
     watched = Watched()
     watched.progress.failed(P, 7, "the source is gone")
     watched.look(7, 0, seconds=3)

@@ -115,7 +115,7 @@ def test_records_read_after_an_hour_without_the_changelog_are_not_applied() -> N
 def test_a_store_that_reaches_beyond_the_changelogs_end_is_rejected() -> None:
     topics = SimpleNamespace(offsets=lambda *_, **__: {0: 8})
     replica = replica_of(SimpleNamespace(topics=topics, stage=SimpleNamespace(changelog="changelog")))
-    replica.store = cast("Any", SimpleNamespace(changelog_offset=5, reaches=9))
+    replica.store = cast("Any", SimpleNamespace(changelog_offset=5, written_up_to=9))
     replica._reader = cast("Any", object())
 
     with pytest.raises(StoreCorruptedError, match="beyond the changelog's end 8"):
@@ -149,7 +149,7 @@ def test_a_standby_that_restored_for_ten_minutes_answers_only_after_it_reached_t
     replica = replica_of(SimpleNamespace(topics=topics, stage=SimpleNamespace(changelog="changelog")))
     replica.completeness = Completeness(replica._end, clock)
     replica.store = cast(
-        "Any", SimpleNamespace(changelog_offset=5, reaches=5, position=None, view="a view", sizes=StoreSizes())
+        "Any", SimpleNamespace(changelog_offset=5, written_up_to=5, position=None, view="a view", sizes=StoreSizes())
     )
     replica._reader = cast("Any", SlowReader(clock, seconds))
     monkeypatch.setattr(replica, "find", lambda: None)

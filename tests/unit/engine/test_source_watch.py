@@ -140,7 +140,7 @@ class Configured:
             settings=settings,
             stage=stage,
             name=stage.name,
-            siblings=SimpleNamespace(builds=lambda _stage: self.is_built),
+            generations=SimpleNamespace(builds=lambda _stage: self.is_built),
         )
         task = SimpleNamespace(halt=self.halted.append)
         self.tasks: Any = SimpleNamespace(hosted=hosted, answering=lambda: {0: task}, losses=())
@@ -161,7 +161,7 @@ class Configured:
         ("balance-service-dead-letter-decisions", {"cleanup.policy": "compact"}, "may drop operators' decisions"),
     ],
 )
-def test_a_topic_that_begins_to_lose_records_is_told_until_it_keeps_them_again(
+def test_a_topic_that_begins_to_lose_records_is_reported_until_it_keeps_them_again(
     topic: str, changed: dict[str, str], said: str
 ) -> None:
     here = Configured()
@@ -171,7 +171,7 @@ def test_a_topic_that_begins_to_lose_records_is_told_until_it_keeps_them_again(
     here.topics.configs[topic] = {**before, **changed}
     assert said in here.losses()
 
-    # What is applied is right, so the tasks go on.
+    # The applied events are right, so the tasks go on.
     assert here.halted == []
     here.topics.configs[topic] = before
     assert here.losses() == ""

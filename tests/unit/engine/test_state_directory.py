@@ -106,7 +106,7 @@ def test_a_rejected_directory_is_not_kept_locked(path: Path) -> None:
 
 
 def test_an_unwritable_path_is_rejected(tmp_path: Path) -> None:
-    # Below a regular file nobody can make a directory, not even root.
+    # Below a regular file no user can make a directory, not even root.
     (tmp_path / "file").touch()
 
     with pytest.raises(ConfigurationError, match=r"BALANCE_STATE_DIR .* cannot be written: Not a directory"):

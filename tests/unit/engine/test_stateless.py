@@ -20,11 +20,11 @@ from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed, commit, decide, write_position
 from balance_service.engine.dead_letter import GONE, Letter, Status
 from balance_service.engine.decisions import Decision, Verdict
+from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.hosted_stage import HostedStage
 from balance_service.engine.opening import starting_changes, starting_position
 from balance_service.engine.outputs import Target
 from balance_service.engine.records import DeadLetter, Output, Position
-from balance_service.engine.siblings import Siblings
 from balance_service.engine.stateless import JoinProcessor, RetryProcessor
 from balance_service.engine.store import StateStore
 from balance_service.engine.table_store import TableStore, Version
@@ -457,7 +457,7 @@ def context(retries: RetryStage, broker: Broker, decided: Mapping[int, Letter] |
         processor=retries.processor,
         state_directory=unused,
         decisions=decisions,
-        siblings=Siblings(lambda: Generations(of.owner)),
+        generations=HostedGenerations(lambda: Generations(of.owner)),
     )
 
 

@@ -118,10 +118,10 @@ def test_an_interrupted_large_write_is_invisible_and_records_how_far_it_may_reac
     store.close()
     reopened = StateStore(path, CODEC)
     assert reopened.get_many([b"c00000"]) == [b"after"]
-    assert (reopened.changelog_offset, reopened.reaches) == (2, 60_000)
+    assert (reopened.changelog_offset, reopened.written_up_to) == (2, 60_000)
     states = [(f"c{n:05}".encode(), b"after") for n in range(50_000)]
     reopened.write([*states, position_record(2)], 70_000)
-    assert (reopened.changelog_offset, reopened.reaches) == (70_000, 70_000)
+    assert (reopened.changelog_offset, reopened.written_up_to) == (70_000, 70_000)
     assert view_of(reopened).position == position(2, 1)
     reopened.close()
 

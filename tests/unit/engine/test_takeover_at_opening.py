@@ -1,4 +1,4 @@
-"""What a task that opens takes over from the other generations of its partition, and in which order it asks."""
+"""What a task that opens takes over from the other generations of its partition, and the order of its questions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from balance_service.engine import inheritance, opening
 from balance_service.engine import task as task_module
 from balance_service.engine.commit import write_position
 from balance_service.engine.dead_letter import Letter, Status
+from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.inheritance import inherit, predecessors
 from balance_service.engine.opening import starting_changes
 from balance_service.engine.records import MISPLACED, NEVER, POSITION_KEY, Position, Role, TaskId
-from balance_service.engine.siblings import Siblings
 from balance_service.engine.store import StateStore
 from balance_service.engine.task import Task
 from balance_service.errors import RetriableError, TaskHaltedError, TaskMigratedError
@@ -56,7 +56,7 @@ def letter(offset: int, status: Status = Status.SCHEDULED, cause: str = UNKNOWN,
 
 
 class Broker:
-    """The changelogs of a partition's generations, and the topics of their outputs, in memory; notes what is asked."""
+    """The changelogs of a partition's generations, and the topics of their outputs, in memory; notes the questions."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[str] = []
@@ -86,7 +86,7 @@ class Broker:
         )
         self.changelogs[stage(generation).changelog] = (position, some)
 
-    def read_anew(self) -> Generations:
+    def read_newest(self) -> Generations:
         self.asked.append("read generations")
         if self.newest is not None:
             self.now = self.newest
@@ -158,15 +158,15 @@ class Opening:
             partitioner=more.get("partitioner", "murmur2"),
             processor=SimpleNamespace(letters=self.letters, position_codec=self.codec),
             decisions=SimpleNamespace(decided_letters=lambda *_: {0: self.decided}),
-            siblings=Siblings(lambda: broker.now, broker.read_anew),
+            generations=HostedGenerations(lambda: broker.now, broker.read_newest),
         )
         if more.get("is_new"):
-            self.hosted.siblings.begin(self.hosted.stage)
+            self.hosted.generations.begin(self.hosted.stage)
 
     def opens(self, offset: int = 0) -> Position:
         """Writes what the task starts with; returns its position."""
         start = self.store.position or Position(offset, 1, SOURCE.topic_id, source="scored:0")
-        since = self.hosted.siblings.serves_since(self.hosted.stage)
+        since = self.hosted.generations.serves_since(self.hosted.stage)
         for position, changes in starting_changes(self.store, self.hosted, 0, start, since, never):
             write_position(position, self.codec, self.store, self.writer, changes)
         assert self.store.position is not None
@@ -286,7 +286,7 @@ def test_a_generation_that_has_served_and_seems_to_have_sent_nothing_may_have_lo
 ) -> None:
     opened = opening_of(1)
     opened.opens()
-    # Opened anew after the switch back, as a silent one.
+    # Opened again after the switch back, as a silent one.
     broker.now, broker.sent = SWITCHED.switched(1, "", ""), [0, 10]
     broker.has(2, 0)
 
@@ -421,7 +421,7 @@ def test_the_changelog_of_another_generation_with_fewer_partitions_has_nothing_t
     assert predecessors(hosted, 1, never) == []
 
 
-# The order in which a task that opens asks
+# The order of the questions of a task that opens
 
 
 class Restored:
@@ -464,7 +464,7 @@ def test_a_standby_goes_on_tailing_while_it_is_unknown_who_serves(broker: Broker
         raise RetriableError("the partition has no leader")
 
     opened = opening_of(2)
-    opened.hosted.siblings = Siblings(lambda: BUILT, fails)
+    opened.hosted.generations = HostedGenerations(lambda: BUILT, fails)
 
     task = promoted(opened)
 
@@ -510,7 +510,7 @@ def test_a_task_that_opens_does_not_send_if_another_generation_began_to_serve_th
     task = promoted(opened)
 
     assert (task.sends, task.snapshot().sends_as_of, task.limit) == (False, NEVER, 0)
-    # Whoever serves fences it.
+    # The serving generation fences it.
     assert "fence rewards.g2" not in broker.asked
 
 

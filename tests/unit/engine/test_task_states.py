@@ -311,12 +311,12 @@ def test_a_standby_that_halts_just_before_its_promotion_is_not_promoted() -> Non
     assert task.state is TaskState.HALTED
 
 
-def test_who_begins_to_watch_during_a_commit_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watcher_that_begins_during_a_commit_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_in(TaskState.RUNNING)
     view = cast("StoreView", object())
     task.replica.store = cast("StateStore", SimpleNamespace(view=view, close=lambda: None))
-    siblings = SimpleNamespace(serves=lambda _stage: True)
-    hosted = SimpleNamespace(processor=None, stage=SimpleNamespace(outputs=()), siblings=siblings)
+    generations = SimpleNamespace(serves=lambda _stage: True)
+    hosted = SimpleNamespace(processor=None, stage=SimpleNamespace(outputs=()), generations=generations)
     task._hosted = cast("HostedStage", hosted)
     task._writer = cast("ChangelogWriter", SimpleNamespace(close=lambda: None))
     task._sends = True
@@ -394,8 +394,8 @@ def test_a_task_that_has_committed_waits_from_the_next_wait_on(monkeypatch: pyte
     monkeypatch.setattr("balance_service.engine.task.now_ms", lambda: now[0])
     task = task_in(TaskState.RUNNING)
     task.replica.store = cast("StateStore", SimpleNamespace(view=None, close=lambda: None, position=None))
-    siblings = SimpleNamespace(serves=lambda _stage: True)
-    task._hosted = cast("HostedStage", SimpleNamespace(processor=None, stage=None, siblings=siblings))
+    generations = SimpleNamespace(serves=lambda _stage: True)
+    task._hosted = cast("HostedStage", SimpleNamespace(processor=None, stage=None, generations=generations))
     task._writer = cast("ChangelogWriter", SimpleNamespace(close=lambda: None))
     committed = Committed(1, 0, 0, 0, changed_keys=lambda _most: None)
     monkeypatch.setattr("balance_service.engine.task.commit", lambda *_: committed)

@@ -1,4 +1,4 @@
-"""An assigned partition is opened, whatever happened to its standby."""
+"""An assigned partition is opened after anything that happened to its standby."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ class _Task(Task):
 
 
 def hosted(name: str = "balance", **parts: Any) -> HostedStage:
-    siblings = SimpleNamespace(serves=lambda _stage: True)
+    generations = SimpleNamespace(serves=lambda _stage: True)
     return cast(
         "HostedStage",
-        SimpleNamespace(name=name, joined=None, progress=Progress(), siblings=siblings, stage=None, **parts),
+        SimpleNamespace(name=name, joined=None, progress=Progress(), generations=generations, stage=None, **parts),
     )
 
 
@@ -250,7 +250,7 @@ def test_a_generation_that_does_not_serve_waits_for_more_room_until_it_serves(
     tasks: Tasks, opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serving: list[bool] = []
-    monkeypatch.setattr(tasks.hosted.siblings, "serves", lambda _stage: bool(serving))
+    monkeypatch.setattr(tasks.hosted.generations, "serves", lambda _stage: bool(serving))
     opening.has_room = False
     tasks.stand_by([0])
     becomes(tasks, Role.STANDBY, TaskState.RESTORING)

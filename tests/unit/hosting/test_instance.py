@@ -452,7 +452,7 @@ def test_the_status_says_which_tasks_answer_plain_queries(task: dict[str, Any], 
     assert told.answers is answers
 
 
-def test_the_connection_that_brokers_refuse_is_told_with_their_reason() -> None:
+def test_the_connection_that_brokers_refuse_is_reported_with_their_reason() -> None:
     instance = running(stage("balance", ends_age=60))
     instance.engine.topics.refusal = "SSL handshake failed"  # type: ignore[misc]
 
@@ -497,7 +497,7 @@ def test_a_topic_that_may_lose_records_is_urgent_and_misplaced_keys_are_less_so(
     ]
 
 
-def test_a_query_that_fails_is_told_with_its_error_and_once() -> None:
+def test_a_query_that_fails_is_reported_with_its_error_and_once() -> None:
     instance = running(stage("balance", failed=FAILED), stage("activity", unlooked="the topic is gone"))
 
     assert causes(instance) == [

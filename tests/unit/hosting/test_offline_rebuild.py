@@ -24,7 +24,7 @@ END = 10
 
 
 class Fakes:
-    """An engine with a task: it looks as given, one look after the other, and then as in the last forever."""
+    """An engine with a task: it has the given looks one after the other, and keeps the last."""
 
     def __init__(self, *looks: tuple[frozenset[int], int], members: int = 1) -> None:
         """Args:

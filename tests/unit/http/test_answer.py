@@ -16,12 +16,11 @@ from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import bind
 from balance_service.http.streams.event_stream import Streams
 from tests.support.fakes import IdleInstance
-from tests.support.querying import Instance
 from tests.support.shipped import ROUTES
 from tests.unit.http.plain_queries import CUSTOMER, TARGET, question, serving
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tests.support.querying import Instance
 
 HEADERS = (b"\r\nCache-Control: no-store\r\n", b"\r\nVary: Accept\r\n", b"\r\nX-Content-Type-Options: nosniff\r\n")
 POST = b"POST /api/balance.addFunds HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
@@ -40,10 +39,10 @@ PATHS = [
 
 
 @pytest.fixture
-def instance(tmp_path: Path) -> Instance:
-    made = Instance(tmp_path / "store")
-    made.put("12.34", CUSTOMER)
-    return made
+def instance(instance: Instance) -> Instance:
+    """Has the state of CUSTOMER."""
+    instance.put("12.34", CUSTOMER)
+    return instance
 
 
 async def heads(port: int, data: bytes) -> bytes:

@@ -120,7 +120,7 @@ def test_an_answer_of_all_keys_names_its_generation(two: Two, target: str) -> No
 
 
 @pytest.mark.parametrize("target", [BY_KEY, DECLARED, *OF_ALL])
-def test_a_generation_that_nobody_hosts_is_answered_404(two: Two, target: str) -> None:
+def test_a_generation_that_no_instance_hosts_is_answered_404(two: Two, target: str) -> None:
     ((status, text, _),) = two.ask(with_generation(target, 3))
 
     assert (status, "the read model 'balance' has no generation 3 here" in text) == (404, True)

@@ -112,7 +112,7 @@ def test_an_instance_that_starts_knows_no_other_and_no_history() -> None:
     assert [status for status, _ in answers] == [503, 503]
 
 
-def test_one_read_of_the_history_serves_all_who_ask_meanwhile() -> None:
+def test_one_read_of_the_history_serves_all_requests_that_arrive_during_it() -> None:
     reads = []
     all_asked = threading.Event()
 
@@ -158,7 +158,7 @@ def test_a_history_that_takes_too_long_is_not_waited_for_and_is_the_next_ones() 
         return found
 
     late = "the history was not read within 0.2 s; it is read on: ask again"
-    # The third one reads anew.
+    # The third one reads again.
     assert asyncio.run(run()) == [late, ACTIONS, late]
     assert len(reads) == 2
 

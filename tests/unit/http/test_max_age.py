@@ -124,7 +124,7 @@ def test_only_a_query_for_an_old_state_asks_silent_peers_and_those_without_a_tas
 
 
 @pytest.mark.shows("max-age")
-def test_the_refusal_of_a_copy_is_told_and_not_that_of_a_peer_without_one(tmp_path: Path) -> None:
+def test_the_refusal_of_a_copy_is_answered_and_not_that_of_a_peer_without_one(tmp_path: Path) -> None:
     asker = Instance(tmp_path / "store")
     too_old = Peer(answering(503, '{"detail":"40 s old"}'))
     without = Peer(answering(421, '{"detail":"not here"}'))

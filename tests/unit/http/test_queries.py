@@ -33,12 +33,6 @@ from tests.support.querying import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Instance:
-    return Instance(tmp_path / "store")
 
 
 # --- answered here

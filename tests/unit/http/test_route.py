@@ -10,7 +10,7 @@ from balance_service.http.route import Handlers
 
 
 class Appends(CommandHandler):
-    """A handler, of which an application might make one for each of two topics."""
+    """A handler: an application might make one for each of two topics."""
 
     def close(self) -> None:
         pass
@@ -21,7 +21,7 @@ class AppendsMore(Appends):
 
 
 class Base:
-    """What several handlers have in common."""
+    """The common part of several handlers."""
 
 
 class First(Base):

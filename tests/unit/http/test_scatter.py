@@ -36,11 +36,6 @@ if TYPE_CHECKING:
 MODEL = "/api/models/balance"
 
 
-@pytest.fixture
-def instance(tmp_path: Path) -> Instance:
-    return Instance(tmp_path / "store")
-
-
 def owned_by(instance: Instance) -> int:
     """Returns the count of the instance's own keys."""
 
@@ -65,7 +60,7 @@ def test_an_instance_without_partitions_counts_none(tmp_path: Path, of_none: dic
     assert owned_by(Instance(tmp_path / "store", **of_none)) == 0  # type: ignore[arg-type]
 
 
-def test_an_answer_for_a_peer_is_encoded_beside_the_event_loop(
+def test_an_answer_for_a_peer_is_encoded_outside_the_event_loop(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded_by: list[str] = []

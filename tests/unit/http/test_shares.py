@@ -1,4 +1,4 @@
-"""Shares of places: what one client may hold, who waits, who is refused, and the operators' reserve."""
+"""Shares of places: how many one client may hold, which clients wait or are refused, and the operators' reserve."""
 
 from __future__ import annotations
 

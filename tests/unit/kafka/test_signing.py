@@ -84,7 +84,7 @@ def test_without_a_secret_every_record_counts_and_none_is_signed() -> None:
     assert records.headers(b"k", b"v") == {}
 
 
-def test_a_refused_record_is_told_once_with_its_place() -> None:
+def test_a_refused_record_is_logged_once_with_its_place() -> None:
     records = ControlRecords("t", NOW)
     message = record(b"k", b"v", None, 7)
 
@@ -143,7 +143,7 @@ def test_no_unsigned_record_counts_behind_the_checkpoint_of_an_empty_topic() -> 
     assert judged(ControlRecords("t", NOW), checkpoint._replace(offset=0), record(b"k", b"v", None, 1)) == [UNSIGNED]
 
 
-def test_a_process_without_the_secret_of_the_others_is_told_so() -> None:
+def test_a_process_without_the_secret_of_the_others_says_so() -> None:
     records = ControlRecords("t")
     records.require_secret()
     judged(records, record(b"k", b"v", signed(NOW, b"k", b"v"), 0))

@@ -158,7 +158,7 @@ def test_a_generation_serves_since_the_record_that_says_so_and_not_since_a_later
     assert (back.serving_since, back.settled().dropped(2, "", "").serving_since) == (back.number, back.number)
 
 
-def test_a_rebuild_begins_a_generation_beside_the_serving_one() -> None:
+def test_a_rebuild_begins_a_generation_next_to_the_serving_one() -> None:
     after = built(Switch.WHEN_EQUAL)
 
     assert after.building == Building(2, Switch.WHEN_EQUAL, 60, 500)
@@ -259,7 +259,7 @@ def test_an_operator_switches_back_as_long_as_the_former_generation_is_kept(to: 
     )
 
 
-def test_the_time_of_the_kept_generation_begins_anew_with_each_switch() -> None:
+def test_the_time_of_the_kept_generation_begins_again_with_each_switch() -> None:
     late = datetime.now(UTC) - timedelta(seconds=59)
     forth = replace(switched(), kept_until=late)
 

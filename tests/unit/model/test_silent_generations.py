@@ -126,7 +126,7 @@ def test_a_dead_letter_that_a_silent_task_heals_sends_nothing(model: type[ReadMo
 
 
 @pytest.mark.parametrize(("model", "made"), HEALING)
-def test_a_silent_task_that_is_redriven_in_vain_sends_nothing(model: type[ReadModel], made: Made) -> None:
+def test_a_silent_task_whose_redrive_fails_sends_nothing(model: type[ReadModel], made: Made) -> None:
     with Driver(model()) as driver:
         sends_from(driver, None)
 

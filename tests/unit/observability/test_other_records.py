@@ -1,4 +1,4 @@
-"""What the log says of records that a stage does not read."""
+"""The lines of the log about records that a stage does not read."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 
 from balance_service.engine.store import StateStore
 from balance_service.errors import ConfigurationError
-from balance_service.process.failpoints import arm, part_size, reach
+from balance_service.process.failpoints import arm, failpoint, part_size
 from tests.support.fakes import position_codec
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
@@ -36,8 +36,8 @@ def test_a_fail_point_fires_once_at_its_turn(struck: list[int]) -> None:
 
     strikes = []
     for _ in range(4):
-        reach("stored")
-        reach("begun")
+        failpoint("stored")
+        failpoint("begun")
         strikes.append(len(struck))
     assert strikes == [0, 1, 1, 1]
 
@@ -53,11 +53,11 @@ def test_a_specification_without_a_known_fail_point_is_rejected(specification: s
 
 def test_a_fail_point_of_a_thread_counts_no_other_thread(struck: list[int]) -> None:
     arm("stored/rebuilds=kill@2")
-    rebuilds = [threading.Thread(target=reach, args=("stored",), name="rebuilds") for _ in range(2)]
+    rebuilds = [threading.Thread(target=failpoint, args=("stored",), name="rebuilds") for _ in range(2)]
 
     strikes = []
     for thread in rebuilds:
-        reach("stored")
+        failpoint("stored")
         thread.start()
         thread.join()
         strikes.append(len(struck))
@@ -80,7 +80,7 @@ def test_a_process_can_die_between_two_parts_of_a_write_to_the_store(
     found = []
 
     def die(_pid: int, _signal: int) -> None:
-        found.append((store.changelog_offset, store.reaches, store.get_many([b"0", b"3", b"4"])))
+        found.append((store.changelog_offset, store.written_up_to, store.get_many([b"0", b"3", b"4"])))
 
     monkeypatch.setattr("os.kill", die)
     arm("parts=2,part-stored=kill@2")
@@ -89,7 +89,7 @@ def test_a_process_can_die_between_two_parts_of_a_write_to_the_store(
 
     # Two of three parts are written, and the store records that it is ahead of its complete offset.
     assert found == [(0, 9, [b"state", b"state", None])]
-    assert (store.changelog_offset, store.reaches) == (9, 9)
+    assert (store.changelog_offset, store.written_up_to) == (9, 9)
     store.close()
 
 
@@ -101,8 +101,8 @@ def test_a_claimed_point_fires_from_its_turn_on_if_the_folder_contains_its_file(
     for offered in ("", "stored", "", "stored"):
         if offered:
             (tmp_path / offered).touch()
-        reach("stored")
-        reach("begun")
+        failpoint("stored")
+        failpoint("begun")
         strikes.append(len(struck))
 
     # The first time is not its turn; after it has fired, it is disarmed and leaves the file to other processes.
@@ -112,12 +112,12 @@ def test_a_claimed_point_fires_from_its_turn_on_if_the_folder_contains_its_file(
 
 _REACHES_REPEATEDLY = """
 import pathlib, sys
-from balance_service.process.failpoints import arm, reach
+from balance_service.process.failpoints import arm, failpoint
 folder = pathlib.Path(sys.argv[1])
 arm(f"begun=kill,claims={folder}")
 print(flush=True)
 while not (folder / "enough").exists():
-    reach("begun")
+    failpoint("begun")
 """
 
 

@@ -1,6 +1,6 @@
 """The schemas that an instance registers for its source: the shipped ones. Others are their producers' to register.
 
-And what the JVM is told of schemas.
+And the schemas that the JVM gets.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from structlog.testing import capture_logs
 from balance_service.engine.batch import PartitionUpdates
 from balance_service.engine.changelog_writer import SecondWriterError
 from balance_service.engine.commit import Committed
+from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.progress import Progress
 from balance_service.engine.records import DeadLetter, TaskId
-from balance_service.engine.siblings import Siblings
 from balance_service.engine.task import TaskState
 from balance_service.errors import FatalError, RetriableError, TaskMigratedError
 from balance_service.kafka.topics import Topic
@@ -58,7 +58,7 @@ def runner(session: Any = None, topics: Any = None, now: Generations = FIRST, en
             scratch=jvm_scratch(), suspects_path=lambda _: jvm_scratch().files / "suspects" / secrets.token_hex(8)
         ),
         joined=None,
-        siblings=Siblings(lambda: now),
+        generations=HostedGenerations(lambda: now),
         progress=Progress(),
     )
     return TaskRunner(hosted, parts, session or lone_session(), Slots(2), parts)
@@ -128,7 +128,7 @@ def test_a_pace_ends_when_the_generation_serves() -> None:
     built = FIRST.begun(DECLARED).rebuilt(DECLARED, Switch.ALWAYS, 60, 1, "", "")
     paced = runner(now=built)
     states = iter([built, built, built.compared(2, Comparison())])
-    paced._siblings = Siblings(lambda: next(states))
+    paced._generations = HostedGenerations(lambda: next(states))
 
     paced._pace(3600, threading.Event())
 

@@ -1,4 +1,4 @@
-"""Pages of listed origins read answers, errors and streams, and are told so in preflights; other pages get neither."""
+"""Pages of listed origins read answers, errors and streams, and preflights say so; other pages get neither."""
 
 from __future__ import annotations
 

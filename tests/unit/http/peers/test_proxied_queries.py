@@ -32,14 +32,8 @@ from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
-    from pathlib import Path
 
     from balance_service.http.answer import Answer as Received
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Instance:
-    return Instance(tmp_path / "store")
 
 
 def test_the_owner_answers_a_query_one_hop_away(instance: Instance) -> None:

@@ -77,14 +77,6 @@ POST_AROUND = b"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % 
 
 
 @pytest.fixture
-def instance(tmp_path: Path) -> Instance:
-    """Owns the partition of CUSTOMER."""
-    made = Instance(tmp_path / "store")
-    made.put("12.34", CUSTOMER)
-    return made
-
-
-@pytest.fixture
 def other(tmp_path: Path) -> Instance:
     """Does not own the partition of CUSTOMER."""
     return Instance(tmp_path / "other-store", owns=False)
@@ -480,7 +472,7 @@ def test_what_a_peer_answers_is_the_same_on_both_ways(tmp_path: Path, read_model
     for path in host.paths:
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            # Only peers' targets with the key in the path show it beside the value.
+            # Only peers' targets with the key in the path show it next to the value.
             body = f'{{"key":"{elsewhere}","value":{value}}}' if "/keys/" in request.path else value
             return await answering(status, body or "{}", headers=ACTIVE)(request)
 

@@ -19,7 +19,7 @@ from balance_service.http.server.reloading import Reloaded
 from tests.support.api import GET_BALANCE
 from tests.support.credentials import AUDIENCE, ED_KEY, ISSUER, claims, token, write_jwks
 from tests.support.querying import PARTITION, Instance
-from tests.unit.http.plain_queries import CUSTOMER, ELSEWHERE, SECRET, TARGET, both_ways, exchange, question, raw
+from tests.unit.http.plain_queries import ELSEWHERE, SECRET, TARGET, both_ways, exchange, question, raw
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,13 +29,6 @@ WRITER = "a-token-of-a-writer"
 BROWSERS = Browsers(["balance.example.com", "*.svc"], ["https://ops.example.com"])
 BROWSERS_WITH_TOKENS = Browsers()
 MARK = "Balance-Forwarded: peer:1\r\n"
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Instance:
-    made = Instance(tmp_path / "store")
-    made.put("12.34", CUSTOMER)
-    return made
 
 
 @pytest.fixture

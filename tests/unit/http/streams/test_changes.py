@@ -169,7 +169,9 @@ def test_a_range_goes_on_from_a_position_whose_changes_are_in_memory(owner: Owne
 
 
 @pytest.mark.parametrize("why", ["too many changes", "too many keys in a commit", "another owner in between", "a gap"])
-def test_a_range_begins_anew_if_changes_may_be_missing(owner: Owner, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+def test_a_range_begins_again_if_changes_may_be_missing(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
     monkeypatch.setattr(feed, "MOST_REMEMBERED", 2)
 
     async def run() -> None:
@@ -198,7 +200,7 @@ def test_a_range_begins_anew_if_changes_may_be_missing(owner: Owner, monkeypatch
     asyncio.run(run())
 
 
-def test_changes_of_other_keys_do_not_begin_an_idle_range_anew(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_of_other_keys_do_not_begin_an_idle_range_again(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "MOST_REMEMBERED", 2)
 
     async def run() -> None:
@@ -314,7 +316,7 @@ def test_the_owner_sends_nothing_after_its_lease(owner: Owner) -> None:
     asyncio.run(run())
 
 
-def test_nobody_watches_a_task_that_nobody_follows(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_without_followers_is_not_watched(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "_KEEP_SECONDS", 0.1)
 
     async def run() -> None:
@@ -527,11 +529,11 @@ def test_a_stream_that_moves_to_another_build_gets_its_states(tmp_path: Path) ->
 
 def test_the_id_of_an_event_has_each_partitions_changelog() -> None:
     points = {0: feed.Point(12, "a+/-_1"), 1: feed.Point(7, "b"), 2: feed.Point(40, "a+/-_1")}
-    reached = part.Reached(3, points)
-    assert reached.event_id == "3/0:12,2:40@a+/-_1;1:7@b"
-    assert part.Reached.of(reached.event_id) == reached
-    assert part.Reached.of("3/0:12,1:7") == part.Reached(3, {0: feed.Point(12, ""), 1: feed.Point(7, "")})
-    assert part.Reached.of("") is None
+    reached = part.EventId(3, points)
+    assert reached.text == "3/0:12,2:40@a+/-_1;1:7@b"
+    assert part.EventId.parse(reached.text) == reached
+    assert part.EventId.parse("3/0:12,1:7") == part.EventId(3, {0: feed.Point(12, ""), 1: feed.Point(7, "")})
+    assert part.EventId.parse("") is None
 
 
 def test_a_feed_does_not_go_back_to_a_retry_before_its_first_view(owner: Owner) -> None:

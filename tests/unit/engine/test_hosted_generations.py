@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from balance_service.engine.dead_letter import Letter
+from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.records import Position, Role, TaskId
-from balance_service.engine.siblings import Siblings
 from balance_service.engine.store import offset_of
 from balance_service.engine.task import Task, TaskState
 from balance_service.errors import RetriableError
@@ -65,8 +65,8 @@ class Here:
         return self._tasks.get(partition)
 
 
-def siblings(now: Generations, *here: Here) -> Siblings:
-    made = Siblings(lambda: now)
+def hosted(now: Generations, *here: Here) -> HostedGenerations:
+    made = HostedGenerations(lambda: now)
     for one in here:
         made.add(one.generation, one)
     return made
@@ -78,7 +78,7 @@ def siblings(now: Generations, *here: Here) -> Siblings:
 def test_one_generation_serves_and_since_the_record_that_says_so(
     now: Generations, since: tuple[int | None, int | None]
 ) -> None:
-    of = siblings(now)
+    of = hosted(now)
 
     assert (of.serves_since(stage(1)), of.serves_since(stage(2))) == since
     assert (of.serves(stage(1)), of.serves(stage(2))) == (since[0] is not None, since[1] is not None)
@@ -87,44 +87,48 @@ def test_one_generation_serves_and_since_the_record_that_says_so(
 def test_a_generation_serves_since_the_last_switch_to_it_and_not_since_a_later_record() -> None:
     back = SWITCHED.settled().switched(1, "", "")
 
-    assert siblings(back.settled()).serves_since(stage(1)) == back.number
+    assert hosted(back.settled()).serves_since(stage(1)) == back.number
 
 
-def test_a_switch_that_an_instance_has_not_heard_of_counts_if_the_topic_is_read_anew() -> None:
-    of = Siblings(lambda: BUILT, lambda: SWITCHED)
+def test_a_switch_that_an_instance_has_not_heard_of_counts_if_the_topic_is_read_to_its_end() -> None:
+    of = HostedGenerations(lambda: BUILT, lambda: SWITCHED)
 
-    assert (of.serves_since(stage(1)), of.serves_since(stage(1), anew=True)) == (0, None)
-    assert (of.serves_since(stage(2)), of.serves_since(stage(2), anew=True)) == (None, SWITCHED.number)
+    assert (of.serves_since(stage(1)), of.serves_since(stage(1), newest=True)) == (0, None)
+    assert (of.serves_since(stage(2)), of.serves_since(stage(2), newest=True)) == (None, SWITCHED.number)
 
 
 def test_it_is_unknown_who_serves_while_the_topic_cannot_be_read() -> None:
     def fail() -> Generations:
         raise RetriableError("the broker does not respond")
 
-    of = Siblings(lambda: BUILT, fail)
+    of = HostedGenerations(lambda: BUILT, fail)
 
     assert of.serves_since(stage(1)) == 0
     with pytest.raises(RetriableError, match="does not respond"):
-        of.serves_since(stage(1), anew=True)
+        of.serves_since(stage(1), newest=True)
 
 
-def numbers(of: Siblings, generation: int) -> list[int]:
+def numbers(of: HostedGenerations, generation: int) -> list[int]:
     return [other.generation for other in of.others(stage(generation))]
 
 
 def test_the_other_generations_are_those_that_have_a_changelog_hosted_here_or_not() -> None:
     replaced = SWITCHED.replaced(DECLARED)
 
-    assert (numbers(siblings(FIRST), 1), numbers(siblings(BUILT), 1), numbers(siblings(BUILT), 2)) == ([], [2], [1])
+    assert (numbers(hosted(FIRST), 1), numbers(hosted(BUILT), 1), numbers(hosted(BUILT), 2)) == (
+        [],
+        [2],
+        [1],
+    )
     # Those that an offline rebuild replaced, until the new one has taken over.
-    assert (numbers(siblings(replaced), 3), numbers(siblings(replaced.settled()), 3)) == ([1, 2], [])
-    assert [other.changelog for other in siblings(BUILT).others(stage(1))] == [stage(2).changelog]
+    assert (numbers(hosted(replaced), 3), numbers(hosted(replaced.settled()), 3)) == ([1, 2], [])
+    assert [other.changelog for other in hosted(BUILT).others(stage(1))] == [stage(2).changelog]
 
 
 @pytest.mark.parametrize("has_halted", [False, True])
 def test_the_sender_is_the_other_generation_that_sends_even_if_it_has_halted(*, has_halted: bool) -> None:
     old, new = Standing(1, at(9), sends=True), Standing(2, at(4))
-    of = siblings(BUILT, Here(1, {0: old}), Here(2, {0: new}))
+    of = hosted(BUILT, Here(1, {0: old}), Here(2, {0: new}))
     if has_halted:
         old._state = TaskState.RUNNING
         old.halt("its code fails")
@@ -139,7 +143,7 @@ def test_the_sender_is_the_other_generation_that_sends_even_if_it_has_halted(*, 
 
 def test_a_task_that_is_closed_sends_no_more() -> None:
     old = Standing(1, at(9), sends=True)
-    of = siblings(BUILT, Here(1, {0: old}))
+    of = hosted(BUILT, Here(1, {0: old}))
 
     old.give_up()
 
@@ -147,7 +151,7 @@ def test_a_task_that_is_closed_sends_no_more() -> None:
 
 
 def test_a_generation_that_is_removed_is_not_asked() -> None:
-    of = siblings(BUILT, Here(1, {0: Standing(1, at(9), sends=True)}))
+    of = hosted(BUILT, Here(1, {0: Standing(1, at(9), sends=True)}))
 
     of.remove(1)
 
@@ -161,7 +165,7 @@ def test_a_decision_is_carried_out_by_the_owners_of_the_other_generations() -> N
     old, new = Standing(1, at(9)), Standing(2, at(9))
     here = [Here(1, {0: old}), Here(2, {0: new})]
 
-    siblings(SWITCHED, *here).follow(stage(2), 0, DECIDED)
+    hosted(SWITCHED, *here).follow(stage(2), 0, DECIDED)
 
     assert (old.told, new.told) == ([DECIDED], [])
 
@@ -170,16 +174,16 @@ def test_a_decision_is_carried_out_by_the_owners_of_the_other_generations() -> N
 def test_a_decision_is_not_carried_out_where_the_partition_is_not_owned(tasks: dict[int, Standing]) -> None:
     here = Here(1, tasks)
 
-    siblings(SWITCHED, here, Here(2, {})).follow(stage(2), 0, DECIDED)
+    hosted(SWITCHED, here, Here(2, {})).follow(stage(2), 0, DECIDED)
 
     assert [told for task in tasks.values() for told in task.told] == []
 
 
-def test_a_standby_that_is_promoted_is_told_since_it_may_have_read_the_decisions_already() -> None:
+def test_a_standby_that_is_promoted_is_notified_since_it_may_have_read_the_decisions_already() -> None:
     promoted = Standing(1, None, Role.STANDBY)
     promoted._has_fenced = True
 
-    siblings(SWITCHED, Here(1, {0: promoted}), Here(2, {})).follow(stage(2), 0, DECIDED)
+    hosted(SWITCHED, Here(1, {0: promoted}), Here(2, {})).follow(stage(2), 0, DECIDED)
 
     assert promoted.told == [DECIDED]
 
@@ -187,6 +191,6 @@ def test_a_standby_that_is_promoted_is_told_since_it_may_have_read_the_decisions
 def test_no_decision_is_nothing_to_follow() -> None:
     old = Standing(1, at(9))
 
-    siblings(SWITCHED, Here(1, {0: old}), Here(2, {})).follow(stage(2), 0, {})
+    hosted(SWITCHED, Here(1, {0: old}), Here(2, {})).follow(stage(2), 0, {})
 
     assert old.told == []

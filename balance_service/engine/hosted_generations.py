@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from balance_service.model.stage import Stage
 
 
-class Sibling(Protocol):
+class GenerationTask(Protocol):
     """The task of a partition in one generation."""
 
     @property
@@ -30,17 +30,17 @@ class Sibling(Protocol):
         """The view after the last commit, even of a halted task; None without an open store."""
 
     def follow(self, decided: Mapping[int, Letter], /) -> None:
-        """Has the task follow another generation: see `Siblings.follow`."""
+        """Has the task follow another generation: see `HostedGenerations.follow`."""
 
 
-class Generation(Protocol):
+class GenerationTasks(Protocol):
     """The tasks of one generation."""
 
-    def task(self, partition: int, /) -> Sibling | None:
+    def task(self, partition: int, /) -> GenerationTask | None:
         """Returns the task of a partition; None if it is not here."""
 
 
-class Siblings:
+class HostedGenerations:
     """The tasks of the last stage of one read model, by generation. Any thread may call it."""
 
     def __init__(self, now: Callable[[], Generations], newest: Callable[[], Generations] | None = None) -> None:
@@ -50,25 +50,25 @@ class Siblings:
         """
         self._now = now
         self._newest = newest or now
-        self._generations: dict[int, Generation] = {}
+        self._generations: dict[int, GenerationTasks] = {}
         self._new: int | None = None
 
-    def add(self, generation: int, tasks: Generation) -> None:
+    def add(self, generation: int, tasks: GenerationTasks) -> None:
         self._generations = {**self._generations, generation: tasks}
 
     def remove(self, generation: int) -> None:
         self._generations = {number: tasks for number, tasks in self._generations.items() if number != generation}
 
-    def serves_since(self, stage: Stage, *, anew: bool = False) -> int | None:
+    def serves_since(self, stage: Stage, *, newest: bool = False) -> int | None:
         """Returns the number of the state of the generations since which one serves; None if another one serves.
 
         Args:
-            anew: whether to read the topic to its end.
+            newest: whether to read the topic to its end.
 
         Raises:
             RetriableError: the topic cannot be read.
         """
-        now = self._newest() if anew else self._now()
+        now = self._newest() if newest else self._now()
         return now.serving_since if now.serving == stage.generation else None
 
     def others(self, stage: Stage) -> list[Stage]:
@@ -126,5 +126,5 @@ class Siblings:
         building = self._now().building
         return None if building is None or building.generation != stage.generation else building.max_rate
 
-    def _others(self, stage: Stage) -> list[Generation]:
+    def _others(self, stage: Stage) -> list[GenerationTasks]:
         return [tasks for number, tasks in sorted(self._generations.items()) if number != stage.generation]
