@@ -216,6 +216,8 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
     """
     stages = [*stages]
     retrying, folding = [s for s in stages if s.retries], [s for s in stages if not s.retries]
+    joined_topics = {table.topic for stage in folding for table in (*stage.tables, *stage.global_tables)}
+    tables = joined_topics - {stage.source for stage in folding}
     prepared: dict[str, Topic] = {}
     configs: dict[str, Config] = {}
     partitioners: dict[str, Partitioner] = {}
@@ -234,8 +236,6 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
         prepare(retries_spec(settings, partitions, dict(configs)))
     sources: dict[str, Topic] = {}
     changelogs: dict[str, Topic] = {}
-    joined_topics = {table.topic for stage in folding for table in (*stage.tables, *stage.global_tables)}
-    tables = joined_topics - {stage.source for stage in folding}
     for stage in folding:
         # Not if it was prepared as an output or a table: a source has more checks.
         if stage.source not in sources:

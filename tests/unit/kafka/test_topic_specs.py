@@ -246,7 +246,6 @@ def test_an_output_that_a_read_model_joins_is_created_as_a_table_unless_one_fold
             .by("product_id", "ScoredGame")
         )
         emits = Emit("test-others", each=LAST)
-        queries = None
 
     settings, topics = load_settings(application_id="app"), InMemoryTopics(score_events=2)
     models = [Joining(), Leaderboard()] if is_first else [Leaderboard(), Joining()]
