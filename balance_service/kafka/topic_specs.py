@@ -101,10 +101,12 @@ def table_spec(settings: Settings, table: Table, partitions: int) -> TopicSpec:
     )
 
 
-def output_spec(settings: Settings, name: str, partitions: int, source: str, source_config: Config) -> TopicSpec:
-    """The records that a read model emits."""
+def output_spec(
+    settings: Settings, name: str, partitions: int, source: str, source_config: Config, *, is_table: bool = False
+) -> TopicSpec:
+    """The records that a read model emits; rows if another one joins them and none folds them (`is_table`)."""
     check = partial(_check_output, source=source, source_config=source_config)
-    config = config_with_headers(source_config)
+    config = {**config_with_headers(source_config), **(_TABLE if is_table else {})}
     return TopicSpec(
         name=name, partitions=partitions, config=config, not_created=_not_created(settings), checks=(check,)
     )
@@ -235,6 +237,8 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
     """
     stages = [*stages]
     retrying, folding = [s for s in stages if s.retries], [s for s in stages if not s.retries]
+    joined_topics = {table.topic for stage in folding for table in (*stage.tables, *stage.global_tables)}
+    tables = joined_topics - {stage.source for stage in folding}
     prepared: dict[str, Topic] = {}
     configs: dict[str, Config] = {}
     partitioners: dict[str, Partitioner] = {}
@@ -278,7 +282,8 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
                 joined = prepare(table_spec(settings, stage.next_table, source.partitions))
             sources[stage.rekeyed] = prepare(rekeyed_spec(settings, stage, source, config, joined))
         for output in stage.outputs:
-            prepare(output_spec(settings, output, source.partitions, source.name, config))
+            spec = output_spec(settings, output, source.partitions, source.name, config, is_table=output in tables)
+            prepare(spec)
     for name in dict.fromkeys(stage.dead_letters for stage in folding):
         of_it = [stage for stage in folding if stage.dead_letters == name]
         most = max(sources[stage.source].partitions for stage in of_it)

@@ -36,7 +36,8 @@ or the topic of decisions or of generations may lose records; for the first thre
 """
 _RETENTION = f"""\
 *forever*: {", ".join(f"`{name}={value}`" for name, value in specs.FOREVER.items())}. `max.message.bytes` of topics that
-take records of a source is the source's, at least 1 MiB, and 64 KiB more where the service adds headers.
+take records of a source is the source's, at least 1 MiB, and 64 KiB more where the service adds headers. An output that
+another model of the application joins, and none folds, is created compacted, as a table is.
 
 A source that the service creates has `BALANCE_PARTITIONS` partitions. Other topics have as many as their source, with
 these exceptions: decisions, generations and application servers have one; a re-keyed topic that the next stage joins

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -12,31 +11,18 @@ import pytest
 from click.testing import CliRunner
 
 import balance_service
-from balance_service.cli.init import write_project
 from balance_service.cli.main import cli
 from balance_service.model.loading import load_models
 from balance_service.testing import Driver, event
 from tests.support.documents import ROOT, blocks, files_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 TUTORIAL = "docs/tutorials/read-model.md"
 GUIDE = "docs/how-to/read-models.md"
 OPERATE = "docs/how-to/operate.md"
 CODE = [block.text for block in blocks(GUIDE) if block.language == "python"]
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The project that the guide continues in, as the working directory."""
-    write_project(tmp_path / "shop")
-    monkeypatch.chdir(tmp_path / "shop")
-    monkeypatch.syspath_prepend(tmp_path / "shop")
-    yield tmp_path / "shop"
-    for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
-        del sys.modules[name]
 
 
 def run(project: Path, code: str) -> None:

@@ -20,10 +20,10 @@ from balance_service.kafka.topic_specs import (
     source_spec,
 )
 from balance_service.kafka.topics import Topic
-from balance_service.model.events import Emit
+from balance_service.model.events import LAST, Emit
 from balance_service.model.placing import stages_of, stages_of_retries
 from balance_service.model.read_model import ReadModel
-from balance_service.model.stream import Stream
+from balance_service.model.stream import Global, Stream
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.leaderboard import Leaderboard
 from balance_service.read_models.purchases import Purchases
@@ -230,6 +230,29 @@ def test_an_output_topic_that_would_refuse_emitted_records_is_refused(config: st
 
     with pytest.raises(ConfigurationError, match=rf"'high-scores'.*set its {config}="):
         prepare_leaderboard(topics)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(("reads", "policy"), [("score-events", "compact"), ("high-scores", "delete")])
+def test_an_output_that_a_read_model_joins_is_created_as_a_table_unless_one_folds_it(
+    reads: str, policy: str, *, is_first: bool
+) -> None:
+    class Joining(Leaderboard):
+        name = "test-joining"
+        source = (
+            Stream(reads, "ScoreEvent")
+            .join(Global("high-scores", "Player"), on="player_id", take={"name": "playerName"})
+            .join(Global("products", "Product"), on="product_id", take={"name": "gameName"})
+            .by("product_id", "ScoredGame")
+        )
+        emits = Emit("test-others", each=LAST)
+
+    settings, topics = load_settings(application_id="app"), InMemoryTopics(score_events=2)
+    models = [Joining(), Leaderboard()] if is_first else [Leaderboard(), Joining()]
+
+    prepare_topics(topics, settings, [stage for model in models for stage in stages_of(model, settings)])  # type: ignore[arg-type]
+
+    assert topics.configs["high-scores"]["cleanup.policy"] == policy
 
 
 def test_an_output_that_another_read_model_reads_is_checked_as_a_source_too() -> None:
