@@ -109,13 +109,13 @@ abstract class Reading {
   }
 
   /** Returns the logical type, if Avro knows it and it is valid, else the type. A UUID is its text or its bytes. */
-  private static String nameOf(Schema kind) {
+  static String nameOf(Schema kind) {
     LogicalType logical = kind.getLogicalType();
     return logical == null || logical.getName().equals("uuid") ? kind.getType().getName() : logical.getName();
   }
 
   /** Returns whether a type is a UUID of 16 bytes. */
-  private static boolean isUuid(Schema kind) {
+  static boolean isUuid(Schema kind) {
     return kind.getType() == Schema.Type.FIXED && kind.getLogicalType() != null
       && kind.getLogicalType().getName().equals("uuid");
   }
@@ -131,7 +131,7 @@ abstract class Reading {
     return isNumber && isTime ? name : null;
   }
 
-  private static String said(Schema kind) {
+  static String said(Schema kind) {
     return kind.getLogicalType() == null ? kind.getFullName() : kind.getLogicalType().getName();
   }
 
