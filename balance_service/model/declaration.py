@@ -13,6 +13,7 @@ from balance_service.errors import ConfigurationError
 from balance_service.model.converters import converter_of, record_converter, unconverted
 from balance_service.model.events import ANY, EVENT, PER_KEY, DeclaredRecord, Emit, OnFailure, Order
 from balance_service.model.keys import KeyType
+from balance_service.model.made_records import problem_of
 from balance_service.model.stage import declared_stages
 from balance_service.model.standard_fold import StandardFold
 from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, Table, join_misfit
@@ -204,17 +205,33 @@ def check_declaration(model: Any, *, own_fold: bool, own_emit: bool) -> Declared
 def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Declared:
     if own or _folds(model) or model.queries is not None:
         refuse(model, "has no `state`, so it cannot have a fold, an `emit` or `queries`")
-    asked = [output.where.columns for output in outputs if output.where is not None]
-    stages = checked_stages(model, outputs, frozenset[str]().union(*asked))
-    events = events_of(model, stages[-1])
+    stages = checked_stages(model, outputs, frozenset[str]().union(*(output.columns for output in outputs)))
+    events, made = events_of(model, stages[-1]), _made(model, outputs)
     for output in outputs:
         if output.each is not EVENT:
             refuse(model, f"emits the last state of a key to '{output.topic}', but has no states")
-        if (output.record is None) != (output.make is None):
-            refuse(model, f"emits to '{output.topic}': name both a record type and `make`, or neither")
+        if bool(output.record) != (output.make is not None or bool(output.fields)):
+            refuse(model, f"emits to '{output.topic}': name both a record type and `fields` or `make`, or neither")
         if output.where is not None:
             check_condition(model, output.where, events)
-    return Declared(stages=stages, outputs=outputs, made=_made(model, outputs))
+        _check_fields(model, output, made, events)
+    return Declared(stages=stages, outputs=outputs, made=made)
+
+
+def _check_fields(
+    model: Any,
+    output: Emit,
+    made: Mapping[str, Schema],
+    events: Mapping[str, Schema],
+    state: Mapping[str, Any] | None = None,
+    key: str = "",
+) -> None:
+    if not output.fields or output.record is None:
+        return
+    if output.make is not None:
+        refuse(model, f"emits to '{output.topic}' with both `fields` and `make`: write one of them")
+    if why := problem_of(output, made[output.record], events, state or {}, key):
+        refuse(model, why)
 
 
 def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_emit: bool) -> Declared:
@@ -227,7 +244,8 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     folds = _folds(model)
     folded = [fold.field for fold in folds.values()]
     asked = [column for fold in folds.values() if fold.where is not None for column in fold.where.columns]
-    stages = checked_stages(model, outputs, filter(None, [getattr(model, "key", None), *folded, *asked]))
+    sent = [column for output in outputs for column in output.columns]
+    stages = checked_stages(model, outputs, filter(None, [getattr(model, "key", None), *folded, *asked, *sent]))
     events = events_of(model, stages[-1])
     key, key_type = _key(model, stages[-1], events)
     form = _state(model)
@@ -238,10 +256,13 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     if taken := (_TAKEN & {*folds, *events}) | (folds.keys() & events.keys()):
         refuse(model, f"has a field or record called '{min(taken)}', which is a reserved name")
     _check_outputs(model, outputs, own_emit=own_emit)
+    made = _made(model, outputs)
+    for output in outputs:
+        _check_fields(model, output, made, events, state, key)
     declared = Declared(
         stages=stages,
         outputs=outputs,
-        made=_made(model, outputs),
+        made=made,
         key=key,
         key_type=key_type,
         state=form,
@@ -309,8 +330,13 @@ def _check_outputs(model: Any, outputs: tuple[Emit, ...], *, own_emit: bool) -> 
     for output in outputs:
         if output.make is not None or output.where is not None:
             refuse(model, f"emits to '{output.topic}' with `make` or `where`, which only models without states may use")
-        if (output.record is None) == own_emit:
-            refuse(model, f"emits to '{output.topic}': a record type needs an `emit`, and an `emit` a record type")
+        if own_emit and output.fields:
+            refuse(model, f"emits to '{output.topic}' with `fields`, and has an `emit` of its own: write one of them")
+        if (output.record is None) == (own_emit or bool(output.fields)):
+            refuse(
+                model,
+                f"emits to '{output.topic}': a record type needs `fields` or an `emit`, and these need a record type",
+            )
 
 
 def _key(model: Any, stage: Stage, events: Mapping[str, Schema]) -> tuple[str, KeyType]:

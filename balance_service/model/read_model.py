@@ -13,6 +13,7 @@ from balance_service.model.converters import StateConverter, returned_by
 from balance_service.model.declaration import check_class, check_declaration, refuse
 from balance_service.model.events import EVENT, HALT, instances_for
 from balance_service.model.keys import words_of
+from balance_service.model.made_records import record_of
 from balance_service.model.schemas import Schemas
 from balance_service.model.standard_fold import OutOfRangeError, StandardFold
 
@@ -171,7 +172,7 @@ class ReadModel:
         self.outputs = tuple(map(self._with_instances, declared.outputs))
         self.made_schemas = declared.made
         self.standard_folds, self.update_forms = declared.folds, declared.forms
-        self.needs_events = not declared.folds or any(emit.each is EVENT and emit.record for emit in self.outputs)
+        self.needs_events = (own.has_states() and not declared.folds) or any(map(self._takes_events, self.outputs))
         self.combine = declared.combine
         self.keeps_order = declared.keeps_order
         self._anew = frozenset(field for field, fold in declared.folds.items() if fold.field in _ANEW)
@@ -259,6 +260,19 @@ class ReadModel:
 
     def _without_key(self, record: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in record.items() if name != self.key}
+
+    def _takes_events(self, emit: Emit) -> bool:
+        """Whether the service makes the records of an output from events, which Spark must hand over then."""
+        if not self.has_states():
+            return emit.make is not None
+        taken = not emit.fields or any(isinstance(of, str) for of in emit.fields.values())
+        return emit.each is EVENT and emit.record is not None and taken
+
+    def made(self, emit: Emit, state: State | None, event: Event | None, key: bytes) -> Mapping[str, Any] | None:
+        """Returns the record that an output makes of its `fields`; None if it sends none. Called by the engine."""
+        answered = None if state is None else self._answered(state)
+        of_key = {} if emit.each is EVENT else {self.key: self._key(key)}
+        return record_of(emit, self.made_schemas[str(emit.record)], event, answered, of_key)
 
     def sent(self, state: State | None, event: Event | None) -> Sent:
         """Returns the records to emit for a stored state. Called by the engine. Raises as `emit`."""

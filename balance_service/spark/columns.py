@@ -66,7 +66,7 @@ def key_column(stage: Stage) -> Column | None:
 
 def cause_column(read_model: ReadModel, stage: Stage) -> Column:
     """Returns why the stage does not process an event; null if it does."""
-    ignored = F.when(~all_of(_holds(stage, condition) for condition in stage.conditions), IGNORED)
+    ignored = F.when(~all_of(holds_in(stage, condition) for condition in stage.conditions), IGNORED)
     misfit = F.when(F.lit(False), "")
     if stage.by is not None and not stage.joins:
         misfit = _pass_misfit(stage, stage.by)
@@ -106,7 +106,7 @@ def read_schemas(read_model: ReadModel, stage: Stage) -> list[Schema]:
 def _used_columns(read_model: ReadModel, stage: Stage) -> set[tuple[str, str]]:
     """Returns the columns that Python receives, as record and field."""
     events = {schema["name"]: fields_of(schema) for schema in stage.wanted_schemas.values()}
-    if stage.joins or (stage.by is None and read_model.needs_events):
+    if stage.joins or (stage.by is None and (read_model.needs_events or not read_model.has_states())):
         return {(record, field) for record, fields in events.items() for field in fields}
     folds = read_model.standard_folds if stage.by is None else {}
     return {
@@ -128,7 +128,7 @@ def _pass_misfit(stage: Stage, by: str) -> Column:
     return cause.when(is_malformed, f"{_words(by)}-malformed")
 
 
-def _holds(stage: Stage, condition: Condition) -> Column:
+def holds_in(stage: Stage, condition: Condition) -> Column:
     """Returns whether a condition holds for an event; never null."""
     return _is_true(condition, [*stage.wanted_schemas.values()])
 

@@ -22,9 +22,11 @@ from balance_service.avro.schemas import is_shipped, subject_of
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.model.made_records import UNFIT
 from balance_service.observability.tracing import TRACEPARENT_HEADER
 from balance_service.spark.columns import any_of, cause_column, detail_column, key_column, read_schemas, update_columns
 from balance_service.spark.combine import IGNORED, NOTE, UNRESOLVED
+from balance_service.spark.made_records import MadeRecords
 from balance_service.spark.row_query import in_short
 
 if TYPE_CHECKING:
@@ -73,8 +75,10 @@ class Decoder:
         self._takes_tombstones = read_model is not None and read_model.source.tombstones
         self._registry = registry
         self._frames: Any = None
+        self._made: MadeRecords
         if read_model is not None:
             jvm: Any = spark._jvm
+            self._made = MadeRecords(spark, read_model, stage, registry)
             self._frames = jvm.parts.code.balance.Resolving([*map(json.dumps, read_schemas(read_model, stage))])
         self._known: set[int] = set()
         self.rules: dict[int, int] = {}
@@ -192,12 +196,19 @@ class Decoder:
         keyed = {} if key is None else {"key": key}
         # Separate projections: otherwise Spark inlines and repeats the computation in every column below.
         updates = self._framed(records).withColumns(
-            {**columns, **keyed, _CAUSE: F.coalesce(_CAUSE, cause_column(self._read_model, self._stage))}
+            {
+                **columns,
+                **keyed,
+                **self._made.tried(),
+                _CAUSE: F.coalesce(_CAUSE, cause_column(self._read_model, self._stage)),
+            }
         )
         is_reserved = F.col("key") >= F.lit(bytearray(RESERVED_PREFIX))
-        judged = updates.withColumn(_CAUSE, F.coalesce(_CAUSE, F.when(is_reserved, "key-reserved")))
+        refused = F.coalesce(_CAUSE, F.when(is_reserved, "key-reserved"), self._made.cause())
+        judged = updates.withColumn(_CAUSE, refused)
         cause = F.col(_CAUSE)
         detail = F.when(cause == F.col(f"`{_FRAME}`.cause"), F.col(f"`{_FRAME}`.detail"))
+        detail = F.coalesce(detail, F.when(cause == UNFIT, self._made.detail()))
         of_key = detail_column(self._read_model, self._stage, cause)
         keep_record = F.when(cause.isNull(), F.col("idempotency_key").isNotNull()).otherwise(cause != IGNORED)
         note = F.struct(
@@ -218,6 +229,7 @@ class Decoder:
         return judged.select(
             "offset",
             *(F.when(cause.isNull(), F.col(name)).alias(name) for name in ("key", *columns)),
+            *(F.when(cause.isNull(), column).alias(name) for name, column in self._made.sent().items()),
             # A null list takes a fifth of the bytes of a struct of nulls, and most rows have no note.
             F.when(is_noted, F.array(note)).alias(NOTE),
             F.col(_PARTITION).alias("partition"),

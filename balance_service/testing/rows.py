@@ -13,18 +13,23 @@ import pyarrow as pa
 
 from balance_service.avro.codec import misfit, parsed
 from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, without_null
+from balance_service.engine.outputs import encoded as encode
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
+from balance_service.errors import PoisonRecordError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.converters import record_of
 from balance_service.model.keys import MAX_KEY_BYTES, KeyType, key_problems, words_of
+from balance_service.model.made_records import output_column
+from balance_service.model.made_records import record_of as made_of
 from balance_service.model.placing import place_stages
 from balance_service.spark.combine import IGNORED, NOTE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from _typeshed import DataclassInstance
 
+    from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
@@ -175,10 +180,16 @@ def driven_stages(read_model: ReadModel, *, after_joins: bool = False) -> list[S
     return place_stages(read_model.stages, "driver", str)[max(joining, default=0) if after_joins else 0 :]
 
 
-def rows_of(read_model: ReadModel, stage: Stage, events: Mapping[int, InputEvent]) -> pa.Table:
-    """Returns the rows of the decoder's plan for the events that a stage reads, by offset."""
+def rows_of(
+    read_model: ReadModel, stage: Stage, events: Mapping[int, InputEvent], codecs: Sequence[AvroCodec | None] = ()
+) -> pa.Table:
+    """Returns the rows of the decoder's plan for the events that a stage reads, by offset.
+
+    Args:
+        codecs: of the records that the outputs of a model without states make, in their order.
+    """
     types = _column_types(read_model, stage)
-    rows = [_row(read_model, stage, given, offset) for offset, given in events.items()]
+    rows = [_row(read_model, stage, given, offset, codecs) for offset, given in events.items()]
     note = pa.list_(pa.struct(list(_NOTE.items())))
     return pa.Table.from_pylist(rows, pa.schema({"offset": pa.int64(), "key": pa.binary(), **types, NOTE: note}))
 
@@ -208,8 +219,12 @@ def passed_on(stage: Stage, given: InputEvent) -> tuple[bytes | None, str | None
     return (None, "key-reserved") if key >= RESERVED_PREFIX else (key, None)
 
 
-def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) -> dict[str, Any]:
+def _row(
+    read_model: ReadModel, stage: Stage, given: InputEvent, offset: int, codecs: Sequence[AvroCodec | None]
+) -> dict[str, Any]:
     record_key = key = key_of(read_model, stage, given)
+    sent: dict[str, Any] = {}
+    detail = ""
     cause: str | None
     if given.unreadable is not None:
         cause = given.unreadable
@@ -219,14 +234,18 @@ def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) ->
         cause = IGNORED
     else:
         cause = _misfit(read_model, stage, given, key)
+    if not cause and _sends(read_model, stage):
+        try:
+            sent = _sent(read_model, given, codecs)
+        except PoisonRecordError as error:
+            cause, detail = error.cause, error.detail
     note = None
     if cause or given.idempotency_key:
         note = {"cause": cause, "timestamp": given.timestamp_ms, "record_key": record_key, "value": given.body}
-        note["detail"] = key_problems(read_model.key if read_model.has_states() else None, stage.by).get(
-            cause or "", ""
-        )
+        of_key = key_problems(read_model.key if read_model.has_states() else None, stage.by).get(cause or "", "")
+        note["detail"] = detail or of_key
         note["idempotency_key"] = None if cause else given.idempotency_key
-    row = {} if cause else _columns(read_model, stage, given)
+    row = {} if cause else _columns(read_model, stage, given) | sent
     return {"offset": offset, "key": None if cause else key, **row, NOTE: [note] if note else None}
 
 
@@ -239,6 +258,25 @@ def _misfit(read_model: ReadModel, stage: Stage, given: InputEvent, key: bytes |
     ):
         return f"key-is-not-{'-'.join(words_of(read_model.key))}"
     return "key-reserved" if key is not None and key >= RESERVED_PREFIX else None
+
+
+def _sends(read_model: ReadModel, stage: Stage) -> bool:
+    """Whether the rows of a stage say what its outputs send."""
+    return stage.by is None and not read_model.has_states()
+
+
+def _sent(read_model: ReadModel, given: InputEvent, codecs: Sequence[AvroCodec | None]) -> dict[str, Any]:
+    """Returns what each output sends. Raises PoisonRecordError if a record does not fit its schema."""
+    sent: dict[str, Any] = {}
+    for number, (emit, codec) in enumerate(zip(read_model.outputs, codecs, strict=True)):
+        if emit.where is not None and not emit.where.holds(given.values):
+            continue
+        made: Any = True
+        if emit.fields and codec is not None:
+            schema = read_model.made_schemas[str(emit.record)]
+            made = encode(codec, made_of(emit, schema, given.values, None, {}))
+        sent[output_column(number)] = made
+    return sent
 
 
 def _columns(read_model: ReadModel, stage: Stage, given: InputEvent) -> dict[str, Any]:
@@ -284,7 +322,10 @@ def _column_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]
     types = _update_types(read_model, stage)
     if read_model.outputs or not read_model.standard_folds:
         types |= time
-    return types if read_model.has_states() else types | unchanged
+    if not _sends(read_model, stage):
+        return types
+    sent = {output_column(n): pa.binary() if one.fields else pa.bool_() for n, one in enumerate(read_model.outputs)}
+    return types | unchanged | sent
 
 
 def _update_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]:

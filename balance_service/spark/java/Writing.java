@@ -73,6 +73,11 @@ public final class Writing implements Serializable {
     this.record = new Fields(schema, this.type, "");
   }
 
+  /** Returns Spark's type for the values of an Avro type, as they are read. */
+  public static DataType typeOf(String text) {
+    return Reading.typeOf(new Schema.Parser(NameValidator.NO_VALIDATION).setValidateDefaults(false).parse(text));
+  }
+
   /** Returns the frames of a column of structs. A struct that does not fit fails the query: see `Unfit`. */
   public Column of(Column struct) {
     return this.invoked("write", DataTypes.BinaryType, struct);
