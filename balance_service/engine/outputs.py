@@ -15,7 +15,7 @@ from balance_service.kafka.log_reader import LogReader
 from balance_service.kafka.messages import headers_of
 from balance_service.model.converters import record_of
 from balance_service.model.events import Each
-from balance_service.model.made_records import MISFIT, UNFIT
+from balance_service.model.made_records import UNFIT, unfit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -110,12 +110,12 @@ def encoded(codec: AvroCodec, sent: Any) -> bytes:
     except ConfigurationError as error:
         raise OwnCodeFailedError(error) from error
     except ValueError as error:
-        raise PoisonRecordError(UNFIT, f"{MISFIT}{error}") from error
+        raise unfit(str(error)) from error
     try:
         return codec.encode(record)
     except Exception as error:  # fastavro raises any exception its writer runs into
         why = codec.misfit(record) or error
-        raise PoisonRecordError(UNFIT, f"{MISFIT}{why}") from error
+        raise unfit(str(why)) from error
 
 
 def forwarded(headers: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, bytes | None]]:
@@ -202,8 +202,8 @@ class BatchEmission:
             value = None if frame is None else frame_header(emission.codec.schema_id) + opened(frame)[1]
             return (self.builder.build(*at, value),)
         if emission.emit.fields:
-            made = emission.read_model.made(emission.emit, state, event, update.key)
-            return () if made is None else (self.builder.build(*at, encoded(emission.codec, made)),)
+            body = emission.read_model.made(update.update, state, update.key)
+            return () if body is None else (self.builder.build(*at, frame_header(emission.codec.schema_id) + body),)
         sent = records_of_own_code(emission.read_model.sent, state, event)
         return [self.builder.build(*at, encoded(emission.codec, record)) for record in sent]
 

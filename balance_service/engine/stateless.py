@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from balance_service.avro import arrow_rows
+from balance_service.avro.codec import frame_header
 from balance_service.avro.schemas import fields_of
 from balance_service.engine.dead_letter import Letter
 from balance_service.engine.outputs import OutputBuilder, encoded, forwarded
@@ -73,8 +74,8 @@ class RepartitionProcessor:
 class EmitProcessor:
     """Sends the records that a read model makes of each event.
 
-    `records` are the simple names of the source's record types. `outputs` have the codec of the record that is made
-    by the model's own code; the rows have those that are made of columns, and say which events an output sends.
+    `records` are the simple names of the source's record types. `outputs` have the codec of the record that is made,
+    or None if the event's record is sent unchanged. The rows say which events an output sends.
     """
 
     read_model: str
@@ -110,8 +111,8 @@ class EmitProcessor:
             given = row[output_column(number)]
             if given is None:
                 continue
-            if emit.fields:
-                made.append(builder.build(offset, timestamp_ms, key, given))
+            if emit.fields and codec is not None:
+                made.append(builder.build(offset, timestamp_ms, key, frame_header(codec.schema_id) + given))
             elif emit.make is None or codec is None:
                 made.append(builder.build(offset, timestamp_ms, key, row["value"], forwarded(row["headers"])))
             else:

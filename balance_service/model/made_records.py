@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, localcontext
+import io
+from dataclasses import dataclass
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
+import fastavro
+
+from balance_service.avro.codec import misfit as misfit_of
+from balance_service.avro.codec import parsed
+from balance_service.avro.field_writer import field_writer
 from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, type_name, without_null
 from balance_service.errors import PoisonRecordError
@@ -12,24 +19,26 @@ from balance_service.model.conditions import Field
 from balance_service.model.events import EVENT, OfState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from balance_service.avro.schemas import Schema
-    from balance_service.model.events import Emit, Event, State
+    from balance_service.model.events import Emit, State
 
 UNFIT = "output-does-not-fit"
-MISFIT = "the record to send does not fit its schema: "
+MISFIT = "the record to send does not fit its schema"
+PART = "#"
+"""How the names of columns with parts of outputs begin. No field of a model can have such a name."""
 _PROMOTED = {("int", "long"), ("float", "double")}
-_DIGITS = 80
+_EXACT = Context(prec=80, traps=[InvalidOperation, Inexact])
 
 
-def output_column(number: int) -> str:
-    """The column of a stage without states that says what an output sends for an event; null if it sends nothing.
+def output_column(number: int, part: int = 0) -> str:
+    """The column of the rows with a part of the record that an output makes of the event's columns.
 
-    It is the frame of a record that is made of columns; for other outputs, it is true.
+    In a stage without states, there is one part, and it is null if the event is not sent. For an output that makes no
+    record of columns, it is true or null.
     """
-    # No field of a model can have the name.
-    return f"#{number}"
+    return f"{PART}{number}+{part}"
 
 
 def problem_of(emit: Emit, made: Schema, events: Mapping[str, Schema], state: Mapping[str, Any], key: str) -> str:
@@ -126,32 +135,120 @@ def _is_same(given: Any, kept: Any) -> bool:
             return True
 
 
-def record_of(
-    emit: Emit, made: Schema, event: Event | Mapping[str, Any] | None, state: State | None, key: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Returns the record that an output makes; None if it has a field of the event or the state, and there is none.
+@dataclass(frozen=True, slots=True)
+class OfEvent:
+    """Successive fields of a record that the event has, or that have their default. Spark encodes them together.
+
+    `schema` is a record of these fields, and `paths` names the columns of the event by field; without any, the fields
+    are the same for all events. `column` is the column of the rows with the encoded fields; null for a tombstone.
+    """
+
+    column: str
+    schema: Schema
+    paths: Mapping[str, str]
+
+    def encoded(self, event: Mapping[str, Any]) -> bytes:
+        """Returns the encoded fields. Raises PoisonRecordError if a value does not fit."""
+        wanted, record = fields_of(self.schema), {}
+        for field, path in self.paths.items():
+            record[field] = value = Field(path).value_in(event)
+            if value is None and not without_null(wanted[field])[1]:
+                raise unfit(f"{field} is null, but {type_name(wanted[field])} is expected")
+            if isinstance(value, Decimal):
+                record[field] = _EXACT.quantize(
+                    value, Decimal(1).scaleb(-without_null(wanted[field])[0].get("scale", 0))
+                )
+        schema, body = parsed(self.schema), io.BytesIO()
+        try:
+            fastavro.schemaless_writer(body, schema, record, strict_allow_default=True)
+        except Exception as error:  # fastavro raises any exception its writer runs into
+            raise unfit(str(misfit_of(schema, record) or error)) from error
+        return body.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class OfOne:
+    """A field of a record that is one of the state; or, without `of`, the key."""
+
+    field: str
+    kind: Any
+    of: str | None
+
+
+def parts_of(emit: Emit, made: Schema, number: int) -> list[OfEvent | OfOne]:
+    """Returns the parts of an output's record, in order.
 
     Args:
-        made: the record's schema.
-        state: after the event, as the model declares it.
-        key: the key's column and value, for the last state of a key.
-
-    Raises:
-        PoisonRecordError: a value is null, and the record's field is not.
+        made: the schema of the record.
+        number: of the output in its model.
     """
-    fields, record = fields_of(made), {}
-    for field, of in emit.fields.items():
-        source = state if isinstance(of, OfState) else event if emit.each is EVENT else key
-        if source is None:
-            return None
-        value = source[of.field] if isinstance(of, OfState) else Field(of).value_in(source)
-        if value is None and not without_null(fields[field])[1]:
-            raise PoisonRecordError(UNFIT, f"{MISFIT}{field} is null, but {type_name(fields[field])} is expected")
-        record[field] = at_scale(value, fields[field]) if isinstance(value, Decimal) else value
-    return record
+    parts: list[OfEvent | OfOne] = []
+    for one in expanded(made)["fields"]:
+        of = emit.fields.get(one["name"])
+        if isinstance(of, OfState) or (of is not None and emit.each is not EVENT):
+            parts.append(OfOne(one["name"], one["type"], of.field if isinstance(of, OfState) else None))
+            continue
+        last = parts.pop() if parts and isinstance(parts[-1], OfEvent) else None
+        before = last if isinstance(last, OfEvent) else OfEvent(output_column(number, len(parts)), {}, {})
+        fields = [*before.schema.get("fields", ()), one]
+        paths = before.paths if of is None else {**before.paths, one["name"]: of}
+        parts.append(OfEvent(before.column, {"type": "record", "name": made["name"], "fields": fields}, paths))
+    return parts
 
 
-def at_scale(value: Decimal, kind: Any) -> Decimal:
-    """Returns a decimal with the digits after the point that its type has; its own have no more."""
-    with localcontext(prec=_DIGITS):
-        return value.quantize(Decimal(1).scaleb(-without_null(kind)[0].get("scale", 0)))
+def columns_of(emits: Sequence[Emit], made: Mapping[str, Schema]) -> Iterator[tuple[Emit, OfEvent]]:
+    """Yields the parts of outputs that are columns of the rows."""
+    for number, emit in enumerate(emits):
+        for part in parts_of(emit, made[str(emit.record)], number) if emit.fields else ():
+            if isinstance(part, OfEvent) and part.paths:
+                yield emit, part
+
+
+class Making:
+    """Makes the records of an output with `fields`, from encoded columns of the event and the state after it."""
+
+    def __init__(self, emit: Emit, made: Schema, number: int) -> None:
+        self.takes_key = emit.each is not EVENT
+        self._parts: list[bytes | str | tuple[OfOne, Callable[[Any], bytes]]] = []
+        for part in parts_of(emit, made, number):
+            match part:
+                case OfOne(kind=kind):
+                    self._parts.append((part, field_writer(kind)))
+                case OfEvent(paths=paths) if not paths:
+                    self._parts.append(part.encoded({}))
+                case OfEvent(column=column):
+                    self._parts.append(column)
+
+    def body(self, columns: Mapping[str, Any], state: State | None, key: str | int | None) -> bytes | None:
+        """Returns the encoded record; None if there is no event, or no state, and the record has a field of it.
+
+        Args:
+            columns: those of the event's row.
+            state: as the model declares it.
+            key: None unless `takes_key`.
+
+        Raises:
+            PoisonRecordError: a value does not fit the record's type.
+        """
+        found: list[bytes] = []
+        for part in self._parts:
+            match part:
+                case bytes():
+                    found.append(part)
+                case str():
+                    if (encoded := columns[part]) is None:
+                        return None
+                    found.append(encoded)
+                case one, write:
+                    if one.of is not None and state is None:
+                        return None
+                    value = key if one.of is None or state is None else state[one.of]
+                    try:
+                        found.append(write(value))
+                    except Exception as error:  # fastavro raises any exception its writer runs into
+                        raise unfit(f"{one.field} is {value!r}, but {type_name(one.kind)} is expected") from error
+        return b"".join(found)
+
+
+def unfit(why: str) -> PoisonRecordError:
+    return PoisonRecordError(UNFIT, f"{MISFIT}: {why}")

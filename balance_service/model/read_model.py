@@ -13,7 +13,7 @@ from balance_service.model.converters import StateConverter, returned_by
 from balance_service.model.declaration import check_class, check_declaration, refuse
 from balance_service.model.events import EVENT, HALT, instances_for
 from balance_service.model.keys import words_of
-from balance_service.model.made_records import record_of
+from balance_service.model.made_records import PART, Making
 from balance_service.model.schemas import Schemas
 from balance_service.model.standard_fold import OutOfRangeError, StandardFold
 
@@ -196,6 +196,9 @@ class ReadModel:
                 self.field_types = {name: type_name(kind) for name, kind in fields_of(self._view.schema).items()}
         self._for_fold = self._instances_for("fold", self.fold, 1)
         self._for_emit = self._instances_for("emit", self.emit, 1)
+        for emit in self.outputs:
+            if emit.fields:
+                self._making = Making(emit, self.made_schemas[str(emit.record)], 0)
         for field, fold in declared.folds.items():
             self._steps.append((field, fold.step(without_null(self.state_fields[field])[0])))
             if (answer := fold.answer(without_null(declared.kinds[field])[0])) is not None:
@@ -265,14 +268,18 @@ class ReadModel:
         """Whether the service makes the records of an output from events, which Spark must hand over then."""
         if not self.has_states():
             return emit.make is not None
-        taken = not emit.fields or any(isinstance(of, str) for of in emit.fields.values())
-        return emit.each is EVENT and emit.record is not None and taken
+        return emit.each is EVENT and emit.record is not None and not emit.fields
 
-    def made(self, emit: Emit, state: State | None, event: Event | None, key: bytes) -> Mapping[str, Any] | None:
-        """Returns the record that an output makes of its `fields`; None if it sends none. Called by the engine."""
-        answered = None if state is None else self._answered(state)
-        of_key = {} if emit.each is EVENT else {self.key: self._key(key)}
-        return record_of(emit, self.made_schemas[str(emit.record)], event, answered, of_key)
+    def made(self, update: Update, state: State | None, key: bytes) -> bytes | None:
+        """Returns the encoded record that the model's output makes of its `fields`; None if it sends none.
+
+        Called by the engine, for a model with states.
+
+        Raises:
+            PoisonRecordError: a value does not fit the record.
+        """
+        of_key = self._key(key) if self._making.takes_key else None
+        return self._making.body(update, None if state is None else self._answered(state), of_key)
 
     def sent(self, state: State | None, event: Event | None) -> Sent:
         """Returns the records to emit for a stored state. Called by the engine. Raises as `emit`."""
@@ -334,7 +341,8 @@ class ReadModel:
 
     def repeated(self, update: Update) -> Mapping[str, Any]:
         """Returns the fields of an update that every attempt of a command repeats: all except `id` and `occurredOn`."""
-        kept = {name: value for name, value in update.items() if name not in self._anew}
+        # A part of an output may have the event's id.
+        kept = {name: of for name, of in update.items() if name not in self._anew and not name.startswith(PART)}
         return {name: _without_new(value) for name, value in kept.items()}
 
     def acceleration(self, codec: AvroCodec) -> Addition | None:

@@ -108,8 +108,9 @@ def _used_columns(read_model: ReadModel, stage: Stage) -> set[tuple[str, str]]:
     events = {schema["name"]: fields_of(schema) for schema in stage.wanted_schemas.values()}
     if stage.joins or (stage.by is None and (read_model.needs_events or not read_model.has_states())):
         return {(record, field) for record, fields in events.items() for field in fields}
+    sent = {column for emit in read_model.outputs if stage.by is None for column in emit.columns}
     folds = read_model.standard_folds if stage.by is None else {}
-    return {
+    return {(record, column) for record in events for column in sent} | {
         (fold.record, column) for name, fold in folds.items() for column in columns_of(read_model.update_forms[name])
     }
 

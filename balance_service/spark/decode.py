@@ -78,7 +78,7 @@ class Decoder:
         self._made: MadeRecords
         if read_model is not None:
             jvm: Any = spark._jvm
-            self._made = MadeRecords(spark, read_model, stage, registry)
+            self._made = MadeRecords(spark, read_model, stage)
             self._frames = jvm.parts.code.balance.Resolving([*map(json.dumps, read_schemas(read_model, stage))])
         self._known: set[int] = set()
         self.rules: dict[int, int] = {}
@@ -229,7 +229,7 @@ class Decoder:
         return judged.select(
             "offset",
             *(F.when(cause.isNull(), F.col(name)).alias(name) for name in ("key", *columns)),
-            *(F.when(cause.isNull(), column).alias(name) for name, column in self._made.sent().items()),
+            *(F.when(cause.isNull(), column).alias(name) for name, column in self._made.columns().items()),
             # A null list takes a fifth of the bytes of a struct of nulls, and most rows have no note.
             F.when(is_noted, F.array(note)).alias(NOTE),
             F.col(_PARTITION).alias("partition"),

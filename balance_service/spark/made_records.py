@@ -9,49 +9,50 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from pyspark.sql.classic.column import Column as ClassicColumn
 
 from balance_service.avro.named_types import contracted, expanded
-from balance_service.avro.schemas import subject_of
 from balance_service.model.conditions import Field
-from balance_service.model.made_records import MISFIT, UNFIT, output_column
+from balance_service.model.made_records import MISFIT, UNFIT, columns_of, output_column
 from balance_service.spark.columns import holds_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import Column, SparkSession
 
-    from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
     from balance_service.model.events import Emit
+    from balance_service.model.made_records import OfEvent
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
 
 
-class MadeRecords:
-    """Encodes the records of outputs with `fields`; see `java/Writing.java`."""
+_WITHOUT_HEADER = -1
 
-    def __init__(self, spark: SparkSession, read_model: ReadModel, stage: Stage, registry: SchemaRegistry) -> None:
-        """Registers the schemas of the records. Raises as `SchemaRegistry.register`."""
-        self._jvm: Any = spark._jvm
-        self._registry = registry
-        is_sending = stage.by is None and not read_model.has_states()
+
+class MadeRecords:
+    """Encodes the parts of records that are columns of the event; see `java/Writing.java`."""
+
+    def __init__(self, spark: SparkSession, read_model: ReadModel, stage: Stage) -> None:
+        self._writing: Any = spark._jvm.parts.code.balance.Writing
         self._stage = stage
-        self._outputs = {output_column(n): emit for n, emit in enumerate(read_model.outputs if is_sending else ())}
-        self._writings = {
-            (name, schema["name"]): self._writing(emit, read_model.made_schemas[str(emit.record)], expanded(schema))
-            for name, emit in self._outputs.items()
-            for schema in (stage.wanted_schemas.values() if emit.fields else ())
+        outputs = read_model.outputs if stage.by is None else ()
+        self._parts = {part.column: (emit, part) for emit, part in columns_of(outputs, read_model.made_schemas)}
+        self._whole = {
+            output_column(number): emit
+            for number, emit in enumerate(outputs)
+            if not emit.fields and not read_model.has_states()
         }
 
     def tried(self) -> dict[str, Column]:
-        """Returns a column for each output: null if an event is not sent.
+        """Returns the columns for outputs; null if an event is not sent.
 
-        Otherwise it is true; or, for an output with `fields`, a struct of the `frame`, or the `misfit` that it has.
+        Each is true for an output that makes no record of columns, or else a struct of a `frame`, the part of the
+        record without a header; or of the `misfit` that it has.
         """
-        return {name: self._tried(name, emit) for name, emit in self._outputs.items()}
+        parts = {name: self._sent(emit, self._part(part)) for name, (emit, part) in self._parts.items()}
+        return parts | {name: self._sent(emit, F.lit(True)) for name, emit in self._whole.items()}
 
-    def sent(self) -> dict[str, Column]:
-        """Returns a column for each column of `tried`: null if an event is not sent, else true or the frame."""
-        return {name: F.col(f"`{name}`.frame" if emit.fields else f"`{name}`") for name, emit in self._outputs.items()}
+    def columns(self) -> dict[str, Column]:
+        """Returns the columns that are handed over, of those of `tried`."""
+        parts = {name: F.col(f"`{name}`.frame") for name in self._parts}
+        return parts | {name: F.col(f"`{name}`") for name in self._whole}
 
     def cause(self) -> Column:
         """Returns the cause for which an event cannot be sent; null if it can."""
@@ -59,29 +60,24 @@ class MadeRecords:
 
     def detail(self) -> Column:
         """Returns which field of the first record that does not fit has which value; null if all fit."""
-        return F.coalesce(F.lit(None).cast("string"), *self._misfits())
+        misfits = [F.concat(F.lit(f"{MISFIT}: "), F.col(f"`{name}`.misfit")) for name in self._parts]
+        return F.coalesce(F.lit(None).cast("string"), *misfits)
 
-    def _misfits(self) -> Iterator[Column]:
-        for name, emit in self._outputs.items():
-            if emit.fields:
-                yield F.concat(F.lit(MISFIT), F.col(f"`{name}`.misfit"))
+    def _sent(self, emit: Emit, sent: Column) -> Column:
+        return sent if emit.where is None else F.when(holds_in(self._stage, emit.where), sent)
 
-    def _tried(self, name: str, emit: Emit) -> Column:
-        holds = F.lit(True) if emit.where is None else holds_in(self._stage, emit.where)
-        if not emit.fields:
-            return F.when(holds, F.lit(True))
-        made = [self._made(name, emit, record) for record in self._stage.records]
-        return F.when(holds, made[0] if len(made) == 1 else F.coalesce(*made))
+    def _part(self, part: OfEvent) -> Column:
+        made = [self._of_record(part, expanded(schema)) for schema in self._stage.wanted_schemas.values()]
+        return made[0] if len(made) == 1 else F.coalesce(*made)
 
-    def _made(self, name: str, emit: Emit, record: str) -> Column:
-        taken = F.struct(*(F.col(f"{record}.{path}").alias(field) for field, path in emit.fields.items()))
-        tried = ClassicColumn(self._writings[name, record].tried(taken._jc))
-        return F.when(F.col(record).isNotNull(), tried)
+    def _of_record(self, part: OfEvent, given: Schema) -> Column:
+        record = given["name"]
+        columns = [{"name": field, "type": Field(path).type_in(given)} for field, path in part.paths.items()]
+        typed = self._writing.typeOf(_text({"type": "record", "name": "Taken", "fields": columns}))
+        taken = F.struct(*(F.col(f"{record}.{path}").alias(field) for field, path in part.paths.items()))
+        tried = self._writing(_text(part.schema), _WITHOUT_HEADER, typed).tried(taken._jc)
+        return F.when(F.col(record).isNotNull(), ClassicColumn(tried))
 
-    def _writing(self, emit: Emit, made: Schema, given: Schema) -> Any:
-        """Returns the writer of a record of columns that an event has."""
-        columns = [{"name": field, "type": Field(str(path)).type_in(given)} for field, path in emit.fields.items()]
-        typed = {"type": "record", "name": "Taken", "fields": columns}
-        schema_id = self._registry.register(subject_of(emit.topic, made), contracted(made))
-        writing = self._jvm.parts.code.balance.Writing
-        return writing(json.dumps(contracted(made)), schema_id, writing.typeOf(json.dumps(contracted(typed))))
+
+def _text(schema: Schema) -> str:
+    return json.dumps(contracted(schema))

@@ -17,7 +17,7 @@ from balance_service.engine.commit import Committed, commit, decide, write_posit
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position
-from balance_service.engine.stateless import EmitProcessor, JoinProcessor
+from balance_service.engine.stateless import JoinProcessor
 from balance_service.engine.store import StateStore
 from balance_service.errors import TaskMigratedError
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES
@@ -132,7 +132,7 @@ class DrivenTask:
         """Returns the batch of the events of `[start, end)`, by offset; without those that are left out."""
         if not events:
             return TaskBatch(start, PartitionUpdates(end))
-        rows = self._rows(events)
+        rows = PartitionRows(rows_of(self._read_model, self.stage, events))
         updates = rows.combined(self._read_model.combine, **self._few_rows) if self._has_states else rows.uncombined()
         return TaskBatch(start, replace(updates, end=end, singles=partial(self._singles, rows)))
 
@@ -145,7 +145,7 @@ class DrivenTask:
         if not due.again and not due.forgotten:
             return None
         events = {letter.offset: self.events[letter.offset] for letter in due.again}
-        rows = self._rows(events) if events else None
+        rows = PartitionRows(rows_of(self._read_model, self.stage, events)) if events else None
         letters = {at: letter_of(self._read_model, self.stage, given, at) for at, given in events.items()}
         return redriven(rows, [*events], letters, len(self.events), due, has_states=self._has_states)
 
@@ -202,10 +202,6 @@ class DrivenTask:
             offset += 1
         if (self.states(), self.store.position) != (before, position):
             raise AssertionError("the changelog differs from the store")
-
-    def _rows(self, events: Mapping[int, InputEvent]) -> PartitionRows:
-        outputs = self.processor.outputs if isinstance(self.processor, EmitProcessor) else ()
-        return PartitionRows(rows_of(self._read_model, self.stage, events, [codec for _, _, codec in outputs]))
 
     def _singles(self, rows: PartitionRows, keys: Sequence[bytes]) -> list[KeyedUpdate]:
         letters = {at: letter_of(self._read_model, self.stage, given, at) for at, given in enumerate(self.events)}

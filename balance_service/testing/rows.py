@@ -13,24 +13,22 @@ import pyarrow as pa
 
 from balance_service.avro.codec import misfit, parsed
 from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, without_null
-from balance_service.engine.outputs import encoded as encode
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.errors import PoisonRecordError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.converters import record_of
 from balance_service.model.keys import MAX_KEY_BYTES, KeyType, key_problems, words_of
-from balance_service.model.made_records import output_column
-from balance_service.model.made_records import record_of as made_of
+from balance_service.model.made_records import columns_of, output_column
 from balance_service.model.placing import place_stages
 from balance_service.spark.combine import IGNORED, NOTE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from _typeshed import DataclassInstance
 
-    from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
+    from balance_service.model.events import Emit
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.model.standard_fold import Form
@@ -180,16 +178,10 @@ def driven_stages(read_model: ReadModel, *, after_joins: bool = False) -> list[S
     return place_stages(read_model.stages, "driver", str)[max(joining, default=0) if after_joins else 0 :]
 
 
-def rows_of(
-    read_model: ReadModel, stage: Stage, events: Mapping[int, InputEvent], codecs: Sequence[AvroCodec | None] = ()
-) -> pa.Table:
-    """Returns the rows of the decoder's plan for the events that a stage reads, by offset.
-
-    Args:
-        codecs: of the records that the outputs of a model without states make, in their order.
-    """
+def rows_of(read_model: ReadModel, stage: Stage, events: Mapping[int, InputEvent]) -> pa.Table:
+    """Returns the rows of the decoder's plan for the events that a stage reads, by offset."""
     types = _column_types(read_model, stage)
-    rows = [_row(read_model, stage, given, offset, codecs) for offset, given in events.items()]
+    rows = [_row(read_model, stage, given, offset) for offset, given in events.items()]
     note = pa.list_(pa.struct(list(_NOTE.items())))
     return pa.Table.from_pylist(rows, pa.schema({"offset": pa.int64(), "key": pa.binary(), **types, NOTE: note}))
 
@@ -219,9 +211,7 @@ def passed_on(stage: Stage, given: InputEvent) -> tuple[bytes | None, str | None
     return (None, "key-reserved") if key >= RESERVED_PREFIX else (key, None)
 
 
-def _row(
-    read_model: ReadModel, stage: Stage, given: InputEvent, offset: int, codecs: Sequence[AvroCodec | None]
-) -> dict[str, Any]:
+def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) -> dict[str, Any]:
     record_key = key = key_of(read_model, stage, given)
     sent: dict[str, Any] = {}
     detail = ""
@@ -234,9 +224,9 @@ def _row(
         cause = IGNORED
     else:
         cause = _misfit(read_model, stage, given, key)
-    if not cause and _sends(read_model, stage):
+    if not cause and stage.by is None and given.record:
         try:
-            sent = _sent(read_model, given, codecs)
+            sent = _sent(read_model, given)
         except PoisonRecordError as error:
             cause, detail = error.cause, error.detail
     note = None
@@ -260,23 +250,21 @@ def _misfit(read_model: ReadModel, stage: Stage, given: InputEvent, key: bytes |
     return "key-reserved" if key is not None and key >= RESERVED_PREFIX else None
 
 
-def _sends(read_model: ReadModel, stage: Stage) -> bool:
-    """Whether the rows of a stage say what its outputs send."""
-    return stage.by is None and not read_model.has_states()
-
-
-def _sent(read_model: ReadModel, given: InputEvent, codecs: Sequence[AvroCodec | None]) -> dict[str, Any]:
-    """Returns what each output sends. Raises PoisonRecordError if a record does not fit its schema."""
-    sent: dict[str, Any] = {}
-    for number, (emit, codec) in enumerate(zip(read_model.outputs, codecs, strict=True)):
-        if emit.where is not None and not emit.where.holds(given.values):
-            continue
-        made: Any = True
-        if emit.fields and codec is not None:
-            schema = read_model.made_schemas[str(emit.record)]
-            made = encode(codec, made_of(emit, schema, given.values, None, {}))
-        sent[output_column(number)] = made
+def _sent(read_model: ReadModel, given: InputEvent) -> dict[str, Any]:
+    """Returns the columns for outputs. Raises PoisonRecordError if a value does not fit its record."""
+    outputs = read_model.outputs
+    sent: dict[str, Any] = {
+        part.column: part.encoded(given.values) if _is_sent(emit, given) else None
+        for emit, part in columns_of(outputs, read_model.made_schemas)
+    }
+    for number, emit in enumerate(() if read_model.has_states() else outputs):
+        if not emit.fields:
+            sent[output_column(number)] = True if _is_sent(emit, given) else None
     return sent
+
+
+def _is_sent(emit: Emit, given: InputEvent) -> bool:
+    return emit.where is None or emit.where.holds(given.values)
 
 
 def _columns(read_model: ReadModel, stage: Stage, given: InputEvent) -> dict[str, Any]:
@@ -322,10 +310,11 @@ def _column_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]
     types = _update_types(read_model, stage)
     if read_model.outputs or not read_model.standard_folds:
         types |= time
-    if not _sends(read_model, stage):
+    types |= {part.column: pa.binary() for _, part in columns_of(read_model.outputs, read_model.made_schemas)}
+    if read_model.has_states():
         return types
-    sent = {output_column(n): pa.binary() if one.fields else pa.bool_() for n, one in enumerate(read_model.outputs)}
-    return types | unchanged | sent
+    whole = {output_column(n): pa.bool_() for n, emit in enumerate(read_model.outputs) if not emit.fields}
+    return types | unchanged | whole
 
 
 def _update_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]:

@@ -45,18 +45,11 @@ SCORED = {
 }
 
 
-MADE = 1_000
-
-
 class Writers:
     """A registry with some writer schemas, numbered from 1."""
 
     def __init__(self, *schemas: Schema | WriterSchema) -> None:
         self.schemas = schemas
-
-    def register(self, _subject: str, _schema: Schema) -> int:
-        """Returns an id that no schema of the test has."""
-        return MADE
 
     def writer_schema(self, schema_id: int) -> WriterSchema:
         schema = self.schemas[schema_id - 1]

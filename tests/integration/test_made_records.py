@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.avro.codec import AvroCodec
-from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.avro.schemas import load_schema
 from balance_service.model.conditions import col
 from balance_service.model.events import Emit
 from balance_service.model.read_model import ReadModel
@@ -21,7 +20,7 @@ from balance_service.spark.session import start_spark
 from balance_service.testing import event
 from balance_service.testing.rows import encoded, rows_of
 from balance_service.testing.strategies import values_of
-from tests.integration.decoding import Writers, causes, decoded
+from tests.integration.decoding import causes, decoded
 from tests.integration.test_conditions import FEW
 from tests.support.models import KIND, MONEY, PLACE, ship
 from tests.support.shipped import jvm_scratch
@@ -88,19 +87,15 @@ def spark() -> Iterator[SparkSession]:
 def by_both(spark: SparkSession, model: ReadModel, given_as: Sequence[InputEvent]) -> tuple[Any, Any]:
     """The rows of Spark, and those of the driver."""
     (stage,) = model.stages
-    registry: Any = Writers(*map(load_schema, stage.records))
+    schemas = [*map(load_schema, stage.records)]
     events = [encoded(one, stage) for one in given_as]
-    codecs = [
-        AvroCodec(registry, subject_of(emit.topic, schema), schema) if emit.record else None
-        for emit, schema in ((emit, model.made_schemas.get(str(emit.record), {})) for emit in model.outputs)
-    ]
     framed = [(b"k", stage.records.index(one.record) + 1, one.body) for one in events]
-    found = decoded(spark, model, registry.schemas, framed)
-    return found, PartitionRows(rows_of(model, stage, dict(enumerate(events)), codecs))
+    found = decoded(spark, model, schemas, framed)
+    return found, PartitionRows(rows_of(model, stage, dict(enumerate(events))))
 
 
 def sent(rows: PartitionRows) -> Any:
-    return [(row["offset"], row["#0"], row["#1"]) for row in rows.updates.to_pylist()]
+    return [(row["offset"], row["#0+0"], row["#1+0"]) for row in rows.updates.to_pylist()]
 
 
 GAMES = st.fixed_dictionaries({field["name"]: values_of(field["type"]) for field in SCORED["fields"]}) | st.builds(
