@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from balance_service.model.events import PER_KEY as PER_KEY
     from balance_service.model.events import Emit as Emit
     from balance_service.model.events import Event as Event
+    from balance_service.model.events import OfState as OfState
     from balance_service.model.events import State as State
     from balance_service.model.folds import Average as Average
     from balance_service.model.folds import Count as Count
@@ -51,7 +52,7 @@ _WHERE = {
     "application": ("Application",),
     "errors": ("ConfigurationError", "PoisonRecordError"),
     "model.conditions": ("col",),
-    "model.events": ("ANY", "DEAD_LETTER", "EVENT", "HALT", "LAST", "PER_KEY", "Emit", "Event", "State"),
+    "model.events": ("ANY", "DEAD_LETTER", "EVENT", "HALT", "LAST", "PER_KEY", "Emit", "Event", "OfState", "State"),
     "model.folds": (
         *("Average", "Count", "Distinct", "Earliest", "Greatest", "Latest", "Least", "Range", "RunningSum", "Top"),
         *("add", "product"),

@@ -15,6 +15,7 @@ from balance_service.kafka.log_reader import LogReader
 from balance_service.kafka.messages import headers_of
 from balance_service.model.converters import record_of
 from balance_service.model.events import Each
+from balance_service.model.made_records import UNFIT, unfit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,8 +36,6 @@ ORIGIN_HEADER = "origin"
 SENDER_HEADER = "sent-by"
 """Names the stage that sent a record, and its source topic: see `sender_of`. Several stages may send to one topic."""
 _OF_ONE_HOP = frozenset({ORIGIN_HEADER, SENDER_HEADER})
-UNFIT = "output-does-not-fit"
-_UNFIT = "the record to send does not fit its schema"
 ENVELOPE_BYTES = 2 << 10
 """Upper bound of the size of a batch with one record, without the record's key, value and headers."""
 
@@ -111,12 +110,12 @@ def encoded(codec: AvroCodec, sent: Any) -> bytes:
     except ConfigurationError as error:
         raise OwnCodeFailedError(error) from error
     except ValueError as error:
-        raise PoisonRecordError(UNFIT, f"{_UNFIT}: {error}") from error
+        raise unfit(str(error)) from error
     try:
         return codec.encode(record)
     except Exception as error:  # fastavro raises any exception its writer runs into
         why = codec.misfit(record) or error
-        raise PoisonRecordError(UNFIT, f"{_UNFIT}: {why}") from error
+        raise unfit(str(why)) from error
 
 
 def forwarded(headers: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, bytes | None]]:
@@ -202,6 +201,9 @@ class BatchEmission:
             # The output has the schema of the states, but may have another schema id in its topic's subject.
             value = None if frame is None else frame_header(emission.codec.schema_id) + opened(frame)[1]
             return (self.builder.build(*at, value),)
+        if emission.emit.fields:
+            body = emission.read_model.made(update.update, state, update.key)
+            return () if body is None else (self.builder.build(*at, frame_header(emission.codec.schema_id) + body),)
         sent = records_of_own_code(emission.read_model.sent, state, event)
         return [self.builder.build(*at, encoded(emission.codec, record)) for record in sent]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from balance_service.avro import arrow_rows
+from balance_service.avro.codec import frame_header
 from balance_service.avro.schemas import fields_of
 from balance_service.engine.dead_letter import Letter
 from balance_service.engine.outputs import OutputBuilder, encoded, forwarded
@@ -16,6 +17,7 @@ from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.errors import FatalError, PoisonRecordError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.events import event_of
+from balance_service.model.made_records import output_column
 from balance_service.model.transform import FRAMES, KEYS
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from balance_service.engine.records import Output, Position
     from balance_service.engine.store import StateStore
     from balance_service.engine.tables import JoinedTables
-    from balance_service.model.events import Emit
+    from balance_service.model.events import Emit, Event
     from balance_service.model.keys import KeyType
 
 Row = Mapping[str, Any]
@@ -118,7 +120,7 @@ class EmitProcessor:
     """Sends the records that a read model makes of each event.
 
     `records` are the simple names of the source's record types. `outputs` have the codec of the record that is made,
-    or None if the event's record is sent unchanged.
+    or None if the event's record is sent unchanged. The rows say which events an output sends.
     """
 
     read_model: str
@@ -149,19 +151,25 @@ class EmitProcessor:
         self, key: bytes | None, row: Row, outputs: Sequence[tuple[Emit, OutputBuilder, AvroCodec | None]]
     ) -> list[Output]:
         offset, timestamp_ms = row["offset"], row["timestamp"]
-        event = event_of(self.records, row, timestamp_ms)
-        if event is None:
-            raise FatalError(f"the row of offset {offset} has no event")
         made: list[Output] = []
-        for emit, builder, codec in outputs:
-            if emit.where is not None and not emit.where.holds(event):
+        for number, (emit, builder, codec) in enumerate(outputs):
+            given = row[output_column(number)]
+            if given is None:
                 continue
-            if emit.make is None or codec is None:
+            if emit.fields and codec is not None:
+                made.append(builder.build(offset, timestamp_ms, key, frame_header(codec.schema_id) + given))
+            elif emit.make is None or codec is None:
                 made.append(builder.build(offset, timestamp_ms, key, row["value"], forwarded(row["headers"])))
             else:
-                records = records_of_own_code(emit.make, event)
+                records = records_of_own_code(emit.make, self._event(row))
                 made += [builder.build(offset, timestamp_ms, key, encoded(codec, record)) for record in records]
         return made
+
+    def _event(self, row: Row) -> Event:
+        event = event_of(self.records, row, row["timestamp"])
+        if event is None:
+            raise FatalError(f"the row of offset {row['offset']} has no event")
+        return event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

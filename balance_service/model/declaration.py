@@ -15,6 +15,7 @@ from balance_service.model.conditions import col
 from balance_service.model.converters import converter_of, record_converter, unconverted
 from balance_service.model.events import ANY, EVENT, PER_KEY, DeclaredRecord, Emit, OnFailure, Order
 from balance_service.model.keys import KeyType
+from balance_service.model.made_records import problem_of
 from balance_service.model.sources import declared_stages, has_several, sources_misfit, sources_of
 from balance_service.model.standard_fold import StandardFold, columns_of
 from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, Table, join_misfit
@@ -210,19 +211,36 @@ def check_declaration(model: Any, *, own_fold: bool, own_emit: bool) -> Declared
 def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Declared:
     if own or _folds(model) or model.queries is not None:
         refuse(model, "has no `state`, so it cannot have a fold, an `emit` or `queries`")
-    asked = [output.where.columns for output in outputs if output.where is not None]
-    if transforms(model):
-        refuse(model, "has a `transform` and no `state`: a model that only emits takes `Emit(make=…)` of its events")
-    stages = checked_stages(model, outputs, [*frozenset[str]().union(*asked)])
-    events = events_of(model, stages[-1])
+    columns = frozenset[str]().union(*(output.columns for output in outputs))
+    # Code of the model's own receives all columns.
+    makes = any(output.make is not None for output in outputs)
+    stages = checked_stages(model, outputs, [*columns], is_all_needed=makes)
+    events, made = events_of(model, stages[-1]), _made(model, outputs)
     for output in outputs:
         if output.each is not EVENT:
             refuse(model, f"emits the last state of a key to '{output.topic}', but has no states")
-        if (output.record is None) != (output.make is None):
-            refuse(model, f"emits to '{output.topic}': name both a record type and `make`, or neither")
+        if bool(output.record) != (output.make is not None or bool(output.fields)):
+            refuse(model, f"emits to '{output.topic}': name both a record type and `fields` or `make`, or neither")
         if output.where is not None:
             check_condition(model, output.where, events)
-    return Declared(stages=stages, outputs=outputs, made=_made(model, outputs))
+        _check_fields(model, output, made, events)
+    return Declared(stages=stages, outputs=outputs, made=made)
+
+
+def _check_fields(
+    model: Any,
+    output: Emit,
+    made: Mapping[str, Schema],
+    events: Mapping[str, Schema],
+    state: Mapping[str, Any] | None = None,
+    key: str = "",
+) -> None:
+    if not output.fields or output.record is None:
+        return
+    if output.make is not None:
+        refuse(model, f"emits to '{output.topic}' with both `fields` and `make`: write one of them")
+    if why := problem_of(output, made[output.record], events, state or {}, key):
+        refuse(model, why)
 
 
 def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_emit: bool) -> Declared:
@@ -245,7 +263,8 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
         for column in columns_of(fold.form(without_null(state[name])[0]))
     ]
     asked = [column for fold in folds.values() if fold.where is not None for column in fold.where.columns]
-    needed = [*filter(None, [getattr(model, "key", None), *folded, *asked])]
+    sent = [column for output in outputs for column in output.columns]
+    needed = [*filter(None, [getattr(model, "key", None), *folded, *asked, *sent])]
     stages = checked_stages(model, outputs, needed, is_all_needed=own_fold or own_emit)
     events = events_of(model, stages[-1])
     key, key_type = _key(model, stages[-1], events)
@@ -254,10 +273,13 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     if taken := (_TAKEN & {*folds, *events}) | (folds.keys() & events.keys()):
         refuse(model, f"has a field or record called '{min(taken)}', which is a reserved name")
     _check_outputs(model, outputs, own_emit=own_emit)
+    made = _made(model, outputs)
+    for output in outputs:
+        _check_fields(model, output, made, events, state, key)
     declared = Declared(
         stages=stages,
         outputs=outputs,
-        made=_made(model, outputs),
+        made=made,
         key=key,
         key_type=key_type,
         state=form,
@@ -325,8 +347,13 @@ def _check_outputs(model: Any, outputs: tuple[Emit, ...], *, own_emit: bool) -> 
     for output in outputs:
         if output.make is not None or output.where is not None:
             refuse(model, f"emits to '{output.topic}' with `make` or `where`, which only models without states may use")
-        if (output.record is None) == own_emit:
-            refuse(model, f"emits to '{output.topic}': a record type needs an `emit`, and an `emit` a record type")
+        if own_emit and output.fields:
+            refuse(model, f"emits to '{output.topic}' with `fields`, and has an `emit` of its own: write one of them")
+        if (output.record is None) == (own_emit or bool(output.fields)):
+            refuse(
+                model,
+                f"emits to '{output.topic}': a record type needs `fields` or an `emit`, and these need a record type",
+            )
 
 
 def _key(model: Any, stage: Stage, events: Mapping[str, Schema]) -> tuple[str, KeyType]:
@@ -394,6 +421,8 @@ def _transformed(
             refuse(model, f"names '{min(missing)}', but the rows of its `transform` have {_no_column(whole.schema)}")
         transform, key = whole.only(asked), getattr(model, "key", None)
         is_keyed = transform.analysed.untouched(key) == (source.keyed_by or key) if key is not None else True
+        if transform.analysed.multiplies and key is None and not keys:
+            refuse(model, "makes several rows of an event: name a `key`, the column by which they are passed on")
         made.append(transform)
         stays = keys or (is_keyed and not transform.analysed.multiplies)
         continued.append(source if stays or key is None else source.by(key))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
@@ -198,6 +198,13 @@ LAST = Each.LAST
 """Once for each key that a commit has changed, with the key's last state."""
 
 
+@dataclass(frozen=True, slots=True)
+class OfState:
+    """A field of the state after an event, as the model declares it, for `fields` of an output."""
+
+    field: str
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Emit:
     """Records for a topic, written in the transaction of the commit that produces them.
@@ -214,6 +221,12 @@ class Emit:
     """The events to emit; None for all. For models without states."""
     make: Callable[[Any], Sent] | None = None
     """Makes the records for an event; pure. For models without states; one with states overrides `emit`."""
+    fields: Mapping[str, str | OfState] = field(default_factory=dict, hash=False)
+    """The fields of the record: a column of the event each, by its name or path, or a field of the state after it.
+
+    The record is made without code of the model's own: in Spark, if the model has no states. Other fields have their
+    default. An event that leaves no state sends none that has a field of the state.
+    """
 
     def __init__(
         self,
@@ -222,12 +235,28 @@ class Emit:
         each: Each = EVENT,
         where: Condition | None = None,
         make: Callable[[Any], Sent] | None = None,
+        fields: Mapping[str, str | OfState] | None = None,
     ) -> None:
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "record", None if record is None else DeclaredRecord.named(record))
         object.__setattr__(self, "each", each)
         object.__setattr__(self, "where", None if where is None else checked(where))
         object.__setattr__(self, "make", make)
+        object.__setattr__(self, "fields", {name: _source(of) for name, of in (fields or {}).items()})
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns of the event that `fields` and `where` name."""
+        taken = {of.partition(".")[0] for of in self.fields.values() if isinstance(of, str)}
+        return frozenset(taken) if self.where is None else self.where.columns | taken
+
+
+def _source(of: object) -> str | OfState:
+    if not isinstance(of, str | OfState):
+        raise TypeError(
+            f"{of!r} is no source of a field: name a column of the event, or `OfState` a field of the state"
+        )
+    return of
 
 
 def listed(sent: Sent) -> Sequence[Any]:

@@ -13,6 +13,7 @@ from balance_service.model.converters import StateConverter, returned_by
 from balance_service.model.declaration import check_class, check_declaration, refuse
 from balance_service.model.events import EVENT, HALT, instances_for
 from balance_service.model.keys import words_of
+from balance_service.model.made_records import PART, Making
 from balance_service.model.schemas import Schemas
 from balance_service.model.sources import has_several, sources_of
 from balance_service.model.standard_fold import OutOfRangeError, StandardFold
@@ -177,7 +178,7 @@ class ReadModel:
         self.outputs = tuple(map(self._with_instances, declared.outputs))
         self.made_schemas = declared.made
         self.standard_folds, self.update_forms = declared.folds, declared.forms
-        self.needs_events = not declared.folds or any(emit.each is EVENT and emit.record for emit in self.outputs)
+        self.needs_events = (own.has_states() and not declared.folds) or any(map(self._takes_events, self.outputs))
         self.combine = declared.combine
         self.keeps_order = declared.keeps_order
         self._anew = frozenset(field for field, fold in declared.folds.items() if fold.field in _ANEW)
@@ -201,6 +202,9 @@ class ReadModel:
                 self.field_types = {name: type_name(kind) for name, kind in fields_of(self._view.schema).items()}
         self._for_fold = self._instances_for("fold", self.fold, 1)
         self._for_emit = self._instances_for("emit", self.emit, 1)
+        for emit in self.outputs:
+            if emit.fields:
+                self._making = Making(emit, self.made_schemas[str(emit.record)], 0)
         for field, fold in declared.folds.items():
             self._steps.append((field, fold.step(without_null(self.state_fields[field])[0])))
             if (answer := fold.answer(without_null(declared.kinds[field])[0])) is not None:
@@ -290,6 +294,23 @@ class ReadModel:
     def _without_key(self, record: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in record.items() if name != self.key}
 
+    def _takes_events(self, emit: Emit) -> bool:
+        """Whether the service makes the records of an output from events, which Spark must hand over then."""
+        if not self.has_states():
+            return emit.make is not None
+        return emit.each is EVENT and emit.record is not None and not emit.fields
+
+    def made(self, update: Update, state: State | None, key: bytes) -> bytes | None:
+        """Returns the encoded record that the model's output makes of its `fields`; None if it sends none.
+
+        Called by the engine, for a model with states.
+
+        Raises:
+            PoisonRecordError: a value does not fit the record.
+        """
+        of_key = self._key(key) if self._making.takes_key else None
+        return self._making.body(update, None if state is None else self._answered(state), of_key)
+
     def sent(self, state: State | None, event: Event | None) -> Sent:
         """Returns the records to emit for a stored state. Called by the engine. Raises as `emit`."""
         told = event if self._for_emit is None else self._for_emit(event)
@@ -350,7 +371,8 @@ class ReadModel:
 
     def repeated(self, update: Update) -> Mapping[str, Any]:
         """Returns the fields of an update that every attempt of a command repeats: all except `id` and `occurredOn`."""
-        kept = {name: value for name, value in update.items() if name not in self._anew}
+        # A part of an output may have the event's id.
+        kept = {name: of for name, of in update.items() if name not in self._anew and not name.startswith(PART)}
         return {name: _without_new(value) for name, value in kept.items()}
 
     def acceleration(self, codec: AvroCodec) -> Addition | None:

@@ -25,6 +25,7 @@ from balance_service.model.stream import Global
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from balance_service.model.events import OfState
     from balance_service.model.generations import Generations
     from balance_service.model.stage import Stage
     from balance_service.model.stream import Join
@@ -178,7 +179,9 @@ def declaration_of(model: ReadModel) -> Declaration:
         "partitioner": last.partitioner,
         "events": {name: contracted(schema) for name, schema in last.wanted_schemas.items()},
         "folds": {name: repr(fold) for name, fold in model.standard_folds.items()},
-        "outputs": [[emit.topic, emit.record, emit.each.value, str(emit.where)] for emit in model.outputs],
+        "outputs": [
+            [emit.topic, emit.record, emit.each.value, str(emit.where), *_taken(emit.fields)] for emit in model.outputs
+        ],
         "made": {name: contracted(schema) for name, schema in model.made_schemas.items()},
         "state": state,
         "keepsOrder": model.keeps_order,
@@ -204,6 +207,10 @@ def _fits(declared: Declaration, ours: Declaration) -> bool:
     older, newer = sorted((declared, ours), key=lambda one: one.version)
     (read, *sources), (reads, *more) = older.reads.split(), newer.reads.split()
     return read == reads and ({*sources} <= {*more} if older.version < newer.version else sources == more)
+
+
+def _taken(fields: Mapping[str, str | OfState]) -> Sequence[Any]:
+    return [[field, of if isinstance(of, str) else ["state", of.field]] for field, of in sorted(fields.items())]
 
 
 def _described(stage: Stage) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from balance_service.model.transform import FRAMES, KEYS, ROW
 from balance_service.spark.combine import IGNORED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pyspark.sql import Column
 
@@ -90,7 +90,7 @@ def ignored_column(stage: Stage) -> Column | None:
     """Returns the cause of an event that a condition of the source excludes; None without conditions."""
     if not stage.conditions:
         return None
-    return F.when(~all_of(_holds(stage, condition) for condition in stage.conditions), IGNORED)
+    return F.when(~all_of(holds_in(stage.wanted_schemas, condition) for condition in stage.conditions), IGNORED)
 
 
 def detail_column(read_model: ReadModel, stage: Stage, cause: Column) -> Column:
@@ -123,11 +123,12 @@ def read_schemas(read_model: ReadModel, stage: Stage) -> list[Schema]:
 
 def _used_columns(read_model: ReadModel, stage: Stage) -> set[tuple[str, str]]:
     """Returns the columns that Python receives, as record and field."""
-    events = {schema["name"]: fields_of(schema) for schema in stage.wanted_schemas.values()}
-    if stage.joins or (stage.by is None and read_model.needs_events):
+    events = {record: fields_of(schema) for record, schema in stage.events.items()}
+    if stage.joins or (stage.by is None and (read_model.needs_events or not read_model.has_states())):
         return {(record, field) for record, fields in events.items() for field in fields}
+    sent = {column for emit in read_model.outputs if stage.by is None for column in emit.columns}
     folds = read_model.standard_folds if stage.by is None else {}
-    return {
+    return {(record, column) for record in events for column in sent} | {
         (fold.record, column) for name, fold in folds.items() for column in columns_of(read_model.update_forms[name])
     }
 
@@ -170,9 +171,9 @@ def _pass_misfit(stage: Stage, by: str, row: Column | None = None) -> Column:
     return cause.when(is_malformed, f"{_words(by)}-malformed")
 
 
-def _holds(stage: Stage, condition: Condition) -> Column:
-    """Returns whether a condition holds for an event; never null."""
-    return _is_true(condition, [*stage.wanted_schemas.values()])
+def holds_in(events: Mapping[str, Schema], condition: Condition) -> Column:
+    """Returns whether a condition holds for an event of one of these schemas; never null."""
+    return _is_true(condition, [*events.values()])
 
 
 def _is_true(condition: Condition, schemas: Sequence[Schema]) -> Column:

@@ -22,6 +22,7 @@ from balance_service.avro.schemas import full_name, is_shipped, subject_of
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.model.made_records import UNFIT
 from balance_service.model.transform import ENVELOPE, FRAMES, ROW, TRANSFORM_FAILED, TRANSFORM_TOO_LARGE
 from balance_service.observability.tracing import TRACEPARENT_HEADER
 from balance_service.spark.columns import (
@@ -34,6 +35,7 @@ from balance_service.spark.columns import (
     update_columns,
 )
 from balance_service.spark.combine import IGNORED, NOTE, UNRESOLVED
+from balance_service.spark.made_records import MadeRecords
 from balance_service.spark.row_query import in_short
 
 if TYPE_CHECKING:
@@ -86,9 +88,11 @@ class Decoder:
         self._takes_tombstones = stage.tombstones
         self._registry = registry
         self._frames: Any = None
+        self._made: MadeRecords
         self._writing: Any = None
         if read_model is not None:
             jvm: Any = spark._jvm
+            self._made = MadeRecords(spark, read_model, stage)
             self._frames = jvm.parts.code.balance.Resolving([*map(json.dumps, read_schemas(read_model, stage))])
             if stage.transform is not None and stage.passes_on:
                 codec = AvroCodec(registry, subject_of(stage.rekeyed, stage.transform.schema), stage.transform.schema)
@@ -213,15 +217,24 @@ class Decoder:
         keyed = {} if key is None else {"key": key}
         # Separate projections: otherwise Spark inlines and repeats the computation in every column below.
         framed = self._framed(records)
-        updates = (
-            framed if self._stage.transform is None else self._transformed(framed, self._stage.transform)
-        ).withColumns({**columns, **keyed, _CAUSE: F.coalesce(_CAUSE, cause_column(self._read_model, self._stage))})
+        if self._stage.transform is not None:
+            framed = self._transformed(framed, self._stage.transform)
+        updates = framed.withColumns(
+            {
+                **columns,
+                **keyed,
+                **self._made.tried(),
+                _CAUSE: F.coalesce(_CAUSE, cause_column(self._read_model, self._stage)),
+            }
+        )
         is_reserved = F.col("key") >= F.lit(bytearray(RESERVED_PREFIX))
-        judged = updates.withColumn(_CAUSE, F.coalesce(_CAUSE, F.when(is_reserved, "key-reserved")))
+        refused = F.coalesce(_CAUSE, F.when(is_reserved, "key-reserved"), self._made.cause())
+        judged = updates.withColumn(_CAUSE, refused)
         cause = F.col(_CAUSE)
         detail = F.when(cause == F.col(f"`{_FRAME}`.cause"), F.col(f"`{_FRAME}`.detail"))
         if self._stage.transform is not None:
             detail = F.coalesce(detail, F.when(cause == TRANSFORM_FAILED, F.col(_FAILURE)))
+        detail = F.coalesce(detail, F.when(cause == UNFIT, self._made.detail()))
         of_key = detail_column(self._read_model, self._stage, cause)
         keep_record = F.when(cause.isNull(), F.col("idempotency_key").isNotNull()).otherwise(cause != IGNORED)
         note = F.struct(
@@ -242,6 +255,7 @@ class Decoder:
         return judged.select(
             "offset",
             *(F.when(cause.isNull(), F.col(f"`{name}`")).alias(name) for name in ("key", *columns)),
+            *(F.when(cause.isNull(), column).alias(name) for name, column in self._made.columns().items()),
             # A null list takes a fifth of the bytes of a struct of nulls, and most rows have no note.
             F.when(is_noted, F.array(note)).alias(NOTE),
             F.col(_PARTITION).alias("partition"),

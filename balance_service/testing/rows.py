@@ -14,9 +14,11 @@ import pyarrow as pa
 from balance_service.avro.codec import frame_header, misfit, parsed
 from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
+from balance_service.errors import PoisonRecordError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.converters import record_of
 from balance_service.model.keys import MAX_KEY_BYTES, KeyType, key_problems, words_of
+from balance_service.model.made_records import columns_of, output_column
 from balance_service.model.placing import place_stages
 from balance_service.spark.combine import IGNORED, NOTE
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
+    from balance_service.model.events import Emit
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.model.standard_fold import Form
@@ -285,6 +288,8 @@ def passed_on(stage: Stage, given: InputEvent) -> tuple[bytes | None, str | None
 
 def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) -> dict[str, Any]:
     record_key = key = key_of(read_model, stage, given)
+    sent: dict[str, Any] = {}
+    detail = ""
     cause: str | None
     if given.unreadable is not None:
         cause = given.unreadable
@@ -294,14 +299,18 @@ def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) ->
         cause = IGNORED
     else:
         cause = _misfit(read_model, stage, given, key)
+    if not cause and stage.by is None and given.record:
+        try:
+            sent = _sent(read_model, given)
+        except PoisonRecordError as error:
+            cause, detail = error.cause, error.detail
     note = None
     if cause or given.idempotency_key:
         note = {"cause": cause, "timestamp": given.timestamp_ms, "record_key": record_key, "value": given.body}
-        note["detail"] = key_problems(read_model.key if read_model.has_states() else None, stage.by).get(
-            cause or "", ""
-        )
+        of_key = key_problems(read_model.key if read_model.has_states() else None, stage.by).get(cause or "", "")
+        note["detail"] = detail or of_key
         note["idempotency_key"] = None if cause else given.idempotency_key
-    row = {} if cause else _columns(read_model, stage, given)
+    row = {} if cause else _columns(read_model, stage, given) | sent
     return {"offset": offset, "key": None if cause else key, **row, NOTE: [note] if note else None}
 
 
@@ -314,6 +323,23 @@ def _misfit(read_model: ReadModel, stage: Stage, given: InputEvent, key: bytes |
     ):
         return f"key-is-not-{'-'.join(words_of(read_model.key))}"
     return "key-reserved" if key is not None and key >= RESERVED_PREFIX else None
+
+
+def _sent(read_model: ReadModel, given: InputEvent) -> dict[str, Any]:
+    """Returns the columns for outputs. Raises PoisonRecordError if a value does not fit its record."""
+    outputs = read_model.outputs
+    sent: dict[str, Any] = {
+        part.column: part.encoded(given.values) if _is_sent(emit, given) else None
+        for emit, part in columns_of(outputs, read_model.made_schemas)
+    }
+    for number, emit in enumerate(() if read_model.has_states() else outputs):
+        if not emit.fields:
+            sent[output_column(number)] = True if _is_sent(emit, given) else None
+    return sent
+
+
+def _is_sent(emit: Emit, given: InputEvent) -> bool:
+    return emit.where is None or emit.where.holds(given.values)
 
 
 def _columns(read_model: ReadModel, stage: Stage, given: InputEvent) -> dict[str, Any]:
@@ -359,7 +385,11 @@ def _column_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]
     types = _update_types(read_model, stage)
     if read_model.outputs or not read_model.standard_folds:
         types |= time
-    return types if read_model.has_states() else types | unchanged
+    types |= {part.column: pa.binary() for _, part in columns_of(read_model.outputs, read_model.made_schemas)}
+    if read_model.has_states():
+        return types
+    whole = {output_column(n): pa.bool_() for n, emit in enumerate(read_model.outputs) if not emit.fields}
+    return types | unchanged | whole
 
 
 def _update_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]:

@@ -95,9 +95,9 @@ def structs(spark: SparkSession, schema: Schema, events: Sequence[Any]) -> tuple
 
 
 def frames(spark: SparkSession, frame: DataFrame, schema: Schema, method: str = "of") -> list[Any]:
-    text, kind = json.dumps(contracted(schema)), frame._jdf.schema().apply("of").dataType()  # type: ignore[operator]
-    writing = spark._jvm.parts.code.balance.Writing(text, ID, kind)  # type: ignore[union-attr,misc]
-    made = ClassicColumn(getattr(writing, method)(frame["of"]._jc))  # type: ignore[attr-defined]
+    text, kind = json.dumps(contracted(schema)), frame._jdf.schema().apply("of").dataType()
+    writing = spark._jvm.parts.code.balance.Writing(text, ID, kind)
+    made = ClassicColumn(getattr(writing, method)(frame["of"]._jc))
     return frame.select(made.alias("made")).toArrow()["made"].to_pylist()  # type: ignore[no-any-return]
 
 

@@ -63,7 +63,8 @@ public final class Writing implements Serializable {
   private final transient Part record;
 
   /**
-   * @param text the record's schema, and its id
+   * @param text the record's schema
+   * @param id of the schema; negative for records without a frame
    * @param type of the structs
    * @throws IllegalArgumentException if a field has neither a column nor a default, or does not take its column's type
    */
@@ -71,7 +72,7 @@ public final class Writing implements Serializable {
     this.text = text;
     this.id = id;
     this.type = (StructType) type;
-    this.header = new byte[] {0, (byte) (id >> 24), (byte) (id >> 16), (byte) (id >> 8), (byte) id};
+    this.header = id < 0 ? new byte[0] : new byte[] {0, (byte) (id >> 24), (byte) (id >> 16), (byte) (id >> 8), (byte) id};
     // Other languages' libraries check neither names nor defaults.
     Schema schema = new Schema.Parser(NameValidator.NO_VALIDATION).setValidateDefaults(false).parse(text);
     this.record = new Fields(schema, this.type, "");
