@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError, UnreadableRecordError
-from balance_service.observability.logs import configure_logging
+from balance_service.observability.logs import configure_logging, quiet_logging
 from balance_service.process.failpoints import arm
 from balance_service.process.open_files import raise_limit
 from balance_service.process.package import __version__
@@ -205,6 +205,26 @@ def flow(model: str) -> None:
     settings = load_settings()
     for known in chosen_models(settings, [model]):
         click.echo(mermaid(flow_of(known, stages_of(known, settings))))
+
+
+@cli.command()
+@click.argument("model")
+def explain(model: str) -> None:
+    """Print what the `transform` of a read model does: Spark's plan as written, and optimised.
+
+    The last lines say which columns of the events are read, and by what the rows are re-keyed.
+    """
+    from balance_service.cli.models import chosen_models
+    from balance_service.model.placing import stages_of
+
+    settings = load_settings()
+    quiet_logging()
+    for known in chosen_models(settings, [model]):
+        transforming = [stage for stage in stages_of(known, settings) if stage.transform is not None]
+        if not transforming:
+            raise ConfigurationError(f"the read model '{known.name}' has no `transform`; see `balance-service flow`")
+        for stage in transforming:
+            click.echo(stage.explained())
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from balance_service.engine.stateless import (
     RowsProcessor,
 )
 from balance_service.engine.table_partition import TableContext
+from balance_service.engine.transform_failures import TransformFailures
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES, is_compacted
@@ -95,6 +96,7 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
         every_ms=services.retry_every_ms,
         keeps_order=not stage.passes_on and read_model is not None and read_model.keeps_order,
         now_ms=services.now_ms,
+        failures=TransformFailures(stage.name),
     )
     if read_model is None:
         (target,) = (services.target(topic, stage) for topic in stage.targets)

@@ -77,6 +77,7 @@ def commit(
 
     Raises:
         TaskMigratedError: the batch does not start at the store's position, or the task was fenced.
+        TaskHaltedError: the stage's code fails; nothing is committed.
         RetriableError: the outcome of step 3 is unknown, step 4 failed now or earlier, or the store contains more than
             the changelog. The task must be opened again.
         StoreFullError: the disk has no room. If step 4 raises it, the changelog is ahead of the store.
@@ -89,6 +90,7 @@ def commit(
     known = processor.letters.of_batch(store, batch)
     if any(at not in known or not known[at].status.is_open for at in batch.retried):
         return Committed(0, 0, 0, 0)
+    processor.letters.failures.require_few(batch, partition)
     unsent = frozenset(offset for offset, letter in known.items() if not letter.is_sent)
     outcome = processor.outcome(replace(batch, unsent=unsent), partition, stands_at, store)
     updates = batch.updates

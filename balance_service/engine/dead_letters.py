@@ -25,6 +25,7 @@ from balance_service.engine.dead_letter import (
 )
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.engine.store import offset_of
+from balance_service.engine.transform_failures import TransformFailures
 from balance_service.errors import RetriableError
 from balance_service.process.runtime import now_ms
 
@@ -92,6 +93,7 @@ class Letters:
     keeps_order: bool = False
     """Whether a record waits for an earlier record of its key that could not be applied."""
     now_ms: Callable[[], int] = now_ms
+    failures: TransformFailures = field(default_factory=TransformFailures)
 
     def at(self, store: StateStore, offsets: Iterable[int]) -> dict[int, Letter]:
         """Returns the dead letters of those of the offsets that have one."""

@@ -68,7 +68,8 @@ def flow_of(model: ReadModel, stages: Sequence[Stage]) -> Flow:
     flow = Flow()
     for stage in stages:
         source, work = flow.node("topic", stage.source), flow.node("stage", stage.name)
-        flow.lead(source, work, "records", _label(stage.conditions))
+        made = "" if stage.transform is None else "transform"
+        flow.lead(source, work, "records", _label(stage.conditions, made))
         for join in stage.joins:
             flow.lead(flow.node("topic", join.table.topic), work, "join", _join_label(join))
         if stage.by is not None:

@@ -183,6 +183,18 @@ class Stage:
         """The topic for records of the source that could not be applied; all re-keyed topics share one."""
         return f"{self.application_id if self.reads_rekeyed else self.source}-dead-letters"
 
+    def explained(self) -> str:
+        """Returns what the stage's transform does, for people. The stage has one."""
+        if self.transform is None:
+            raise ValueError(f"stage {self.name} has no transform")
+        names = self.transform.names
+        by = f"re-keyed by {self.by}, to {self.rekeyed}" if self.passes_on else "not re-keyed"
+        return (
+            f"Stage {self.name} of topic {self.source}\n{self.transform.analysed.explained}\n"
+            f"columns read: {', '.join(sorted(self.transform.used)) or 'none'}\n"
+            f"columns made: {', '.join(names)}\n{by}"
+        )
+
     def of_generation(self, number: int) -> Stage:
         """The last stage of a read model in another generation, with a changelog and transactional ids of its own."""
         return replace(self, name=generation_name(self.owner, number), generation=number)

@@ -107,7 +107,7 @@ class Analysis:
         self.multiplies: bool = plan.multiplies()
         # At once, because another session may replace this one.
         execution = made._jdf.queryExecution()
-        self.explained: str = f"== Before ==\n{execution.analyzed()}\n== After ==\n{execution.optimizedPlan()}"
+        self.explained: str = f"== As written ==\n{execution.analyzed()}\n== Optimised ==\n{execution.optimizedPlan()}"
 
     def used(self, names: Collection[str]) -> frozenset[str]:
         return frozenset(self._plan.used([*names])) - {*ENVELOPE}

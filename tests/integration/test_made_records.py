@@ -92,7 +92,7 @@ def by_both(spark: SparkSession, model: ReadModel, given_as: Sequence[InputEvent
     events = [encoded(one, stage) for one in given_as]
     framed = [(b"k", stage.records.index(one.record) + 1, one.body) for one in events]
     found = decoded(spark, model, schemas, framed)
-    return found, PartitionRows(rows_of(model, stage, dict(enumerate(events))))
+    return found, PartitionRows(rows_of(model, stage, dict(enumerate(events)), FakeRegistry()))
 
 
 def sent(rows: PartitionRows) -> Any:
