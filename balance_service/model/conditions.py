@@ -41,6 +41,11 @@ _TIMES = (
 # Spark also orders booleans, bytes and enum symbols, but such an order has no meaning.
 _ORDERED = ("int", "long", "float", "double", "decimal", "string", "uuid", *_TIMES)
 _PLAIN = re.compile(r"[\w.:/+@-]+")
+FOR_SPARK = (
+    "`where` takes `col` of balance_service, and expressions of PySpark belong in the model's method "
+    "`transform(self, events: DataFrame) -> DataFrame`"
+)
+"""For messages about an expression of PySpark in another place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +280,22 @@ def checked(condition: Condition) -> Condition:
     return condition
 
 
+def column_name(found: object, taker: str) -> str:
+    """Returns the name of a column. Raises TypeError for any other object, such as a column of PySpark."""
+    if isinstance(found, str):
+        return found
+    why = FOR_SPARK if _is_of_spark(found) else f'write the name, `{taker}("a")`'
+    raise TypeError(f"{found!r} is not the name of a column, which `{taker}` takes: {why}")
+
+
+def _is_of_spark(found: object) -> bool:
+    # Without an import of PySpark, which takes long.
+    return type(found).__module__.partition(".")[0] == "pyspark"
+
+
 def _refuse(found: object) -> NoReturn:
+    if _is_of_spark(found):
+        raise TypeError(f"{found!r} is not a condition: {FOR_SPARK}")
     what = f"col({found.field.path!r})" if isinstance(found, Col) else repr(found)
     raise TypeError(
         f'{what} is not a condition: write `col("a") == 1`, and put each condition in parentheses if `&`, `|` or `~` '
@@ -294,6 +314,8 @@ def _literal(value: object) -> object:
     """Returns the value if it can be compared. Whether it fits the column is checked once the type is known."""
     if value is None:
         raise TypeError('nothing equals null: write `col("a").is_null()` or `~col("a").is_null()`')
+    if _is_of_spark(value):
+        raise TypeError(f"{value!r} is no value that a column can be compared with: {FOR_SPARK}")
     if isinstance(value, Col | Condition):
         raise TypeError("a column can be compared with a value only, not with another column or a condition")
     return value

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import ConfigurationError
+from balance_service.model.conditions import FOR_SPARK
 from balance_service.model.declaration import check_names
 from balance_service.model.read_model import ReadModel
 
@@ -154,6 +155,10 @@ class _Loader:
             if isinstance(error, ConfigurationError):
                 place = "" if at in str(error) else f"{at}: "
                 raise self._error(part, f"cannot be used: {place}{error}") from error
+            if _lacks_spark(error):
+                raise self._error(
+                    part, f"cannot be imported: {at} has an expression of PySpark, and no Spark runs there: {FOR_SPARK}"
+                ) from error
             text = next(iter(str(error).splitlines()), "")
             cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
             raise self._error(part, f"cannot be imported: {at} raises {cause}; correct the file") from error
@@ -223,6 +228,12 @@ def _frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames of an error's traceback, except those of this file and of Python's import system."""
     frames = traceback.extract_tb(error.__traceback__)
     return [frame for frame in frames if frame.filename != __file__ and not _is_machinery(frame.filename)]
+
+
+def _lacks_spark(error: BaseException) -> bool:
+    """Whether PySpark has refused to make an expression, because no session runs in this process."""
+    is_of_spark = "/pyspark/sql/" in traceback.extract_tb(error.__traceback__)[-1].filename
+    return is_of_spark and (isinstance(error, AssertionError) or "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error))
 
 
 def _is_machinery(file: str) -> bool:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from balance_service.avro.schemas import simple_name, type_name, without_null
-from balance_service.model.conditions import checked
+from balance_service.model.conditions import checked, column_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -191,6 +191,7 @@ class StandardFold:
     """The type of the state's field, for people."""
 
     def __post_init__(self) -> None:
+        column_name(self.column, type(self).__name__)
         if self.where is not None:
             checked(self.where)
 

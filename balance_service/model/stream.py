@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from balance_service.avro.schemas import fields_of, type_name, without_null
-from balance_service.model.conditions import checked
+from balance_service.model.conditions import checked, column_name
 from balance_service.model.events import DeclaredRecord
 
 if TYPE_CHECKING:
@@ -155,7 +155,8 @@ class Stream:
         Args:
             record: after joins, the simple name of the schema of the joined record, or its dataclass.
         """
-        return self._with(By(column, None if record is None else DeclaredRecord.named(record)))
+        by = column_name(column, "by")
+        return self._with(By(by, None if record is None else DeclaredRecord.named(record)))
 
     def select(self, *columns: str) -> Stream:
         """Reads only these columns, and those that the stream, the key, conditions and standard folds name.
@@ -163,7 +164,7 @@ class Stream:
         Other columns are not decoded, so a malformed value in one of them makes no dead letter. Re-keyed records keep
         all columns. Not allowed in a stream with joins: there, the joined record names the columns.
         """
-        return self._with(Select(frozenset(columns)))
+        return self._with(Select(frozenset(column_name(column, "select") for column in columns)))
 
     def join(self, table: Table, *, on: str, take: Mapping[str, str], missing: Missing = "dead-letter") -> Stream:
         """Adds columns of a table's row to each event, as the row was at the event's time.

@@ -155,6 +155,11 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         pattern=_HEAP,
         description="Heap of the Spark driver, at least `500m`.",
     )
+    spark_ui: bool = Field(
+        False,
+        description="Show [Spark's UI](../how-to/spark.md#sparks-ui) on 127.0.0.1, at port 4040 or the next free one, "
+        "to every user of the machine.",
+    )
     read_timeout_seconds: float = Field(
         5.0,
         gt=0,

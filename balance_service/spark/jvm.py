@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from balance_service.errors import ConfigurationError
 from balance_service.process.jars import cache_folder, java_executable, locked, partial_folder, resolve_jars
 from balance_service.process.package import resource
+from balance_service.settings.spark import spark_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
 
 _MAIN = "parts.code.balance.Gateway"
 _LOOK_EVERY_SECONDS = 0.01
-# Spark would prefer it to its configuration for temporary files.
-_LOCAL_DIRS = "SPARK_LOCAL_DIRS"
+# Spark would prefer the first to its configuration for temporary files, and show its user interface under the second.
+_LEFT_OUT = ("SPARK_LOCAL_DIRS", "SPARK_PUBLIC_DNS")
+# The user interface listens here, whatever Spark's configuration says.
+_LOCAL_IP = {"SPARK_LOCAL_IP": "127.0.0.1"}
 _PACKAGES = (
     "java.io",
     "java.lang",
@@ -265,7 +268,7 @@ class SparkJvm:
             os.pathsep.join(jars),
             _MAIN,
         ]
-        environment = {name: value for name, value in os.environ.items() if name != _LOCAL_DIRS}
+        environment = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT} | _LOCAL_IP
         # In its own process group: Ctrl-C interrupts this process only, which then ends the JVM.
         self.process = subprocess.Popen(
             command,
@@ -309,7 +312,13 @@ _launched: list[SparkJvm] = []
 
 
 def launch_jvm(settings: Settings, scratch: Scratch, archive_options: Sequence[str] | None = None) -> SparkJvm:
-    """Returns this process's JVM; starts it at the first call. Arguments and errors as for `SparkJvm`."""
+    """Returns this process's JVM; starts it at the first call. Arguments and errors as for `SparkJvm`.
+
+    Raises:
+        ConfigurationError: also if `spark-defaults.conf` has a setting that it must not have.
+    """
     if not _launched:
+        # Refused before anything waits for a broker.
+        spark_defaults()
         _launched.append(SparkJvm(settings, scratch, archive_options))
     return _launched[0]

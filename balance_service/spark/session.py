@@ -10,12 +10,11 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from py4j.protocol import Py4JError
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
@@ -24,6 +23,15 @@ from balance_service.errors import FatalError
 from balance_service.process.scratch import temporary_scratch
 from balance_service.settings import load_settings
 from balance_service.settings.kafka import jvm_properties
+from balance_service.settings.spark import (
+    JAVA_OPTIONS,
+    OWN_SETTINGS,
+    PREFERRED_SETTINGS,
+    SETTINGS_WITHOUT_UI,
+    VALUE_SETTINGS,
+    refuse_settings,
+    spark_defaults,
+)
 from balance_service.spark.jvm import launch_jvm
 
 if TYPE_CHECKING:
@@ -58,55 +66,27 @@ def start_spark(
         archive_options: for the JVM; by default, those that use the class archive, if there is one.
 
     Raises:
-        ConfigurationError: there is no suitable Java, the connector jars cannot be obtained, or the JVM does not start.
+        ConfigurationError: there is no suitable Java, the connector jars cannot be obtained, the JVM does not start,
+            or it is given a setting of Spark that only the service sets.
     """
     _connect(launch_jvm(settings, scratch, archive_options))
     while _WITHOUT_JOBS:
         _WITHOUT_JOBS.pop().stop()
-    builder = (
-        SparkSession.builder.appName(settings.application_id)
-        .config(map=_defaults())
-        .master(f"local[{slots}]")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        # Its ports require a secret, which Spark makes for each session and keeps in memory.
-        .config("spark.authenticate", "true")
-        .config("spark.local.dir", str(scratch.files))
-        # By default as many threads as slots.
-        .config("spark.rpc.netty.dispatcher.numThreads", "2")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        # Without updates of tasks that are running for the user interface, which is disabled.
-        .config("spark.ui.liveUpdate.period", "-1")
-        # The default keeps a thousand queries.
-        .config("spark.ui.retainedJobs", "10")
-        .config("spark.ui.retainedStages", "10")
-        .config("spark.sql.ui.retainedExecutions", "10")
-        .config("spark.log.level", "ERROR")
-        .config("spark.sql.session.timeZone", "UTC")
-        # By default as many as slots, for the few records that are read again.
-        .config("spark.sql.leafNodeDefaultParallelism", "1")
-        # It would decode records in a thread of the driver, which cannot be cancelled as a job can.
-        .config("spark.sql.optimizer.excludedRules", "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation")
-        # No plan of this service shuffles, so there is nothing to adapt.
-        .config("spark.sql.adaptive.enabled", "false")
-        .config("spark.sql.streaming.numRecentProgressUpdates", "1")
-        # By default, the stop of a query waits for a thread that hangs, without a limit.
-        .config("spark.sql.streaming.stopTimeout", "10s")
-        # A consumer belongs to one query; afterwards, a cached one would hold its connections and what it has fetched.
-        .config("spark.kafka.consumer.cache.timeout", "1s")
-        .config("spark.kafka.consumer.cache.evictorThreadRunInterval", "1s")
-        # Spark's checkpoint is not used, but is written: Hadoop's local file system sets permissions by a chmod process
-        # for each file, and only Spark's older checkpoint file manager allows another file system.
-        .config("spark.hadoop.fs.permissions.umask-mode", "077")
-        .config("spark.hadoop.fs.file.impl", "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem")
-        .config(
-            "spark.sql.streaming.checkpointFileManagerClass",
-            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
-        )
-    )
-    spark = builder.getOrCreate()
+    refuse_settings(dict(SparkConf().getAll()), JAVA_OPTIONS)
+    configured: dict[str, bool | float | int | str | None] = {
+        **PREFERRED_SETTINGS,
+        **({} if settings.spark_ui else SETTINGS_WITHOUT_UI),
+        **spark_defaults(),
+        **OWN_SETTINGS,
+        **VALUE_SETTINGS,
+        "spark.local.dir": str(scratch.files),
+        "spark.ui.enabled": str(settings.spark_ui).lower(),
+    }
+    builder = SparkSession.builder.appName(settings.application_id).master(f"local[{slots}]")
+    spark = builder.config(map=configured).getOrCreate()
     _close_accumulators(spark)
+    if spark.sparkContext.uiWebUrl is not None:
+        log.info("Spark's UI", url=spark.sparkContext.uiWebUrl)
     return spark
 
 
@@ -234,18 +214,6 @@ def _close_accumulators(spark: SparkSession) -> None:
     if server is not None:
         # Takes half a second.
         threading.Thread(target=server.shutdown, name="accumulators-end", daemon=True).start()
-
-
-def _defaults() -> dict[str, Any]:
-    """Returns the settings of `spark-defaults.conf` in SPARK_CONF_DIR. Settings in this module override them."""
-    folder = os.environ.get("SPARK_CONF_DIR")
-    file = Path(folder) / "spark-defaults.conf" if folder else None
-    if file is None or not file.is_file():
-        return {}
-    java: Any = SparkContext._jvm
-    properties = java.java.util.Properties()
-    properties.load(java.java.io.FileInputStream(str(file)))
-    return dict(properties)
 
 
 @dataclass(frozen=True, slots=True)

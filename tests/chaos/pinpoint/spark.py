@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.chaos.pinpoint.builders import pinpoint
+from tests.chaos.pinpoint.builders import in_one_test, pinpoint
 
 BUGS = (
     pinpoint(
@@ -174,11 +174,27 @@ BUGS = (
     ),
     pinpoint(
         "Spark's driver answers any process of the machine",
-        "spark/session.py",
-        '.config("spark.authenticate", "true")',
-        '.config("spark.authenticate", "false")',
+        "settings/spark.py",
+        '"spark.authenticate": "true"',
+        '"spark.authenticate": "false"',
         "integration/test_spark_faults",
         "test_the_driver_answers_only_processes_with_the_secret_of_its_run",
+    ),
+    in_one_test(
+        "Spark's user interface listens wherever the environment says",
+        "spark/jvm.py",
+        "not in _LEFT_OUT} | _LOCAL_IP\n",
+        "not in _LEFT_OUT}\n",
+        "integration/test_spark_settings",
+        "test_sparks_ui_answers_on_loopback_only_and_each_instance_has_a_port",
+    ),
+    pinpoint(
+        "a file of Spark's settings may turn ANSI off",
+        "settings/spark.py",
+        "    if name in VALUE_SETTINGS or name in OWN_SETTINGS:\n",
+        "    if name in OWN_SETTINGS:\n",
+        "unit/settings/test_spark",
+        "test_what_the_service_sets_is_refused_by_name",
     ),
     pinpoint(
         "the engine retries a Spark that runs no query forever",

@@ -13,6 +13,7 @@ from hypothesis import Phase, find, settings
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import col
 from balance_service.model.events import Emit
+from balance_service.model.folds import Count, RunningSum
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream
 from balance_service.testing import Driver, event
@@ -156,6 +157,37 @@ def test_a_condition_reads_as_text(condition: Condition, text: str) -> None:
 def test_the_error_for_an_invalid_expression_shows_a_valid_one(write: Callable[[], object], instead: str) -> None:
     with pytest.raises(TypeError, match=re.escape(instead)):
         write()
+
+
+# As a column of PySpark, which exists only with a session.
+_OF_SPARK: Any = type("Column", (), {"__module__": "pyspark.sql.classic.column", "__eq__": lambda *_: True})()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: Stream("t", "r").where(_OF_SPARK),
+        lambda: (a == 1) & _OF_SPARK,
+        lambda: a > _OF_SPARK,
+        lambda: a.isin(1, _OF_SPARK),
+        lambda: Count("r", where=_OF_SPARK),
+        lambda: RunningSum(_OF_SPARK),
+        lambda: Emit("t", where=_OF_SPARK),
+        lambda: Stream("t", "r").by(_OF_SPARK),
+        lambda: Stream("t", "r").select("b", _OF_SPARK),
+    ],
+)
+def test_the_error_for_an_expression_of_pyspark_names_transform(write: Callable[[], object]) -> None:
+    with pytest.raises(TypeError) as caught:
+        write()
+
+    for part in ("`where` takes `col` of balance_service", "`transform(self, events: DataFrame) -> DataFrame`"):
+        assert part in str(caught.value)
+
+
+def test_columns_are_named_by_text() -> None:
+    with pytest.raises(TypeError, match=re.escape("3 is not the name of a column, which `by` takes: write the name")):
+        Stream("t", "r").by(3)  # type: ignore[arg-type]
 
 
 def model(condition: Condition, *records: str, name: str = "test-conditions") -> type[ReadModel]:

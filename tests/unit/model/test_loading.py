@@ -7,6 +7,8 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+# Not only in tests, which unload what they have imported.
+import pyspark.sql.functions
 import pytest
 
 from balance_service.errors import ConfigurationError
@@ -225,6 +227,18 @@ def test_the_message_for_a_module_that_raises_names_the_innermost_line_of_the_us
     assert refused("shop.orders") == (
         f"BALANCE_MODELS: 'shop.orders' cannot be imported: {folder / 'shop' / 'rates.py'}:3 raises JSONDecodeError: "
         "Expecting property name enclosed in double quotes: line 1 column 2 (char 1); correct the file"
+    )
+
+
+@pytest.mark.parametrize("expression", ['F.col("amount") > 1', 'F.sum("amount")'])
+def test_the_message_for_an_expression_of_pyspark_names_transform(folder: Path, expression: str) -> None:
+    assert pyspark.SparkContext._active_spark_context is None
+    write(folder, {"shop/orders.py": f"from pyspark.sql import functions as F\n\nLARGE = {expression}\n"})
+
+    assert refused("shop.orders") == (
+        f"BALANCE_MODELS: 'shop.orders' cannot be imported: {folder / 'shop' / 'orders.py'}:3 has an expression of "
+        "PySpark, and no Spark runs there: `where` takes `col` of balance_service, and expressions of PySpark belong "
+        "in the model's method `transform(self, events: DataFrame) -> DataFrame`"
     )
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from balance_service import spark
 from balance_service.settings import load_settings
+from balance_service.settings.spark import OWN_SETTINGS, PREFERRED_SETTINGS, SETTINGS_WITHOUT_UI, VALUE_SETTINGS
 from balance_service.spark.jvm import class_path
 from tests.unit.spark.class_files import Jars
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _SPARK = Path(spark.__file__).parent
-_SESSION = _SPARK / "session.py"
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 _PYTHON_WRITER = "org.apache.spark.sql.execution.python.streaming.PythonForeachWriter"
 _REAL_TIME = "org.apache.spark.sql.connector.read.streaming.SupportsRealTimeMode"
@@ -115,11 +115,6 @@ JAVA: dict[str, dict[str, list[str]]] = {
             "static createRemoteUser(String)",
             "static setLoginUser(UserGroupInformation)",
         ],
-        "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation": [],
-        f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager": [
-            "FileSystemBasedCheckpointFileManager(Path, Configuration)"
-        ],
-        "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem": ["BareLocalFileSystem()"],
         f"{_STREAMING}.sources.LowLatencyMemoryStream": [
             "static singlePartition(SparkSession, Encoder)",
             "addData(Seq)",
@@ -127,6 +122,13 @@ JAVA: dict[str, dict[str, list[str]]] = {
         ],
         "org.apache.spark.sql.Encoders": ["static INT()"],
         "scala.jdk.javaapi.CollectionConverters": ["static asScala(List)"],
+    },
+    "../settings/spark.py": {
+        "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation": [],
+        f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager": [
+            "FileSystemBasedCheckpointFileManager(Path, Configuration)"
+        ],
+        "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem": ["BareLocalFileSystem()"],
     },
     "class_archive.py": {
         "org.apache.spark.sql.kafka010.KafkaSourceProvider": [],
@@ -147,7 +149,7 @@ PARENTS = [
     ("session.py", f"{_STREAMING}.sources.LowLatencyMemoryStream", _REAL_TIME),
     ("java/Handover.java", _PYTHON_WRITER, "org.apache.spark.sql.ForeachWriter"),
     (
-        "session.py",
+        "../settings/spark.py",
         "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
         "org.apache.hadoop.fs.LocalFileSystem",
     ),
@@ -156,6 +158,8 @@ PARENTS = [
 # Module, class, and a text in its code: a class that it treats specially, a variable that it reads, a message.
 NAMED = [
     ("jvm.py", "org.apache.spark.api.python.PythonGatewayServer$", "_PYSPARK_DRIVER_CONN_INFO_PATH"),
+    ("jvm.py", "org.apache.spark.ui.WebUI", "SPARK_LOCAL_IP"),
+    ("jvm.py", "org.apache.spark.ui.WebUI", "SPARK_PUBLIC_DNS"),
     # Spark passes unconverted rows to this writer, and objects to any other.
     ("java/Handover.java", f"{_STREAMING}.sources.ForeachWriterTable$", _PYTHON_WRITER),
     # The classes that real-time mode allows.
@@ -273,11 +277,18 @@ def test_a_jvm_class_contains_the_expected_text(jars: Jars, module: str, name: s
     assert text in found.texts, _broken(module, f"{name} and that it names {text!r}")
 
 
-@pytest.mark.parametrize("name", re.findall(r'"(spark\.(?!hadoop\.)[\w.]+)"', (_SPARK / "session.py").read_text()))
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        name
+        for name in {**VALUE_SETTINGS, **OWN_SETTINGS, **PREFERRED_SETTINGS, **SETTINGS_WITHOUT_UI}
+        if not name.startswith("spark.hadoop.")
+    ),
+)
 def test_spark_declares_a_setting(jars: Jars, name: str) -> None:
     declared = {text for owner in SETTINGS_OF if (found := jars.read(owner)) for text in found.texts}
 
-    assert name in declared, _broken("session.py", f"the setting {name}")
+    assert name in declared, _broken("../settings/spark.py", f"the setting {name}")
 
 
 @pytest.mark.parametrize(
