@@ -12,7 +12,7 @@ from balance_service.errors import ConfigurationError, InvalidInputError, Poison
 from balance_service.model.converters import StateConverter, returned_by
 from balance_service.model.declaration import check_class, check_declaration, refuse
 from balance_service.model.events import EVENT, HALT, instances_for
-from balance_service.model.keys import words_of
+from balance_service.model.keys import cause_of
 from balance_service.model.schemas import Schemas
 from balance_service.model.standard_fold import OutOfRangeError, StandardFold
 
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 class Routes:
     """The path that answers queries for one key, in addition to `/api/models`.
 
-    `key` is the query parameter with the key; answers call the key `noun`.
+    `key` is the query parameter with the key; those with its columns, in their order, if the key has several. Answers
+    call the key `noun`.
     """
 
     path: str
-    key: str
+    key: str | tuple[str, ...]
     noun: str = "key"
 
 
@@ -45,11 +46,12 @@ class Routes:
 class Collection:
     """The path of a collection: all states, one key, a range of keys, and the number of keys.
 
-    `key` is the parameter with the key; answers call the key `noun`.
+    `key` is the parameter with the key; those with its columns, in their order, if the key has several: then a range is
+    one of the last column. Answers call the key `noun`.
     """
 
     path: str
-    key: str
+    key: str | tuple[str, ...]
     noun: str
 
 
@@ -69,10 +71,11 @@ class ReadModel:
     """Names tasks, changelog and metrics; lower case, such as `balance`."""
     source: ClassVar[Stream]
     """The events that the model reads. Others on the topic are ignored."""
-    key: str
+    key: str | tuple[str, ...]
     """The column that is both in every event and its record's key; in the state of standard folds, also a field.
 
-    Its type is string. A source that is re-keyed (`Stream.by`) determines the key, so the model need not name it.
+    Its type is string. A source that is re-keyed (`Stream.by`) determines the key, so the model need not name it; only
+    there, it may have several columns.
     """
     state: ClassVar[str | type]
     """The simple name of the states' schema, or a dataclass (`states`). A model that only emits has none.
@@ -137,6 +140,8 @@ class ReadModel:
     """Whether the order is PER_KEY, declared or by default."""
     key_type: KeyType
     """The encoding of the states' keys. Not set for a model without states."""
+    key_columns: tuple[str, ...] = ()
+    """The columns of the states' keys; none for a model without states."""
     state_schema: Schema
     """The Avro schema of the states as they are stored. Not set for a model without states."""
     state_fields: Mapping[str, Any]
@@ -181,10 +186,11 @@ class ReadModel:
         if declared.key_type is None or declared.state is None:
             self.field_types = {}
             return
-        self.key, self.key_type, self.state_schema = declared.key, declared.key_type, declared.state.schema
+        self.key_type, self.state_schema = declared.key_type, declared.state.schema
+        self.key, self.key_columns = self.key_type.declared, self.key_type.columns
         self._states = declared.state
         self.state_fields = fields_of(expanded(self.state_schema))
-        as_kept = {name: type_name(kind) for name, kind in declared.kinds.items() if name != self.key}
+        as_kept = {name: type_name(kind) for name, kind in declared.kinds.items() if name not in self.key_columns}
         self.field_types = getattr(own, "fields", as_kept)
         if own.view is not ReadModel.view:
             has_fields = hasattr(own, "fields")
@@ -258,7 +264,7 @@ class ReadModel:
         return answer if self._view is None or answer is None else self._view.to_record(answer)
 
     def _without_key(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in record.items() if name != self.key}
+        return {name: value for name, value in record.items() if name not in self.key_columns}
 
     def sent(self, state: State | None, event: Event | None) -> Sent:
         """Returns the records to emit for a stored state. Called by the engine. Raises as `emit`."""
@@ -281,10 +287,10 @@ class ReadModel:
         Raises:
             PoisonRecordError: the update cannot be applied to this state.
         """
-        before = {self.key: self._key(key)} if state is None else state
+        before = self._key(key) if state is None else state
         if not self._steps:
             return None if event is None else self._folded(state, event)
-        after = {self.key: before[self.key]}
+        after = {column: before[column] for column in self.key_columns}
         name = ""
         try:
             for name, step in self._steps:
@@ -336,15 +342,15 @@ class ReadModel:
 
     def description(self) -> dict[str, Any]:
         """Describes the model for `GET /api/models`: name, source topic, key, and types of the view's fields."""
-        key = self.key if self.has_states() else ""
+        key = self.key_type.declared if self.has_states() else ""
         return {"name": self.name, "source": self.source.topic, "key": key, "fields": dict(self.field_types)}
 
-    def _key(self, key: bytes) -> str | int:
-        """Returns the value of a key that has no state yet; keys with a state were checked when they got it."""
+    def _key(self, key: bytes) -> dict[str, str | int]:
+        """Returns the columns of a key that has no state yet; keys with a state were checked when they got it."""
         try:
-            return self.key_type.decode(key)
+            return self.key_type.fields(key)
         except InvalidInputError as error:
-            raise PoisonRecordError(f"{'-'.join(words_of(self.key))}-malformed", str(error)) from None
+            raise PoisonRecordError(f"{cause_of(self.key_columns)}-malformed", str(error)) from None
 
 
 def _without_new(value: Any) -> Any:

@@ -56,15 +56,15 @@ class Stage:
     schemas: Mapping[str, Schema] = field(default_factory=dict, repr=False)
     """The records that the stage reads, by simple name. Stages for retries have none, and pass on any bytes."""
     conditions: tuple[Condition, ...] = ()
-    key: str | None = None
-    """The column that is the source records' key; None if the key may be anything."""
+    key: tuple[str, ...] | None = None
+    """The columns that are the source records' key; None if the key may be anything."""
     columns: frozenset[str] | None = None
     """The columns that are read; None for all."""
     joins: tuple[Join, ...] = ()
     rows: Mapping[str, Schema] = field(default_factory=dict, repr=False)
     """The records of the joined tables, by simple name."""
-    by: str | None = None
-    """The column whose value becomes the new key; None for the last stage."""
+    by: tuple[str, ...] | None = None
+    """The columns whose values become the new key; None for the last stage."""
     makes: Schema | None = field(default=None, repr=False)
     """The schema of joined records that are passed on; None if records are passed on unchanged."""
     next_table: Table | None = None
@@ -195,14 +195,12 @@ def declared_stages(
                 stage = replace(stage, joins=(*stage.joins, step), rows=rows)
                 if done and not isinstance(table, Global):
                     done[-1] = replace(done[-1], next_table=table)
-            case By(column, record):
-                used.add(column)
+            case By(by, record):
+                used |= {*by}
                 makes = None if record is None else schema_of(record, None)
-                done.append(replace(stage, name=f"{name}-by-{column}", by=column, makes=makes))
+                done.append(replace(stage, name=f"{name}-by-{'-'.join(by)}", by=by, makes=makes))
                 schemas = stage.schemas if makes is None or record is None else {record: makes}
-                stage = Stage(
-                    name=name, owner=name, source=done[-1].name, schemas=schemas, key=column, reads_rekeyed=True
-                )
+                stage = Stage(name=name, owner=name, source=done[-1].name, schemas=schemas, key=by, reads_rekeyed=True)
     last = replace(stage, outputs=tuple(outputs))
     # All stages read the same columns, so a record that the last one cannot decode becomes a dead letter in the first.
     return tuple(replace(one, columns=None if columns is None else columns | used) for one in (*done, last))

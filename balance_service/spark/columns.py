@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from balance_service.avro.named_types import contracted
 from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.model.conditions import COMPARISONS, IN, IS_NULL, LOWER, UPPER, Compound, Not
-from balance_service.model.keys import MAX_KEY_BYTES, SIGN_BIT, key_problems, words_of
+from balance_service.model.keys import END_OF_TEXT, ESCAPED_NUL, MAX_KEY_BYTES, SIGN_BIT, cause_of, key_problems
 from balance_service.model.standard_fold import columns_of
 from balance_service.spark.combine import IGNORED
 
@@ -60,7 +60,8 @@ def key_column(stage: Stage) -> Column | None:
     if stage.by is None or stage.joins:
         return None
     if stage.next_table is not None:
-        return _of_all_records(stage, stage.by).cast("string").cast("binary")
+        (column,) = stage.by
+        return _of_all_records(stage, column).cast("string").cast("binary")
     return _key_of(stage, stage.by)
 
 
@@ -71,14 +72,15 @@ def cause_column(read_model: ReadModel, stage: Stage) -> Column:
     if stage.by is not None and not stage.joins:
         misfit = _pass_misfit(stage, stage.by)
     elif not stage.joins and read_model.has_states():
-        misfit = F.when(_key_of(stage, read_model.key) != F.col("key"), f"key-is-not-{_words(read_model.key)}")
+        key = read_model.key_columns
+        misfit = F.when(_key_of(stage, key) != F.col("key"), f"key-is-not-{cause_of(key)}")
     return F.coalesce(ignored, misfit) if stage.conditions else misfit
 
 
 def detail_column(read_model: ReadModel, stage: Stage, cause: Column) -> Column:
     """Returns what is wrong with the key of an event that has one of the causes of `cause_column`; null for others."""
     detail = F.when(F.lit(False), "")
-    for name, problem in key_problems(read_model.key if read_model.has_states() else None, stage.by).items():
+    for name, problem in key_problems(read_model.key_columns, stage.by).items():
         detail = detail.when(cause == name, problem)
     return detail
 
@@ -90,12 +92,14 @@ def read_schemas(read_model: ReadModel, stage: Stage) -> list[Schema]:
     is not UTF-8.
     """
     used = _used_columns(read_model, stage)
-    key = f"{_words(read_model.key)}-malformed" if stage.by is None and read_model.has_states() else ""
+    keys = read_model.key_columns if stage.by is None else ()
+
+    malformed_key = f"{cause_of(keys)}-malformed"
 
     def marked(record: str, field: dict[str, Any]) -> dict[str, Any]:
         if (record, field["name"]) not in used:
             return field
-        return {**field, "malformed": key if key and field["name"] == read_model.key else "text-malformed"}
+        return {**field, "malformed": malformed_key if field["name"] in keys else "text-malformed"}
 
     return [
         contracted({**schema, "fields": [marked(schema["name"], field) for field in schema["fields"]]})
@@ -114,18 +118,16 @@ def _used_columns(read_model: ReadModel, stage: Stage) -> set[tuple[str, str]]:
     }
 
 
-def _words(name: str) -> str:
-    return "-".join(words_of(name))
-
-
-def _pass_misfit(stage: Stage, by: str) -> Column:
-    column = _of_all_records(stage, by)
-    cause = F.when(column.isNull(), "field-null")
-    if _is_number(stage, by):
+def _pass_misfit(stage: Stage, by: Sequence[str]) -> Column:
+    columns = {name: _of_all_records(stage, name) for name in by}
+    cause = F.when(any_of(column.isNull() for column in columns.values()), "field-null")
+    texts = [column for name, column in columns.items() if not _is_number(stage, name)]
+    if not texts:
         return cause
     # A state's key may not be longer, and the topic might refuse it.
-    is_malformed = ~F.is_valid_utf8(column) | (F.octet_length(column) > MAX_KEY_BYTES)
-    return cause.when(is_malformed, f"{_words(by)}-malformed")
+    size = F.octet_length(texts[0] if len(by) == 1 else _key_of(stage, by))
+    is_malformed = any_of(~F.is_valid_utf8(text) for text in texts) | (size > MAX_KEY_BYTES)
+    return cause.when(is_malformed, f"{cause_of(by)}-malformed")
 
 
 def _holds(stage: Stage, condition: Condition) -> Column:
@@ -137,11 +139,21 @@ def _is_true(condition: Condition, schemas: Sequence[Schema]) -> Column:
     return F.coalesce(column_of(condition, schemas), F.lit(False))
 
 
-def _key_of(stage: Stage, name: str) -> Column:
-    """Returns the value of a column, encoded as a key; see `keys`."""
-    column = _of_all_records(stage, name)
-    if not _is_number(stage, name):
-        return column.cast("binary")
+def _key_of(stage: Stage, names: Sequence[str]) -> Column:
+    """Returns the values of columns, encoded as a key; null if one is. See `keys`."""
+    columns = {name: _of_all_records(stage, name) for name in names}
+    if len(names) == 1 and not _is_number(stage, names[0]):
+        return columns[names[0]].cast("binary")
+    parts = [_number(column) if _is_number(stage, name) else _text(column) for name, column in columns.items()]
+    return parts[0] if len(parts) == 1 else F.concat(*parts)
+
+
+def _text(column: Column) -> Column:
+    """Returns a text as a part of a composite key."""
+    return F.concat(F.replace(column, F.lit("\0"), F.lit(ESCAPED_NUL)), F.lit(END_OF_TEXT)).cast("binary")
+
+
+def _number(column: Column) -> Column:
     digits = F.hex(column.cast("bigint").bitwiseXOR(F.lit(-SIGN_BIT)))
     return F.unhex(F.lpad(digits, 16, "0"))
 
