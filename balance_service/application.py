@@ -19,7 +19,7 @@ import structlog
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
-from balance_service.cluster.directory import Directory, PublishedModel, ServerTable
+from balance_service.cluster.directory import Directory, PublishedModel, ServerTable, key_columns
 from balance_service.cluster.signatures import RecordSignatures
 from balance_service.cluster.standbys import StandbyChooser
 from balance_service.engine.state_directory import StateDirectory
@@ -291,6 +291,7 @@ class Application:
                     tasks.hosted.key_type.is_number,
                     engine.versions.of(owner),
                     rebuilds.problems.get(owner, ""),
+                    key_columns(tasks.hosted.key_type),
                 )
                 for name, tasks in engine.models.items()
                 for owner in [tasks.hosted.stage.owner]

@@ -312,8 +312,9 @@ def _sections(trial: _Trial, limit: int) -> Iterator[tuple[str, int, Sequence[Ma
         rows = []
         for key, frame in states[:limit]:
             view = model.view_of(driver.state_codec.decode(frame))
-            key_column = {model.key_type.column: model.key_type.text(key)}
-            rows.append(key_column | (view if isinstance(view, dict) else {"value": view}))
+            of_key = model.key_type.shown(model.key_type.text(key))
+            key_columns = of_key if isinstance(of_key, dict) else {model.key_columns[0]: of_key}
+            rows.append(key_columns | (view if isinstance(view, dict) else {"value": view}))
         yield f"{model.name}: {_counted(len(states), 'key')}", len(states), rows
     for output in model.outputs:
         records = driver.emitted(output.topic)

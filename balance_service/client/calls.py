@@ -7,6 +7,7 @@ import re
 import threading
 import uuid
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -31,13 +32,14 @@ from balance_service.client.results import (
     SnapshotEnd,
     State,
     Top,
+    shown_key,
 )
 from balance_service.client.typed import lacks, read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from balance_service.client.results import Role
+    from balance_service.client.results import Key, Role
 
 Keyed = TypeVar("Keyed", State[Any], Entry[Any], Change[Any])
 Streamed = Change[Any] | SnapshotBegin | SnapshotEnd
@@ -159,7 +161,7 @@ class Calls:
     def get(
         self,
         model: str,
-        key: str | int,
+        key: Key,
         *,
         into: Any = None,
         min_position: Position | None = None,
@@ -169,17 +171,18 @@ class Calls:
         """Returns a read model's answer for a key.
 
         Args:
+            key: its text or number; the columns of a composite key, such as `{"card": "c1", "day": 20}`.
             into: the type of the value: a dataclass, such as that of the states, or another that `typed.read` knows.
             min_position, max_lag, max_age: as for `get_balance`.
 
         Raises:
             InvalidCallError: the value does not fit `into`; the message names the field.
         """
-        text = str(key)
-        bounds = self._bounds(text if model == _BALANCE else None, min_position, max_lag, max_age)
-        path = f"{_path(model)}/keys/{segment(text)}"
-        content, answered = yield from self._one(Request(path=path, parameters=bounds), "key", "value")
-        found = State(key=text, value=None if content is None else content["value"], **answered)
+        of_balance = None if model != _BALANCE or isinstance(key, Mapping) else str(key)
+        request = _of_key(model, key, self._bounds(of_balance, min_position, max_lag, max_age))
+        content, answered = yield from self._one(request, "key", "value")
+        value = None if content is None else content["value"]
+        found = State(value=value, **shown_key(key if isinstance(key, Mapping) else str(key)), **answered)
         return (yield from self.typed(model, into, [found]))[0]
 
     def entries(
@@ -189,6 +192,7 @@ class Calls:
         start: str | int | None = None,
         end: str | int | None = None,
         prefix: str | None = None,
+        within: Mapping[str, str | int] | None = None,
         into: Any = None,
         page_size: int = 1000,
         max_lag: int | None = None,
@@ -199,11 +203,13 @@ class Calls:
             start: the first key.
             end: the last key.
             prefix: every key begins with it.
+            within: the first columns of a composite key; then `start`, `end` and `prefix` are of the next column.
             into: as for `get`, of each value.
             page_size: entries of a request, at most 1000.
             max_lag: as for `get_balance`.
         """
         given = {
+            **(within or {}),
             "from": start,
             "to": end,
             "prefix": prefix,
@@ -268,19 +274,20 @@ class Calls:
         self,
         model: str,
         *,
-        key: str | int | None = None,
+        key: Key | None = None,
         start: str | int | None = None,
         end: str | int | None = None,
         prefix: str | None = None,
+        within: Mapping[str, str | int] | None = None,
     ) -> Watch:
         """Returns the change stream of a key, or of a range of keys."""
-        given = _given({"from": start, "to": end, "prefix": prefix})
+        given = _given({**(within or {}), "from": start, "to": end, "prefix": prefix})
         if key is None:
             request = Request(path=f"{_path(model)}/changes", parameters=given)
         elif given:
-            raise InvalidCallError("changes takes either a key, or start, end and prefix")
+            raise InvalidCallError("changes takes either a key, or start, end, prefix and within")
         else:
-            request = Request(path=f"{_path(model)}/keys/{segment(str(key))}")
+            request = _of_key(model, key)
         return Watch(self._server, request, self._retry_seconds)
 
     def ready(self) -> Call[Readiness]:
@@ -426,11 +433,12 @@ class Calls:
         """
         if into is None:
             return tuple(found)
-        column = (yield from self._key_of(model)) if any(lacks(into, one.value) for one in found) else ""
+        asks = any(lacks(into, one.value) and not one.columns for one in found)
+        column = (yield from self._key_of(model)) if asks else ""
         return tuple(
             one
             if one.value is None
-            else replace(one, value=read(into, one.value, (column, one.key) if column else None))
+            else replace(one, value=read(into, one.value, one.columns or ({column: one.key} if column else None)))
             for one in found
         )
 
@@ -439,7 +447,7 @@ class Calls:
         return (yield from self.typed(model, into, [event]))[0] if isinstance(event, Change) else event
 
     def _key_of(self, model: str) -> Call[str]:
-        """Returns the field of a read model's key; empty if it has none."""
+        """Returns the field of a read model's key of one column; empty if it has none."""
         if model not in self._keys:
             self._keys |= {one["name"]: one["key"] for one in (yield from self.models())}
         return self._keys.get(model, "")
@@ -521,6 +529,13 @@ def segment(text: str) -> str:
         raise InvalidCallError(f"{text!r} is not UTF-8") from None
 
 
+def _of_key(model: str, key: Key, parameters: Mapping[str, str] | None = None) -> Request:
+    """Returns the request for one key."""
+    if isinstance(key, Mapping):
+        return Request(path=f"{_path(model)}/keys", parameters={**_given(key), **(parameters or {})})
+    return Request(path=f"{_path(model)}/keys/{segment(str(key))}", parameters=parameters or {})
+
+
 def _path(model: str) -> str:
     return f"{api.MODELS}/{segment(model)}"
 
@@ -556,7 +571,7 @@ def _digits(amount: object) -> str:
 
 
 def _entries(content: Mapping[str, Any], scan: Scan) -> tuple[Entry[Any], ...]:
-    return tuple(Entry(key=entry["key"], value=entry["value"], scan=scan) for entry in content["entries"])
+    return tuple(Entry(value=entry["value"], scan=scan, **shown_key(entry["key"])) for entry in content["entries"])
 
 
 def _by_partition(text: str) -> dict[int, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from balance_service import api
 from balance_service.client.event_stream import Comment, EventParser
 from balance_service.client.exchange import Attempt, NoReply, Reply, Request, Server, exact, log, pause_after
-from balance_service.client.results import Change, SnapshotBegin, SnapshotEnd, Source
+from balance_service.client.results import Change, SnapshotBegin, SnapshotEnd, Source, shown_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +80,7 @@ class Watch:
                 case "state":
                     state = self._json(item)
                     yield Change(
-                        key=state["key"],
+                        **shown_key(state["key"]),
                         value=state["value"],
                         generation=state["generation"],
                         positions=self._positions(item.id),

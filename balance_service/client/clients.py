@@ -22,12 +22,12 @@ from balance_service.errors import ConfigurationError
 from balance_service.process.package import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping
 
     from balance_service.client.calls import Streamed
     from balance_service.client.changes import Watch
     from balance_service.client.exchange import Attempt, Call, Request
-    from balance_service.client.results import Change, Entry, Position, SnapshotBegin, SnapshotEnd, State, Top
+    from balance_service.client.results import Change, Entry, Key, Position, SnapshotBegin, SnapshotEnd, State, Top
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -230,7 +230,7 @@ class Client(_Connected[httpx.Client, threading.Event]):
     def get(
         self,
         model: str,
-        key: str | int,
+        key: Key,
         *,
         min_position: Position | None = None,
         max_lag: int | None = None,
@@ -241,7 +241,7 @@ class Client(_Connected[httpx.Client, threading.Event]):
     def get(
         self,
         model: str,
-        key: str | int,
+        key: Key,
         *,
         into: type[V],
         min_position: Position | None = None,
@@ -250,7 +250,7 @@ class Client(_Connected[httpx.Client, threading.Event]):
     ) -> State[V | None]: ...
 
     @wraps(Calls.get)
-    def get(self, model: str, key: str | int, **of: Any) -> State[Any]:
+    def get(self, model: str, key: Key, **of: Any) -> State[Any]:
         return self._run(self._calls.get(model, key, **of))
 
     @overload
@@ -261,6 +261,7 @@ class Client(_Connected[httpx.Client, threading.Event]):
         start: str | int | None = None,
         end: str | int | None = None,
         prefix: str | None = None,
+        within: Mapping[str, str | int] | None = None,
         page_size: int = 1000,
         max_lag: int | None = None,
     ) -> Iterator[Entry[Any]]: ...
@@ -274,6 +275,7 @@ class Client(_Connected[httpx.Client, threading.Event]):
         start: str | int | None = None,
         end: str | int | None = None,
         prefix: str | None = None,
+        within: Mapping[str, str | int] | None = None,
         page_size: int = 1000,
         max_lag: int | None = None,
     ) -> Iterator[Entry[V]]: ...
@@ -297,14 +299,20 @@ class Client(_Connected[httpx.Client, threading.Event]):
         return self._run(self._calls.top(model, **of))
 
     @overload
-    def changes(self, model: str, *, key: str | int) -> Iterator[Change[Any]]: ...
+    def changes(self, model: str, *, key: Key) -> Iterator[Change[Any]]: ...
 
     @overload
-    def changes(self, model: str, *, key: str | int, into: type[V]) -> Iterator[Change[V | None]]: ...
+    def changes(self, model: str, *, key: Key, into: type[V]) -> Iterator[Change[V | None]]: ...
 
     @overload
     def changes(
-        self, model: str, *, start: str | int | None = None, end: str | int | None = None, prefix: str | None = None
+        self,
+        model: str,
+        *,
+        start: str | int | None = None,
+        end: str | int | None = None,
+        prefix: str | None = None,
+        within: Mapping[str, str | int] | None = None,
     ) -> Iterator[Change[Any] | SnapshotBegin | SnapshotEnd]: ...
 
     @overload
@@ -316,13 +324,15 @@ class Client(_Connected[httpx.Client, threading.Event]):
         start: str | int | None = None,
         end: str | int | None = None,
         prefix: str | None = None,
+        within: Mapping[str, str | int] | None = None,
     ) -> Iterator[Change[V | None] | SnapshotBegin | SnapshotEnd]: ...
 
     def changes(self, model: str, *, into: Any = None, **of: Any) -> Iterator[Any]:
         """Yields the present value of a key, then each change; connects again when the connection is lost.
 
-        Without `key`: of all keys, of those from `start` to `end`, or of those with a prefix. Then a snapshot comes
-        first, and again when the instance cannot go on from where the stream was. `into` is as for `get`.
+        Without `key`: of all keys, of those from `start` to `end`, or of those with a prefix, as for `entries`. Then a
+        snapshot comes first, and again when the instance cannot go on from where the stream was. `into` is as for
+        `get`.
         """
         # A conversion that fails is no lost connection.
         with closing(self._streamed(self._calls.changes(model, **of))) as events:
@@ -428,7 +438,7 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
     def get(
         self,
         model: str,
-        key: str | int,
+        key: Key,
         *,
         min_position: Position | None = None,
         max_lag: int | None = None,
@@ -439,7 +449,7 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
     def get(
         self,
         model: str,
-        key: str | int,
+        key: Key,
         *,
         into: type[V],
         min_position: Position | None = None,
@@ -448,7 +458,7 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
     ) -> Coroutine[Any, Any, State[V | None]]: ...
 
     @wraps(Calls.get)
-    def get(self, model: str, key: str | int, **of: Any) -> Coroutine[Any, Any, State[Any]]:
+    def get(self, model: str, key: Key, **of: Any) -> Coroutine[Any, Any, State[Any]]:
         return self._run(self._calls.get(model, key, **of))
 
     @overload
@@ -459,6 +469,7 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
         start: str | int | None = None,
         end: str | int | None = None,
         prefix: str | None = None,
+        within: Mapping[str, str | int] | None = None,
         page_size: int = 1000,
         max_lag: int | None = None,
     ) -> AsyncIterator[Entry[Any]]: ...
@@ -472,6 +483,7 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
         start: str | int | None = None,
         end: str | int | None = None,
         prefix: str | None = None,
+        within: Mapping[str, str | int] | None = None,
         page_size: int = 1000,
         max_lag: int | None = None,
     ) -> AsyncIterator[Entry[V]]: ...
@@ -495,14 +507,20 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
         return self._run(self._calls.top(model, **of))
 
     @overload
-    def changes(self, model: str, *, key: str | int) -> AsyncIterator[Change[Any]]: ...
+    def changes(self, model: str, *, key: Key) -> AsyncIterator[Change[Any]]: ...
 
     @overload
-    def changes(self, model: str, *, key: str | int, into: type[V]) -> AsyncIterator[Change[V | None]]: ...
+    def changes(self, model: str, *, key: Key, into: type[V]) -> AsyncIterator[Change[V | None]]: ...
 
     @overload
     def changes(
-        self, model: str, *, start: str | int | None = None, end: str | int | None = None, prefix: str | None = None
+        self,
+        model: str,
+        *,
+        start: str | int | None = None,
+        end: str | int | None = None,
+        prefix: str | None = None,
+        within: Mapping[str, str | int] | None = None,
     ) -> AsyncIterator[Change[Any] | SnapshotBegin | SnapshotEnd]: ...
 
     @overload
@@ -514,6 +532,7 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
         start: str | int | None = None,
         end: str | int | None = None,
         prefix: str | None = None,
+        within: Mapping[str, str | int] | None = None,
     ) -> AsyncIterator[Change[V | None] | SnapshotBegin | SnapshotEnd]: ...
 
     async def changes(self, model: str, *, into: Any = None, **of: Any) -> AsyncIterator[Any]:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from urllib.parse import quote, urlencode
 
 from balance_service.client.errors import InvalidCallError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from decimal import Decimal
 
 V_co = TypeVar("V_co", covariant=True)
 Role = Literal["active", "standby", "halted"]
 _POSITION = re.compile("([0-9]{1,10}):([0-9]{1,18})")
+
+
+Key = str | int | Mapping[str, str | int]
+"""A key: its text, a number, or the columns of a composite key."""
+
+
+def shown_key(key: str | Mapping[str, str | int]) -> dict[str, Any]:
+    """Returns the fields `key` and `columns` of a result, given the key that an answer shows."""
+    if isinstance(key, str):
+        return {"key": key}
+    return {"key": urlencode(key, quote_via=quote, safe=""), "columns": key}
 
 
 class Position(NamedTuple):
@@ -66,7 +78,10 @@ class State(KeyAnswer, Generic[V_co]):
     """A read model's answer for a key; `value` is None if the key has no state at the position."""
 
     key: str
+    """Of a composite key, its text: `card=c1&day=20`."""
     value: V_co
+    columns: Mapping[str, str | int] = field(default_factory=dict)
+    """Of a composite key; otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +115,13 @@ class Scan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry(Generic[V_co]):
-    """A key of a read model and its value."""
+    """A key of a read model and its value; `key` and `columns` are as those of a `State`."""
 
     key: str
     value: V_co
     scan: Scan
     """The reading of the page that has the entry."""
+    columns: Mapping[str, str | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +173,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Generic[V_co]):
-    """The new value of a key; None: the key has no state."""
+    """The new value of a key; None: the key has no state. `key` and `columns` are as those of a `State`."""
 
     key: str
     value: V_co
@@ -167,6 +183,7 @@ class Change(Generic[V_co]):
     """The offset of each partition, below which the stream has reported every change; empty within a snapshot."""
     sources: Mapping[int, Source]
     """The source of each partition's changes, as far as the stream has named them."""
+    columns: Mapping[str, str | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,14 +31,14 @@ _TEXTS: Mapping[Any, Callable[[str], Any]] = {
 }
 
 
-def read(into: Any, value: Any, key: tuple[str, str] | None = None) -> Any:
+def read(into: Any, value: Any, key: Mapping[str, str | int] | None = None) -> Any:
     """Returns a value of an answer as a type says: a dataclass, a list, dict or union of types, or a plain type.
 
     Decimals and floats are read from numbers, times from ISO 8601, bytes from base64, an Enum from the name or value of
     a member. Fields that the answer lacks have the default of their dataclass; other fields of the answer are ignored.
 
     Args:
-        key: the key's field and its text, which a state has and the answer for its key lacks.
+        key: the key's columns, which a state has and the answer for its key lacks: the text of a key of one column.
 
     Raises:
         InvalidCallError: the answer does not fit; the message names the field.
@@ -53,7 +53,7 @@ def lacks(into: Any, value: Any) -> bool:
     return any(field.name not in value and _is_required(field) for field in dataclasses.fields(into))
 
 
-def _read(into: Any, value: Any, where: str, key: tuple[str, str] | None = None) -> Any:
+def _read(into: Any, value: Any, where: str, key: Mapping[str, str | int] | None = None) -> Any:
     origin, arguments = get_origin(into), get_args(into)
     if into is Any:
         return value
@@ -73,11 +73,11 @@ def _read(into: Any, value: Any, where: str, key: tuple[str, str] | None = None)
         raise InvalidCallError(f"{where} is {_named(into)}, and the answer has {_shown(value)} there") from None
 
 
-def _of_dataclass(into: type, value: Mapping[str, Any], where: str, key: tuple[str, str] | None) -> Any:
+def _of_dataclass(into: type, value: Mapping[str, Any], where: str, key: Mapping[str, str | int] | None) -> Any:
     hints, given = _hints(into), dict(value)
-    if key is not None and key[0] not in given:
+    for column, text in (key or {}).items():
         # Numbers are keys too.
-        given[key[0]] = int(key[1]) if hints.get(key[0]) is int else key[1]
+        given.setdefault(column, int(text) if hints.get(column) is int else text)
     read_of = {}
     for field in dataclasses.fields(into):
         at = f"{where}.{field.name}"

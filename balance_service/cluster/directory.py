@@ -21,7 +21,7 @@ from balance_service.kafka.messages import headers_of, offset_of
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.producers import RecoveringProducer
 from balance_service.kafka.signing import HEADER
-from balance_service.model.keys import KeyType
+from balance_service.model.keys import ColumnKey, CompositeKey
 from balance_service.model.stage import model_and_generation
 from balance_service.model.stream import Partitioner
 from balance_service.process.runtime import Attempts, elapsed
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.cluster.signatures import RecordSignatures
     from balance_service.kafka.clients import ClientConfig
+    from balance_service.model.keys import KeyType
 
 log = structlog.get_logger(__name__)
 
@@ -62,11 +63,19 @@ _MOST_RUNS = 8
 
 
 @dataclass(frozen=True, slots=True)
+class KeyColumn(Struct):
+    """A column of a composite key."""
+
+    name: str
+    is_number: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PublishedModel(Struct, names={"has_number_keys": "numberKeys"}):
     """A generation of a read model that an instance hosts, and where the keys of its source are.
 
     `versions` are those of the read model whose classes the instance has; `problem` is why a step of the read model's
-    rebuild fails there.
+    rebuild fails there. `key_columns` are those of composite keys.
     """
 
     name: str
@@ -75,6 +84,7 @@ class PublishedModel(Struct, names={"has_number_keys": "numberKeys"}):
     has_number_keys: bool = False
     versions: tuple[int, ...] = ()
     problem: str = ""
+    key_columns: tuple[KeyColumn, ...] = ()
 
     @property
     def partitioning(self) -> Partitioning:
@@ -82,8 +92,15 @@ class PublishedModel(Struct, names={"has_number_keys": "numberKeys"}):
 
     @property
     def key_type(self) -> KeyType:
-        """The type of the keys. The name of their column is not published."""
-        return KeyType("the key", self.has_number_keys)
+        """The type of the keys. The name of a single column is not published."""
+        if self.key_columns:
+            return CompositeKey(tuple([ColumnKey(one.name, one.is_number) for one in self.key_columns]))
+        return ColumnKey("the key", self.has_number_keys)
+
+
+def key_columns(key_type: KeyType) -> tuple[KeyColumn, ...]:
+    """Returns what an instance publishes of a read model's keys beside `has_number_keys`."""
+    return tuple([KeyColumn(one.column, one.is_number) for one in key_type.parts]) if key_type.is_composite else ()
 
 
 @dataclass(frozen=True, slots=True)

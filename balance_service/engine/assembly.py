@@ -29,7 +29,7 @@ from balance_service.errors import ConfigurationError, FatalError
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES, is_compacted
 from balance_service.model.events import DeclaredRecord
-from balance_service.model.keys import KeyType
+from balance_service.model.keys import ColumnKey, key_type_of
 from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
@@ -136,20 +136,20 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
 def _join_processor(
     stage: Stage, makes: Schema, target: Target, services: StageServices, position_codec: AvroCodec, letters: Letters
 ) -> JoinProcessor:
-    by = str(stage.by)
-    key_type = KeyType.from_column(by, fields_of(makes)[by])
-    if key_type is None:
-        raise FatalError(f"stage {stage.name} is keyed by '{by}', which cannot be a key")
-    if stage.next_table is not None:
+    parts = []
+    for column in stage.by or ():
+        part = ColumnKey.from_column(column, fields_of(makes)[column])
+        if part is None:
+            raise FatalError(f"stage {stage.name} is keyed by '{column}', which cannot be a key")
         # Tables are keyed by text.
-        key_type = KeyType(by, is_number=False)
+        parts.append(part if stage.next_table is None else ColumnKey(column, is_number=False))
     return JoinProcessor(
         source=stage.source,
         record=stage.records[0],
         joined=services.joined(stage),
         schema=makes,
         codec=services.codec(target.topic, makes),
-        key_type=key_type,
+        key_type=key_type_of(parts),
         target=target,
         position_codec=position_codec,
         letters=letters,

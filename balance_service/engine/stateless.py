@@ -226,13 +226,14 @@ class JoinProcessor:
                 )
             values |= {name: of_row[column] for column, name in join.take.items()}
         record = {name: values[name] for name in fields_of(self.schema)}
-        key = self._key(record[self.key_type.column])
+        key = self._key(record)
         return (builder.build(row["offset"], timestamp_ms, key, encoded(self.codec, record), versions),)
 
-    def _key(self, value: Any) -> bytes:
-        if value is None:
-            raise PoisonRecordError(_FIELD_NULL, f"the joined record has no '{self.key_type.column}'")
-        key = self.key_type.encode(value if self.key_type.is_number else str(value))
+    def _key(self, record: Row) -> bytes:
+        for column in self.key_type.columns:
+            if record[column] is None:
+                raise PoisonRecordError(_FIELD_NULL, f"the joined record has no '{column}'")
+        key = self.key_type.of(record)
         if key.startswith(RESERVED_PREFIX):
             raise PoisonRecordError(_KEY_RESERVED, "the key of the joined record begins with 0xFF")
         return key

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, WithJsonSchema, create_model
 
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import JSON, Answer
-from balance_service.http.key_target import KEY_SCOPES, declared_target
+from balance_service.http.key_target import KEY_SCOPES, declared_target, names_of
 from balance_service.http.model_queries import DEFAULT_ENTRIES, NUMBERS, ModelQueries
-from balance_service.http.model_routes import MODELS, SCAN_PROVENANCE, KeyCount
+from balance_service.http.model_routes import MODELS, SCAN_PROVENANCE, Entry, KeyCount
 from balance_service.http.requests import (
     Limit,
     Parameters,
     ScanParameters,
+    column_type,
     key_of_type,
     key_parameters,
 )
@@ -26,7 +27,7 @@ from balance_service.model.json_view import exact_json
 from balance_service.model.read_model import Collection, Routes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
     from aiohttp import web
 
@@ -54,7 +55,7 @@ def key_route(model: ReadModel, declared: Routes) -> Route:
         declared.key, model.key_type, f"The {declared.noun}. Percent-encoded UTF-8, given exactly once."
     )
 
-    noun = declared.noun
+    noun, names = declared.noun, names_of(declared)
     fields = {name: _field_schema(kind) for name, kind in model.field_types.items()}
     return Route(
         name=declared.path.rpartition(".")[2].rpartition("/")[2],
@@ -89,9 +90,10 @@ def key_route(model: ReadModel, declared: Routes) -> Route:
             ),
             problem(
                 400,
-                f"`{declared.key}` is missing, empty, repeated, too long or malformed; `minPosition` is malformed, "
-                "repeated or of another partition; or `maxLag` or `maxAge` is malformed or repeated.",
-                missing=(f"No {noun} named", f"{declared.key} is missing"),
+                f"{' or '.join([f'`{name}`' for name in names])} is missing, empty, repeated, too long or malformed; "
+                "`minPosition` is malformed, repeated or of another partition; or `maxLag` or `maxAge` is malformed or "
+                "repeated.",
+                missing=(f"No {noun} named", f"{names[0]} is missing"),
                 partition=(
                     "A position of another partition",
                     f"minPosition is for partition 0; the {noun} is in partition 1",
@@ -141,11 +143,20 @@ class RangeParameters(PageParameters):
     end: str = Field(alias="to")
 
 
+class CompositeRangeParameters(RangeParameters):
+    """`within` has the columns of the key before the last, by the names of their parameters."""
+
+    of_columns: ClassVar[str] = "within"
+    within: dict[str, str] = Field(description="A column of every key.")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionQueries:
     """Answers queries for a read model as a collection. Peers receive them at the routes of every read model."""
 
     model: ReadModel
+    names: tuple[str, ...]
+    """Of the parameters with the columns of the key."""
     page_parameters: type[PageParameters]
     range_parameters: type[RangeParameters]
 
@@ -154,6 +165,8 @@ class CollectionQueries:
         noun = declared.noun
         example = ["1"]
         kind: Any = Annotated[str, key_of_type(model.key_type)]
+        *firsts, last = model.key_type.parts
+        end_kind: Any = Annotated[str, key_of_type(last)]
         after = Field(
             None,
             description=f"List from the {noun} after this one; `Link` of the previous page has it.",
@@ -161,16 +174,19 @@ class CollectionQueries:
         )
         start = Field(alias="from", description=f"The first {noun} to list.", examples=example)
         end = Field(alias="to", description=f"The last {noun} to list.", examples=example)
+        ranged = create_model(
+            "RangeParameters",
+            __base__=CompositeRangeParameters if firsts else RangeParameters,
+            after=(kind | None, after),
+            start=(end_kind, start),
+            end=(end_kind, end),
+        )
+        ranged.columns = {name: column_type(part) for name, part in zip(names_of(declared), firsts, strict=False)}
         return CollectionQueries(
             model=model,
+            names=names_of(declared),
             page_parameters=create_model("PageParameters", __base__=PageParameters, after=(kind | None, after)),
-            range_parameters=create_model(
-                "RangeParameters",
-                __base__=RangeParameters,
-                after=(kind | None, after),
-                start=(kind, start),
-                end=(kind, end),
-            ),
+            range_parameters=ranged,
         )
 
     async def all(self, models: ModelQueries, request: web.Request) -> web.Response:
@@ -180,7 +196,12 @@ class CollectionQueries:
     async def range(self, models: ModelQueries, request: web.Request) -> web.Response:
         """A page of values in a range of keys, both ends inclusive."""
         given = self.range_parameters.of(request)
-        return await self._entries(models, request, given, given.start, given.end)
+        within: dict[str, str] = {}
+        if isinstance(given, CompositeRangeParameters):
+            firsts = zip(self.model.key_type.columns, self.names[:-1], strict=False)
+            within = {column: given.within[name] for column, name in firsts}
+        self.model.key_type.range(given.start, given.end, within=within)
+        return await self._entries(models, request, given, given.start, given.end, within)
 
     async def count(self, models: ModelQueries, request: web.Request) -> web.Response:
         given = ScanParameters.of(request)
@@ -198,13 +219,23 @@ class CollectionQueries:
         given: PageParameters,
         start: str | None = None,
         end: str | None = None,
+        within: Mapping[str, str] | None = None,
     ) -> web.Response:
-        limit = given.limit or DEFAULT_ENTRIES
-        scan = EntriesScan(start=start, end=end, after=given.after, limit=limit, key_type=self.model.key_type)
+        scan = EntriesScan(
+            start=start,
+            end=end,
+            after=given.after,
+            within=within or {},
+            limit=given.limit or DEFAULT_ENTRIES,
+            key_type=self.model.key_type,
+        )
         found = await models.of(self.model.name, given.generation).gathered(request, given, "entries", scan)
         page = found.content
-        values = ",".join([f"{exact_json(entry.key)}:{entry.json}" for entry in page.entries])
-        response = Answer(200, f"{{{values}}}".encode(), JSON, found.headers).response()
+        if self.model.key_type.is_composite:
+            body = f"[{','.join([entry.text for entry in page.entries])}]"
+        else:
+            body = f"{{{','.join([f'{exact_json(entry.key)}:{entry.json}' for entry in page.entries])}}}"
+        response = Answer(200, body.encode(), JSON, found.headers).response()
         if page.next is not None:
             following = request.rel_url.update_query({"after": page.next})
             response.headers["Link"] = f'<{following}>; rel="next"'
@@ -216,6 +247,10 @@ def _collection_routes(model: ReadModel, declared: Collection) -> tuple[Route, .
     target = declared_target(model, declared)
     of_key = key_parameters(declared.key, model.key_type, f"The {noun}.")
     queries = CollectionQueries.of(model, declared)
+    one, listed = "".join([f"/{{{name}}}" for name in queries.names]), _BY_KEY
+    ranged = f"{one.rpartition('/')[0]}/{{from}}/{{to}}"
+    if model.key_type.is_composite:
+        listed = list[Entry]  # type: ignore[assignment]
 
     def route(
         operation: str,
@@ -252,7 +287,7 @@ def _collection_routes(model: ReadModel, declared: Collection) -> tuple[Route, .
     paged = f"In key order. If there are more than `limit`, `Link` names the next page. Of {name}."
     # Fixed paths come before paths with parameters.
     return (
-        route("All", "", queries.all, f"All, by {noun}", paged, parameters=queries.page_parameters, body=_BY_KEY),
+        route("All", "", queries.all, f"All, by {noun}", paged, parameters=queries.page_parameters, body=listed),
         route(
             "Count",
             "/count",
@@ -272,7 +307,7 @@ def _collection_routes(model: ReadModel, declared: Collection) -> tuple[Route, .
         ),
         route(
             "One",
-            f"/{{{declared.key}}}",
+            one,
             lambda models, request: models.key(request, target, of_key),
             f"One {noun}",
             "Answered as `getBalance` is, by the instance that owns the key's partition.",
@@ -283,11 +318,11 @@ def _collection_routes(model: ReadModel, declared: Collection) -> tuple[Route, .
         ),
         route(
             "Range",
-            "/{from}/{to}",
+            ranged,
             queries.range,
             f"All from one {noun} to another",
             f"Both ends inclusive. {paged}",
             parameters=queries.range_parameters,
-            body=_BY_KEY,
+            body=listed,
         ),
     )

@@ -40,7 +40,7 @@ class KeyQuery:
     path: str
     parameters: Mapping[str, str]
     noun: str
-    echoed_key: str | None = None
+    echoed_key: str | Mapping[str, str | int] | None = None
     peers_echo_key: bool = False
     """Whether the answer of a peer shows the key next to the value."""
     min_position: tuple[int, int] | None = None
@@ -63,15 +63,15 @@ class KeyTarget:
     peer_path: str
     """The path of the target that peers use."""
     key_type: KeyType = TEXT
-    parameter: str = ""
-    """The parameter with the key; empty if the key is the last segment of the path."""
+    parameters: tuple[str, ...] = ()
+    """The parameters with the columns of the key; empty if the key is the last segment of the path."""
     echoes_key: bool = False
     """Whether the answer contains the key next to the value."""
 
     @property
     def before_key(self) -> str:
         """The target up to its last `=` or, without one, `/`."""
-        return f"{self.path}?{self.parameter}" if self.parameter else self.path
+        return f"{self.path}?{self.parameters[0]}" if self.parameters else self.path
 
     @property
     def is_forwarded(self) -> bool:
@@ -81,7 +81,7 @@ class KeyTarget:
     def key_of(self, text: str) -> bytes | None:
         """Parses the key at the end of a target; None if it is invalid or needs the full parser."""
         # Dots alone may change the path.
-        if not 0 < len(text) <= MAX_KEY_BYTES or text.strip(_UNRESERVED) or not (self.parameter or text.strip(".")):
+        if not 0 < len(text) <= MAX_KEY_BYTES or text.strip(_UNRESERVED) or not (self.parameters or text.strip(".")):
             return None
         if not self.key_type.is_number:
             return text.encode()
@@ -100,16 +100,18 @@ class KeyTarget:
         Raises:
             InvalidInputError: the key is not of its type.
         """
-        parameters = {self.parameter: text} if self.parameter else {}
+        key = self.key_type.parse(text)
+        of_columns = self.key_type.texts(text).values()
+        parameters = dict(zip(self.parameters, of_columns, strict=True)) if self.parameters else {}
         if given is not None:
             parameters |= given.passed_on()
         return KeyQuery(
-            key=self.key_type.parse(text),
-            path=self.peer_path if self.parameter else f"{self.peer_path}/{quote(text, safe='')}",
+            key=key,
+            path=self.peer_path if self.parameters else f"{self.peer_path}/{quote(text, safe='')}",
             parameters=parameters,
             noun=self.noun,
-            echoed_key=text if self.echoes_key else None,
-            peers_echo_key=not self.parameter,
+            echoed_key=self.key_type.shown(text) if self.echoes_key else None,
+            peers_echo_key=self.echoes_key or not self.is_forwarded,
             min_position=None if given is None else given.min_position,
             max_lag=None if given is None else given.max_lag,
             max_age=None if given is None else given.max_age,
@@ -119,7 +121,15 @@ class KeyTarget:
 def target_of_any_model(name: str, key_type: KeyType) -> KeyTarget:
     """The target that every read model has."""
     path = f"{api.MODELS}/{name}/keys"
-    return KeyTarget(model=name, noun="key", path=path, peer_path=path, key_type=key_type, echoes_key=True)
+    columns = key_type.columns if key_type.is_composite else ()
+    return KeyTarget(
+        model=name, noun="key", path=path, peer_path=path, key_type=key_type, parameters=columns, echoes_key=True
+    )
+
+
+def names_of(declared: Routes | Collection) -> tuple[str, ...]:
+    """The names of the parameters with the columns of the key."""
+    return (declared.key,) if isinstance(declared.key, str) else declared.key
 
 
 def declared_target(model: ReadModel, declared: Routes | Collection) -> KeyTarget:
@@ -127,13 +137,13 @@ def declared_target(model: ReadModel, declared: Routes | Collection) -> KeyTarge
     of_model = replace(target_of_any_model(model.name, model.key_type), noun=declared.noun, echoes_key=False)
     if isinstance(declared, Collection):
         return replace(of_model, path=declared.path)
-    return replace(of_model, path=declared.path, peer_path=declared.path, parameter=declared.key)
+    return replace(of_model, path=declared.path, peer_path=declared.path, parameters=names_of(declared))
 
 
 def key_targets(models: Iterable[ReadModel]) -> Iterator[KeyTarget]:
     """Yields the targets for the keys of read models whose text says that no other route is meant."""
     for model in models:
-        if not model.has_states():
+        if not model.has_states() or model.key_type.is_composite:
             continue
         yield target_of_any_model(model.name, model.key_type)
         match model.queries:

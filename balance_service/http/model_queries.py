@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
 from balance_service import api
 from balance_service.errors import InvalidInputError
@@ -17,7 +17,9 @@ from balance_service.http.key_target import target_of_any_model
 from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.requests import (
     POSITION_PATTERN,
+    CompositeText,
     GenerationNumber,
+    Key,
     KeyParameters,
     Limit,
     MaxLag,
@@ -34,7 +36,7 @@ from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.shares import asker_of
 from balance_service.http.streams.event_stream import rendered
 from balance_service.http.streams.part import EventId, PartEndedError, Selection
-from balance_service.model.keys import TEXT
+from balance_service.model.keys import TEXT, checked_key
 from balance_service.model.stage import generation_name, model_and_generation
 
 if TYPE_CHECKING:
@@ -99,25 +101,48 @@ class ModelKeyParameters(KeyParameters):
     in_header: ClassVar[frozenset[str]] = frozenset({api.LAST_EVENT_ID})
 
 
+class CompositeKeyParameters(ModelKeyParameters):
+    of_columns: ClassVar[str] = "key"
+    key: CompositeText = Field(
+        description="The columns of a composite key, each a parameter of its own.",
+        examples=[{"card": "c1", "day": "20"}],
+    )
+
+
+Within = Annotated[
+    dict[str, str],
+    Field(
+        default_factory=dict,
+        description="The first columns of a composite key, each a parameter of its own; `from`, `to` and `prefix` are "
+        "of the next one.",
+        examples=[{"card": "c1"}],
+    ),
+]
+
+
 class CountParameters(ScanParameters):
     model: ModelName
 
 
 class EntriesParameters(CountParameters):
+    of_columns: ClassVar[str] = "within"
     start: First = Field(None, alias="from")
     end: Last = Field(None, alias="to")
     prefix: Prefix = None
-    after: Annotated[str, key_text("after")] | None = Field(
+    after: Annotated[str, PlainValidator(str, json_schema_input_type=Key)] | None = Field(
         None, description="List keys after this one: `next` of the previous page.", examples=["c1"]
     )
     limit: Limit | None = None
+    within: Within
 
 
 class ChangesParameters(Parameters):
+    of_columns: ClassVar[str] = "within"
     model: ModelName
     start: First = Field(None, alias="from")
     end: Last = Field(None, alias="to")
     prefix: Prefix = None
+    within: Within
     generation: GenerationNumber | None = None
     last_event_id: LastEventId | None = Field(None, alias=api.LAST_EVENT_ID)
     in_header: ClassVar[frozenset[str]] = frozenset({api.LAST_EVENT_ID})
@@ -194,17 +219,29 @@ class ModelQueries:
 
     async def key_of_any(self, request: web.Request) -> web.StreamResponse:
         """Answers for the key at the target that every read model has, or with a stream."""
+        return await self._key_of_any(request, ModelKeyParameters)
+
+    async def composite_key_of_any(self, request: web.Request) -> web.StreamResponse:
+        """As `key_of_any`, for a key of several columns."""
+        return await self._key_of_any(request, CompositeKeyParameters)
+
+    async def _key_of_any(self, request: web.Request, parameters: type[ModelKeyParameters]) -> web.StreamResponse:
         name = request.match_info["model"]
-        answers = self.of(name, generation_of(request))
+        answers, key_type = self.of(name, generation_of(request)), self.key_type_of(name)
+        target = target_of_any_model(name, key_type)
+        if bool(target.parameters) != bool(parameters.of_columns):
+            asked = "&".join([f"{column}=…" for column in target.parameters])
+            form = f"{target.path}?{asked}" if asked else f"{target.path}/KEY"
+            columns = ", ".join(key_type.columns) if asked else "one column"
+            raise InvalidInputError(f"the key of '{name}' is {columns}: ask for {form}")
         if not accepts_events(request.headers):
-            target = target_of_any_model(name, self.key_type_of(name))
-            return await self._one(request, answers, target, ModelKeyParameters)
-        given = ModelKeyParameters.of(request)
+            return await self._one(request, answers, target, parameters)
+        given = parameters.of(request)
         if given.min_position is not None or given.max_lag is not None or given.max_age is not None:
             raise InvalidInputError(
                 "a stream begins with the owner's newest state: omit minPosition, maxLag and maxAge"
             )
-        self.key_type_of(given.model).parse(given.key)
+        key_type.parse(given.key)
         return await self._streamed(request, given, answers, Selection(key=given.key))
 
     async def _one(
@@ -220,8 +257,9 @@ class ModelQueries:
     async def changes(self, request: web.Request) -> web.StreamResponse:
         given = ChangesParameters.of(request)
         answers = self.of(given.model, given.generation)
-        self._check_range(given.model, given.prefix, given.start, given.end)
-        selection = Selection(start=given.start, end=given.end, prefix=given.prefix)
+        within = self._within(request, given)
+        selection = Selection(start=given.start, end=given.end, prefix=given.prefix, within=within)
+        selection.bounds(self.key_type_of(given.model))
         return await self._streamed(request, given, answers, selection)
 
     async def _streamed(
@@ -275,12 +313,18 @@ class ModelQueries:
 
     async def entries(self, request: web.Request) -> web.Response:
         given = EntriesParameters.of(request)
-        key_type = self._check_range(given.model, given.prefix, given.start, given.end, given.after)
+        key_type, within = self.key_type_of(given.model), self._within(request, given)
+        if given.after is not None and not key_type.is_composite:
+            checked_key(given.after, "after")
+        key_type.range(given.start, given.end, given.prefix, within)
+        if given.after is not None:
+            key_type.parse(given.after)
         scan = EntriesScan(
             start=given.start,
             end=given.end,
             prefix=given.prefix,
             after=given.after,
+            within=within,
             limit=given.limit or DEFAULT_ENTRIES,
             key_type=key_type,
         )
@@ -304,17 +348,14 @@ class ModelQueries:
         )
         return await self._scanned(request, given, "top", scan)
 
-    def _check_range(self, name: str, prefix: str | None, *keys: str | None) -> KeyType:
-        """The type of a read model's keys. Raises InvalidInputError: a key is not of it."""
-        key_type = self.key_type_of(name)
-        if prefix is not None and key_type.is_number:
-            raise InvalidInputError(
-                "prefix requires text keys, and the keys of this read model are numbers: use from, to"
-            )
-        for key in keys:
-            if key is not None:
-                key_type.parse(key)
-        return key_type
+    def _within(self, request: web.Request, given: EntriesParameters | ChangesParameters) -> Mapping[str, str]:
+        """Returns the columns of a composite key that a request fixes. Raises InvalidInputError: a name is unknown."""
+        key_type = self.key_type_of(given.model)
+        columns = key_type.columns if key_type.is_composite else ()
+        # As with other parameters, a peer may name more.
+        if FORWARDED_HEADER not in request.headers:
+            given.check_names(request, columns)
+        return {name: given.within[name] for name in columns if name in given.within}
 
     async def _scanned(self, request: web.Request, given: CountParameters, kind: str, scan: Scan[P]) -> web.Response:
         answers = self.of(given.model, given.generation)

@@ -12,6 +12,7 @@ from balance_service import api
 from balance_service.http.access.clients import Scope
 from balance_service.http.model_queries import (
     ChangesParameters,
+    CompositeKeyParameters,
     CountParameters,
     EntriesParameters,
     ModelKeyParameters,
@@ -48,8 +49,8 @@ class ModelDescription(TypedDict):
     """The topic that it folds, or the first of several."""
     sources: NotRequired[list[str]]
     """The topics that it folds, if it declares `sources`."""
-    key: str
-    """The column of the keys; empty if the read model keeps no states."""
+    key: str | list[str]
+    """The column of the keys; the columns of composite keys; empty if the read model keeps no states."""
     fields: dict[str, str]
     """The fields of its answers, with their types."""
 
@@ -89,7 +90,8 @@ class ModelFlow(TypedDict):
 
 @closed
 class Entry(TypedDict):
-    key: str
+    key: str | dict[str, str | int]
+    """Its columns, if the key is composite."""
     value: Any
     """The read model's answer for the key; `/api/models` lists its fields."""
 
@@ -278,6 +280,37 @@ MODEL_ROUTES = (
             problem(
                 400,
                 "The key, `minPosition`, `maxLag` or `maxAge` is malformed, or `minPosition` is of another partition.",
+            ),
+            problem(404, "There is no such read model, or the key has no state."),
+            MISDIRECTED,
+            retry_later("No instance can answer now."),
+        ),
+    ),
+    Route(
+        name="getCompositeKeyOfModel",
+        path=f"{api.MODELS}/{{model}}/keys",
+        handle=lambda handlers, request: handlers.of(ModelQueries).composite_key_of_any(request),
+        tag=MODELS,
+        scopes=frozenset({Scope.READ}),
+        is_forwarded=True,
+        streams="asked",
+        summary="The state of one composite key",
+        description="As `getKeyOfModel`: `?card=c1&day=20`.",
+        parameters=CompositeKeyParameters,
+        responses=(
+            ok(
+                "The key and its value.",
+                Entry,
+                {"key": {"card": "c1", "day": 20}, "value": {"amount": 12.34}},
+                PROVENANCE,
+                events=": partition 0 epoch 3 at localhost:5051\n\n"
+                "event: state\nid: 1/0:12@Xv7Qd0iOSDuBJ1kzTbGSXA\n"
+                'data: {"key":{"card":"c1","day":20},"value":{"amount":12.34},"generation":1}\n\n',
+            ),
+            problem(
+                400,
+                "A column is missing, malformed or unknown, or the key has one column; `minPosition`, `maxLag` or "
+                "`maxAge` is malformed, or `minPosition` is of another partition.",
             ),
             problem(404, "There is no such read model, or the key has no state."),
             MISDIRECTED,

@@ -156,8 +156,11 @@ class _Schemas:
         model = route.parameters
         schema = model.model_json_schema(ref_template=_REFERENCE, schema_generator=_JsonSchemas)
         self.definitions |= schema.get("$defs", {})
-        described = []
+        described: list[dict[str, Any]] = []
         for name, given in schema["properties"].items():
+            if name == model.of_columns and model.columns:
+                described += self._columns(route)
+                continue
             # A parameter that is not given has no value: it is never null.
             kinds = [kind for kind in given.get("anyOf", ()) if kind != {"type": "null"}]
             own = {key: value for key, value in given.items() if key not in ("anyOf", "default")}
@@ -173,6 +176,17 @@ class _Schemas:
                     "schema": value,
                 }
             )
+        return described
+
+    def _columns(self, route: Route) -> list[dict[str, Any]]:
+        """The parameters that are the columns of a composite key."""
+        told = route.parameters.model_fields[route.parameters.of_columns].description
+        described = []
+        for name, kind in route.parameters.columns.items():
+            schema = TypeAdapter(kind).json_schema(ref_template=_REFERENCE, schema_generator=_JsonSchemas)
+            self.definitions |= schema.pop("$defs", {})
+            place = "path" if f"{{{name}}}" in route.path else "query"
+            described.append({"name": name, "in": place, "required": True, "description": told, "schema": schema})
         return described
 
 

@@ -19,7 +19,7 @@ from balance_service.model.json_view import exact_json, parsed_json
 from balance_service.model.stage import model_and_generation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from prometheus_client import Histogram
 
@@ -52,7 +52,7 @@ class Queries:
         self._arrivals = Arrivals(self.routing)
         self.generation = str(model_and_generation(self.routing.read_model)[1])
 
-    def at_once(self, key: bytes, noun: str, echoed_key: str | None) -> Answer | None:
+    def at_once(self, key: bytes, noun: str, echoed_key: str | Mapping[str, str | int] | None) -> Answer | None:
         """Answers a query that has only a key, if this instance owns its partition; otherwise None.
 
         Returns None for errors too: the caller then uses `answer`, which reports them.
@@ -267,7 +267,9 @@ class Queries:
             f"with maxLag, maxAge or minPosition, it answers as of offset {local.position.offset}"
         )
 
-    def _answer(self, partition: int, local: LocalAnswer, noun: str, echoed_key: str | None) -> Answer:
+    def _answer(
+        self, partition: int, local: LocalAnswer, noun: str, echoed_key: str | Mapping[str, str | int] | None
+    ) -> Answer:
         headers = {
             api.APPLICATION_SERVER: self.routing.address,
             api.ROLE: local.role,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
-from urllib.parse import parse_qsl, unquote_to_bytes
+from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
 
 from pydantic import BaseModel, Field, PlainValidator, ValidationError, create_model
 from pydantic_core import PydanticCustomError
@@ -18,11 +18,11 @@ from balance_service.errors import InvalidInputError
 from balance_service.model.keys import CONTROL_CHARACTERS, MAX_KEY_BYTES, checked_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from aiohttp import web
 
-    from balance_service.model.keys import KeyType
+    from balance_service.model.keys import ColumnKey, KeyType
 
 _MAX_PARAMETERS = 16
 _MOST_NAME = 100
@@ -115,6 +115,14 @@ def key_text(name: str) -> PlainValidator:
     return PlainValidator(lambda text: checked_key(text, name), json_schema_input_type=Key)
 
 
+def _text_of_columns(texts: Mapping[str, str]) -> str:
+    return urlencode(texts, quote_via=quote, safe="")
+
+
+CompositeText = Annotated[str, PlainValidator(_text_of_columns, json_schema_input_type=dict[str, str])]
+"""The text of a composite key, given as its columns. The key's type has to parse it."""
+
+
 def key_of_type(key_type: KeyType) -> PlainValidator:
     """A validator for a key of one type of a read model; leaves it as text."""
 
@@ -153,6 +161,10 @@ class Parameters(Validated):
     A parameter is in the path if the route's path names it, in a header if `in_header` names it, else in the query.
     """
 
+    of_columns: ClassVar[str] = ""
+    """The parameter that is made of the columns of a composite key: in requests, each column is one of its own."""
+    columns: ClassVar[Mapping[str, Any]] = {}
+    """Their names and types; none if only the read model knows them."""
     in_header: ClassVar[frozenset[str]] = frozenset()
     not_in_header: ClassVar[frozenset[str]] = frozenset()
 
@@ -162,9 +174,17 @@ class Parameters(Validated):
         cls.not_in_header = frozenset(names - cls.in_header)
 
     @classmethod
-    def check_names(cls, request: web.Request) -> None:
-        """Checks that a request's query has no parameter of another name. Raises InvalidInputError."""
-        known = sorted(cls.not_in_header - request.match_info.keys())
+    def check_names(cls, request: web.Request, columns: Iterable[str] = ()) -> None:
+        """Checks that a request's query has no parameter of another name.
+
+        Args:
+            columns: of a composite key, which the query may have too.
+
+        Raises:
+            InvalidInputError: it has one.
+        """
+        named = cls.not_in_header.union(columns, cls.columns) - {cls.of_columns}
+        known = sorted(named - request.match_info.keys())
         for name, _ in _query(request):
             if name not in known:
                 told = f"it may have {', '.join(known)}" if known else "it may have none"
@@ -180,12 +200,19 @@ class Parameters(Validated):
         in_path = _from_path(request)
         values = dict(in_path)
         given = [(name, value) for name in cls.in_header for value in request.headers.getall(name, ())]
-        given += [pair for pair in _query(request) if pair[0] in cls.not_in_header and pair[0] not in in_path]
+        own = cls.not_in_header - {cls.of_columns}
+        given += [pair for pair in _query(request) if (pair[0] in own or cls.of_columns) and pair[0] not in in_path]
         for name, value in given:
             if name in values:
                 raise InvalidInputError(f"{name} is given more than once")
             values[name] = value
-        return cls.parse(values)
+        if not cls.of_columns:
+            return cls.parse(values)
+        columns = {name: value for name, value in values.items() if name not in own | cls.in_header}
+        for name in cls.columns:
+            if name not in columns:
+                raise InvalidInputError(f"{name} is missing")
+        return cls.parse({**values, cls.of_columns: columns})
 
 
 class _OfGeneration(Parameters):
@@ -322,11 +349,38 @@ class KeyParameters(Parameters):
         return parameters
 
 
-def key_parameters(name: str, key_type: KeyType, description: str) -> type[KeyParameters]:
-    """`KeyParameters` whose key has a name, type and description of its own."""
+def key_parameters(names: str | tuple[str, ...], key_type: KeyType, description: str) -> type[KeyParameters]:
+    """`KeyParameters` whose key has names, a type and a description of its own.
+
+    Args:
+        names: of the parameter, or of those with the columns of a composite key.
+    """
+    if not isinstance(names, str):
+        return _composite_key_parameters(names, key_type, description)
+    name = names
     kind = Annotated[str, key_of_type(key_type) if key_type.is_number else key_text(name)]
     field = Field(alias=name, description=description, examples=["1" if key_type.is_number else "c1"])
     return create_model("KeyParameters", __base__=KeyParameters, key=(kind, field))
+
+
+def _composite_key_parameters(names: Sequence[str], key_type: KeyType, description: str) -> type[KeyParameters]:
+    def text_of(given: Mapping[str, str]) -> str:
+        # A peer may know more parameters.
+        of_columns = {part.column: given[name] for name, part in zip(names, key_type.parts, strict=True)}
+        text = _text_of_columns(of_columns)
+        key_type.parse(text)
+        return text
+
+    kind = Annotated[str, PlainValidator(text_of, json_schema_input_type=dict[str, str])]
+    made = create_model("KeyParameters", __base__=KeyParameters, key=(kind, Field(description=description)))
+    made.of_columns = "key"
+    made.columns = {name: column_type(part) for name, part in zip(names, key_type.parts, strict=True)}
+    return made
+
+
+def column_type(part: ColumnKey) -> Any:
+    """The type of a parameter with a column of a key."""
+    return NumberKey if part.is_number else Key
 
 
 class ScanParameters(Parameters):

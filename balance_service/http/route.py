@@ -271,7 +271,9 @@ class RouteTable:
 def _handler(route: Route, handlers: Handlers) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handler(request: web.Request) -> web.StreamResponse:
         # Peers name more than clients, and those of a later version perhaps more than is known here.
-        if route.checks_names and FORWARDED_HEADER not in request.headers:
+        # Nor does the route know the columns of a read model's keys.
+        has_names = not route.parameters.of_columns or route.parameters.columns
+        if route.checks_names and has_names and FORWARDED_HEADER not in request.headers:
             route.parameters.check_names(request)
         return await route.handle(handlers, request)
 

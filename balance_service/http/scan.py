@@ -9,15 +9,16 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import total_ordering
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from balance_service.http.answer import compact_json
 from balance_service.model.json_view import exact_json, parsed_json
-from balance_service.model.keys import TEXT, key_range
+from balance_service.model.keys import TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,7 +63,7 @@ class Scan(Protocol[P]):
 
 
 class Entry(NamedTuple):
-    """A key and its value. `json` is the value as JSON, `text` the whole entry."""
+    """A key, as its text, and its value. `json` is the value as JSON, `text` the whole entry."""
 
     key: str
     value: Any
@@ -79,18 +80,23 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntriesScan:
-    """The entries from `start` to `end`, both inclusive, after `after` and with `prefix`, in key order."""
+    """The entries from `start` to `end`, both inclusive, after `after` and with `prefix`, in key order.
+
+    Of a composite key, `within` has the first columns, and `start`, `end` and `prefix` are of the one after them.
+    """
 
     start: str | None = None
     end: str | None = None
     prefix: str | None = None
     after: str | None = None
+    within: Mapping[str, str] = field(default_factory=dict)
     limit: int = 100
     key_type: KeyType = TEXT
 
     def parameters(self) -> dict[str, str]:
         given = {"from": self.start, "to": self.end, "prefix": self.prefix, "after": self.after}
-        return {name: value for name, value in given.items() if value is not None} | {"limit": str(self.limit)}
+        own = {name: value for name, value in given.items() if value is not None} | {"limit": str(self.limit)}
+        return {**self.within, **own}
 
     def read(self, copies: Sequence[LocalCopy], view: View) -> Steps[Page]:
         start, stop = self._bounds()
@@ -99,7 +105,7 @@ class EntriesScan:
         entries: list[Entry] = []
         size = 0
         for key, frame in ordered:
-            entries.append(_entry(self.key_type.text(key), view(frame)))
+            entries.append(_entry(self.key_type, self.key_type.text(key), view(frame)))
             size += len(entries[-1].text)
             # One entry beyond the page shows that there are more.
             if len(entries) > self.limit or (len(entries) > 1 and size > MAX_BYTES):
@@ -109,7 +115,7 @@ class EntriesScan:
         return _page(entries, self.limit)
 
     def parse(self, body: str) -> Page:
-        return _parsed(body)
+        return _parsed(self.key_type, body)
 
     def merge(self, parts: Sequence[Page]) -> Page:
         # Entries that one instance left out may precede those of another.
@@ -123,7 +129,7 @@ class EntriesScan:
         return f'{{"entries":[{_joined(part)}],"next":{json.dumps(part.next)}}}'
 
     def _bounds(self) -> tuple[bytes, bytes]:
-        start, stop = key_range(self.key_type, self.start, self.end, self.prefix)
+        start, stop = self.key_type.range(self.start, self.end, self.prefix, self.within)
         return start if self.after is None else max(start, self._place(self.after) + b"\0"), stop
 
     def _place(self, key: str) -> bytes:
@@ -174,7 +180,8 @@ class TopScan:
             for some in _states(copy, b"", _END):
                 best = self._best(best, some)
                 yield
-        return _page((_entry(self.key_type.text(key), view(frame)) for _, key, frame in best), self.limit)
+        texts = ((self.key_type.text(key), frame) for _, key, frame in best)
+        return _page((_entry(self.key_type, text, view(frame)) for text, frame in texts), self.limit)
 
     def _best(self, best: list[_Ranked], some: Iterable[tuple[bytes, bytes]]) -> list[_Ranked]:
         """Merges entries into the best, ordered by greatest value, then least key."""
@@ -190,7 +197,7 @@ class TopScan:
         return heapq.nsmallest(self.limit, best + more, key=lambda ranked: (_Descending(ranked[0]), ranked[1]))
 
     def parse(self, body: str) -> Page:
-        return _parsed(body)
+        return _parsed(self.key_type, body)
 
     def merge(self, parts: Sequence[Page]) -> Page:
         # Nothing is known about entries after the last one of a truncated page.
@@ -239,9 +246,9 @@ def _states(
         left = None if left is None else left - wanted
 
 
-def _entry(key: str, value: Any) -> Entry:
-    encoded = exact_json(value)
-    return Entry(key, value, encoded, f'{{"key":{json.dumps(key)},"value":{encoded}}}')
+def _entry(key_type: KeyType, key: str, value: Any) -> Entry:
+    encoded, shown = exact_json(value), compact_json(key_type.shown(key))
+    return Entry(key, value, encoded, f'{{"key":{shown},"value":{encoded}}}')
 
 
 def _page(entries: Iterable[Entry], limit: int, *, is_all: bool = True) -> Page:
@@ -265,10 +272,10 @@ def _joined(page: Page) -> str:
     return ",".join([entry.text for entry in page.entries])
 
 
-def _parsed(body: str) -> Page:
+def _parsed(key_type: KeyType, body: str) -> Page:
     content = parsed_json(body)
-    entries = [_entry(one["key"], one["value"]) for one in content["entries"]]
+    entries = [_entry(key_type, key_type.text_of_shown(one["key"]), one["value"]) for one in content["entries"]]
     following = content.get("next")
-    if not all(isinstance(entry.key, str) for entry in entries) or not isinstance(following, str | None):
+    if not isinstance(following, str | None):
         raise TypeError("a key is not text")
     return Page(entries, following)

@@ -12,6 +12,7 @@ import heapq
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -24,6 +25,7 @@ from balance_service.engine.dead_letter import Status
 from balance_service.engine.decisions import NO_LETTER, NO_PARTITION, Decision, LetterId, Verdict, discard_warning
 from balance_service.errors import (
     BalanceServiceError,
+    InvalidInputError,
     NotAuthorizedError,
     RetriableError,
     StoreFullError,
@@ -55,7 +57,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 UNREACHABLE = "no instance can be reached for its partition now; send the decision again"
 _STEP = 200
-_NUMBER_BYTES = 8
 _REDRIVE = Verdict(Decision.REDRIVE, "", "")
 # A page ends here even if it is not full, because few dead letters have the cause or status: no page takes long.
 _MOST_LOOKED_AT = 20_000
@@ -170,8 +171,9 @@ class DeadLetterScan:
         }
 
     def _key(self, key: bytes | None) -> dict[str, Any]:
-        if key is not None and self.key_type.is_number and len(key) == _NUMBER_BYTES:
-            return {"key": self.key_type.text(key)}
+        if key is not None and (self.key_type.is_number or self.key_type.is_composite):
+            with suppress(InvalidInputError):
+                return {"key": self.key_type.text(key)}
         return text_or_base64("key", key)
 
 

@@ -14,7 +14,7 @@ from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import col
 from balance_service.model.converters import converter_of, record_converter, unconverted
 from balance_service.model.events import ANY, EVENT, PER_KEY, DeclaredRecord, Emit, OnFailure, Order
-from balance_service.model.keys import KeyType
+from balance_service.model.keys import NO_PART_NAMES, ColumnKey, KeyType, key_type_of
 from balance_service.model.made_records import problem_of
 from balance_service.model.sources import declared_stages, has_several, sources_misfit, sources_of
 from balance_service.model.standard_fold import StandardFold, columns_of
@@ -63,7 +63,6 @@ class Declared:
     outputs: tuple[Emit, ...]
     made: Mapping[str, Schema]
     """The records that the model makes to emit, by simple name."""
-    key: str = ""
     key_type: KeyType | None = None
     """How keys of states are encoded; None if the model has no states."""
     state: StateConverter | None = None
@@ -140,16 +139,37 @@ def _check_steps(model: Any, source: Stream) -> None:
                 refuse(model, f'takes {take!r} of a table: write `take={{"column": "name"}}`')
             case Join():
                 is_joined = True
-            case By(column=column) if not isinstance(column, str):
-                refuse(model, f"continues by {column!r}: `.by` takes the name of one column")
-            case By(column=column, record=record) if record is not None and not is_joined:
-                refuse(
-                    model,
-                    f"continues by '{column}' and '{record}': `.by` takes one column; a second name is that of the "
-                    "joined record, and nothing is joined before it",
-                )
-            case By():
+            case By(columns=columns):
+                _check_by(model, columns, step.record, is_joined=is_joined)
                 is_joined = False
+
+
+def _check_by(model: Any, columns: Sequence[Any], record: str | None, *, is_joined: bool) -> None:
+    named = _named(columns)
+    if record is not None and not is_joined:
+        refuse(model, f"continues by {named} as `record='{record}'`: that is a joined record, and nothing is joined")
+    for column in columns:
+        if isinstance(column, type):
+            refuse(model, f"continues by {named}: name the joined record with `record={column.__name__}`")
+        if not isinstance(column, str):
+            refuse(model, f'continues by {named}: `.by` takes the names of columns, such as `.by("card", "day")`')
+    if is_joined and record is None and len(columns) > 1:
+        refuse(model, f"continues by {named}, but joins: name the joined record, such as `record='{columns[-1]}'`")
+    _check_columns(model, "continues by", columns)
+
+
+def _check_columns(model: Any, says: str, columns: Sequence[str]) -> None:
+    """Checks the names of the columns of a key."""
+    if not columns:
+        refuse(model, f"{says} no column")
+    if len({*columns}) < len(columns):
+        refuse(model, f"{says} {_named(columns)}: name each column once")
+    if len(columns) > 1 and (taken := NO_PART_NAMES & {*columns}):
+        refuse(model, f"{says} {_named(columns)}, but '{min(taken)}' is a parameter of queries: rename the column")
+
+
+def _named(columns: Iterable[Any]) -> str:
+    return " and ".join([column.__name__ if isinstance(column, type) else repr(column) for column in columns])
 
 
 def _check_partitioners(model: Any, source: Stream) -> None:
@@ -264,10 +284,11 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     ]
     asked = [column for fold in folds.values() if fold.where is not None for column in fold.where.columns]
     sent = [column for output in outputs for column in output.columns]
-    needed = [*filter(None, [getattr(model, "key", None), *folded, *asked, *sent])]
+    needed = [*filter(None, [*_declared_key(model), *folded, *asked, *sent])]
     stages = checked_stages(model, outputs, needed, is_all_needed=own_fold or own_emit)
     events = events_of(model, stages[-1])
-    key, key_type = _key(model, stages[-1], events)
+    key_type = _key(model, stages[-1], events)
+    _check_queries(model, key_type)
     if bool(folds) == own_fold:
         refuse(model, "has both standard folds and a `fold` of its own" if folds else "has no fold")
     if taken := (_TAKEN & {*folds, *events}) | (folds.keys() & events.keys()):
@@ -280,7 +301,6 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
         stages=stages,
         outputs=outputs,
         made=made,
-        key=key,
         key_type=key_type,
         state=form,
         kinds=state,
@@ -288,15 +308,16 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     )
     if not folds:
         return declared
-    kind = "string" if not key_type.is_number else "long"
-    named = state_schema["name"]
-    if key not in state or simple_name(state[key]) != kind:
-        refuse(model, f"has states without its key: {named} has no {kind} '{key}'")
-    if unknown := folds.keys() - state.keys() | folds.keys() & {key}:
+    named, keys = state_schema["name"], {*key_type.columns}
+    for part in key_type.parts:
+        kind = "long" if part.is_number else "string"
+        if part.column not in state or simple_name(state[part.column]) != kind:
+            refuse(model, f"has states without its key: {named} has no {kind} '{part.column}'")
+    if unknown := folds.keys() - state.keys() | folds.keys() & keys:
         refuse(model, f"has folds for {sorted(unknown)}, but the fields of {named} are {[*state]}")
-    if missing := state.keys() - folds.keys() - {key}:
+    if missing := state.keys() - folds.keys() - keys:
         refuse(model, f"has no fold for {sorted(missing)} of {named}: name a fold for each field, or remove the field")
-    folds = {name: folds[name] for name in state if name != key}
+    folds = {name: folds[name] for name in state if name not in keys}
     columns = {name: _checked_column(model, name, fold, events, state[name]) for name, fold in folds.items()}
     kinds = {name: without_null(state[name])[0] for name in folds}
     stored = {name: fold.stored(columns[name], kinds[name], name) for name, fold in folds.items()}
@@ -311,6 +332,19 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
         combine=exact if combines else None,
         state=replace(form, schema=_as_stored(form.schema, {n: k for n, k in stored.items() if k is not kinds[n]})),
     )
+
+
+def _check_queries(model: Any, key_type: KeyType) -> None:
+    if model.queries is None:
+        return
+    names = (model.queries.key,) if isinstance(model.queries.key, str) else model.queries.key
+    if len(names) != len(key_type.parts):
+        refuse(
+            model,
+            f"has queries with the key {_named(names)}: name a parameter for each column of its key, which is "
+            f"{_named(key_type.columns)}",
+        )
+    _check_columns(model, "has queries with the key", names)
 
 
 def _state(model: Any) -> StateConverter:
@@ -356,26 +390,47 @@ def _check_outputs(model: Any, outputs: tuple[Emit, ...], *, own_emit: bool) -> 
             )
 
 
-def _key(model: Any, stage: Stage, events: Mapping[str, Schema]) -> tuple[str, KeyType]:
-    """Returns the key column of the states and its encoding: the column of the last `.by`, or the declared key."""
-    declared = getattr(model, "key", None)
-    if stage.key is not None and declared not in (None, stage.key):
-        refuse(model, f"has the key '{declared}', but its source continues by '{stage.key}'")
-    key = stage.key or declared
+def _declared_key(model: Any) -> tuple[str, ...]:
+    """Returns the columns of the key that a model names; none if it names none."""
+    key = getattr(model, "key", None)
     if key is None:
-        refuse(model, "has no `key`")
-    kinds = {record: fields_of(schema).get(key) for record, schema in events.items()}
+        return ()
+    columns = key if isinstance(key, tuple) else (key,)
+    if not all(isinstance(column, str) for column in columns):
+        refuse(model, f"has the key {key!r}: name a column, or a tuple of columns")
+    _check_columns(model, "has the key", columns)
+    return columns
+
+
+def _key(model: Any, stage: Stage, events: Mapping[str, Schema]) -> KeyType:
+    """Returns the encoding of the states' keys: of the columns of the last `.by`, or of the declared key."""
+    declared = _declared_key(model)
     if stage.key is not None:
-        # `checked_stages` checked the columns. All integer types share one encoding.
-        types = {KeyType.from_column(key, kind) for kind in kinds.values()}
-        if len(types) > 1:
-            refuse(model, f"continues by '{key}', which is text in some of its records and a number in others")
-        return key, types.pop() or KeyType(key, is_number=False)
-    for record, kind in kinds.items():
+        if declared not in ((), stage.key):
+            refuse(model, f"has the key {_named(declared)}, but its source continues by {_named(stage.key)}")
+        return key_type_of([_part(model, column, events) for column in stage.key])
+    if not declared:
+        refuse(model, "has no `key`")
+    if len(declared) > 1:
+        by = ", ".join([f'"{column}"' for column in declared])
+        refuse(
+            model, f"has the key {_named(declared)}, which no topic has as its key: re-key the source, by `.by({by})`"
+        )
+    (key,) = declared
+    for record, schema in events.items():
+        kind = fields_of(schema).get(key)
         if kind is None or simple_name(kind) != "string":
-            found = _no_column(events[record]) if kind is None else f"one of type {type_name(kind)}"
+            found = _no_column(schema) if kind is None else f"one of type {type_name(kind)}"
             refuse(model, f"has the key '{key}', which must be a string; {record} has {found}")
-    return key, KeyType(key, is_number=False)
+    return ColumnKey(key, is_number=False)
+
+
+def _part(model: Any, column: str, events: Mapping[str, Schema]) -> ColumnKey:
+    # `checked_stages` checked the columns. All integer types share one encoding.
+    types = {ColumnKey.from_column(column, fields_of(schema)[column]) for schema in events.values()}
+    if len(types) > 1:
+        refuse(model, f"continues by '{column}', which is text in some of its records and a number in others")
+    return types.pop() or ColumnKey(column, is_number=False)
 
 
 def _folds(model: Any) -> dict[str, StandardFold]:
@@ -415,17 +470,18 @@ def _transformed(
             whole = transform_of(model, schemas, source if several else None)
         except ConfigurationError as error:
             refuse(model, str(error))
-        keys = [step.column for step in source.steps if isinstance(step, By)]
+        keys = [column for step in source.steps if isinstance(step, By) for column in step.columns]
         asked = {*whole.names} if needed is None else {*needed, *keys}
         if missing := asked - {*whole.names}:
             refuse(model, f"names '{min(missing)}', but the rows of its `transform` have {_no_column(whole.schema)}")
-        transform, key = whole.only(asked), getattr(model, "key", None)
-        is_keyed = transform.analysed.untouched(key) == (source.keyed_by or key) if key is not None else True
-        if transform.analysed.multiplies and key is None and not keys:
-            refuse(model, "makes several rows of an event: name a `key`, the column by which they are passed on")
+        transform, key = whole.only(asked), _declared_key(model)
+        multiplies = transform.analysed.multiplies
+        if multiplies and not key and not keys:
+            refuse(model, "makes several rows of an event: name a `key`, the columns by which they are passed on")
         made.append(transform)
-        stays = keys or (is_keyed and not transform.analysed.multiplies)
-        continued.append(source if stays or key is None else source.by(key))
+        is_keyed = len(key) == 1 and transform.analysed.untouched(key[0]) == (source.keyed_by or key[0])
+        stays = keys or not key or (is_keyed and not multiplies)
+        continued.append(source if stays else source.by(*key))
     if unlike := [one.schema for one in made if one.schema != made[0].schema]:
         refuse(
             model,
@@ -531,11 +587,11 @@ def checked_stages(
         if stage.by is None:
             continue
         made = events if stage.makes is None else {stage.makes["name"]: stage.makes}
-        for record, schema in made.items():
-            kind = fields_of(schema).get(stage.by)
-            if kind is None or KeyType.from_column(stage.by, kind) is None:
+        for record, column, schema in [(name, column, made[name]) for name in made for column in stage.by]:
+            kind = fields_of(schema).get(column)
+            if kind is None or ColumnKey.from_column(column, kind) is None:
                 found = _no_column(schema) if kind is None else f"one of type {type_name(kind)}"
-                refuse(model, f"continues by '{stage.by}', which must be a string, int or long; {record} has {found}")
+                refuse(model, f"continues by '{column}', which must be a string, int or long; {record} has {found}")
     if len({stage.name for stage in stages}) < len(stages):
         refuse(model, "continues by the same column twice")
     return stages
@@ -565,13 +621,13 @@ def _check_joins(model: Any, stage: Stage, events: Mapping[str, Schema]) -> None
         refuse(model, "needs both a join and a `.by` that names the joined record, or neither")
     for join in stage.joins:
         table = stage.rows[join.table.record]
-        if not isinstance(join.table, Global) and (not stage.reads_rekeyed or stage.key != join.on):
+        if not isinstance(join.table, Global) and (not stage.reads_rekeyed or stage.key != (join.on,)):
             refuse(
                 model, f"joins the table '{join.table.topic}' on '{join.on}': put a `.by` that column before the join"
             )
         for record, schema in events.items():
             kind = fields_of(schema).get(join.on)
-            if kind is None or KeyType.from_column(join.on, kind) is None:
+            if kind is None or ColumnKey.from_column(join.on, kind) is None:
                 refuse(model, f"joins {table['name']} on '{join.on}', which is not a string, int or long of {record}")
     if stage.joins and stage.makes is not None:
         if len(stage.records) > 1:

@@ -73,7 +73,7 @@ def flow_of(model: ReadModel, stages: Sequence[Stage]) -> Flow:
         for join in stage.joins:
             flow.lead(flow.node("topic", join.table.topic), work, "join", _join_label(join))
         if stage.by is not None:
-            flow.lead(work, flow.node("topic", stage.rekeyed), "records", f"by {stage.by}")
+            flow.lead(work, flow.node("topic", stage.rekeyed), "records", f"by {', '.join(stage.by)}")
             continue
         if model.has_states():
             flow.lead(work, flow.node("states", model.state_schema["name"]), "states")

@@ -12,7 +12,7 @@ from balance_service.errors import ConfigurationError, InvalidInputError, Poison
 from balance_service.model.converters import StateConverter, returned_by
 from balance_service.model.declaration import check_class, check_declaration, refuse
 from balance_service.model.events import EVENT, HALT, instances_for
-from balance_service.model.keys import words_of
+from balance_service.model.keys import cause_of
 from balance_service.model.made_records import PART, Making
 from balance_service.model.schemas import Schemas
 from balance_service.model.sources import has_several, sources_of
@@ -37,11 +37,12 @@ if TYPE_CHECKING:
 class Routes:
     """The path that answers queries for one key, in addition to `/api/models`.
 
-    `key` is the query parameter with the key; answers call the key `noun`.
+    `key` is the query parameter with the key; those with its columns, in their order, if the key has several. Answers
+    call the key `noun`.
     """
 
     path: str
-    key: str
+    key: str | tuple[str, ...]
     noun: str = "key"
 
 
@@ -49,11 +50,12 @@ class Routes:
 class Collection:
     """The path of a collection: all states, one key, a range of keys, and the number of keys.
 
-    `key` is the parameter with the key; answers call the key `noun`.
+    `key` is the parameter with the key; those with its columns, in their order, if the key has several: then a range is
+    one of the last column. Answers call the key `noun`.
     """
 
     path: str
-    key: str
+    key: str | tuple[str, ...]
     noun: str
 
 
@@ -76,10 +78,11 @@ class ReadModel:
     sources: ClassVar[Sequence[Stream]]
     """The events of several topics, in place of `source`. All are re-keyed by one column, the model's key, into one
     topic, which the model folds: in the order in which they arrived there, also in a rebuild."""
-    key: str
+    key: str | tuple[str, ...]
     """The column that is both in every event and its record's key; in the state of standard folds, also a field.
 
-    Its type is string. A source that is re-keyed (`Stream.by`) determines the key, so the model need not name it.
+    Its type is string. A source that is re-keyed (`Stream.by`) determines the key, so the model need not name it; only
+    there, it may have several columns.
     """
     state: ClassVar[str | type]
     """The simple name of the states' schema, or a dataclass (`states`). A model that only emits has none.
@@ -144,6 +147,8 @@ class ReadModel:
     """Whether the order is PER_KEY, declared or by default."""
     key_type: KeyType
     """The encoding of the states' keys. Not set for a model without states."""
+    key_columns: tuple[str, ...] = ()
+    """The columns of the states' keys; none for a model without states."""
     state_schema: Schema
     """The Avro schema of the states as they are stored. Not set for a model without states."""
     state_fields: Mapping[str, Any]
@@ -188,10 +193,11 @@ class ReadModel:
         if declared.key_type is None or declared.state is None:
             self.field_types = {}
             return
-        self.key, self.key_type, self.state_schema = declared.key, declared.key_type, declared.state.schema
+        self.key_type, self.state_schema = declared.key_type, declared.state.schema
+        self.key, self.key_columns = self.key_type.declared, self.key_type.columns
         self._states = declared.state
         self.state_fields = fields_of(expanded(self.state_schema))
-        as_kept = {name: type_name(kind) for name, kind in declared.kinds.items() if name != self.key}
+        as_kept = {name: type_name(kind) for name, kind in declared.kinds.items() if name not in self.key_columns}
         self.field_types = getattr(own, "fields", as_kept)
         if own.view is not ReadModel.view:
             has_fields = hasattr(own, "fields")
@@ -292,7 +298,7 @@ class ReadModel:
         return answer if self._view is None or answer is None else self._view.to_record(answer)
 
     def _without_key(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in record.items() if name != self.key}
+        return {name: value for name, value in record.items() if name not in self.key_columns}
 
     def _takes_events(self, emit: Emit) -> bool:
         """Whether the service makes the records of an output from events, which Spark must hand over then."""
@@ -332,10 +338,10 @@ class ReadModel:
         Raises:
             PoisonRecordError: the update cannot be applied to this state.
         """
-        before = {self.key: self._key(key)} if state is None else state
+        before = self._key(key) if state is None else state
         if not self._steps:
             return None if event is None else self._folded(state, event)
-        after = {self.key: before[self.key]}
+        after = {column: before[column] for column in self.key_columns}
         name = ""
         try:
             for name, step in self._steps:
@@ -388,16 +394,17 @@ class ReadModel:
 
     def description(self) -> dict[str, Any]:
         """Describes the model for `GET /api/models`: name, source topics, key, and types of the view's fields."""
-        key, topics = self.key if self.has_states() else "", [source.topic for source in sources_of(self)]
+        key = self.key_type.declared if self.has_states() else ""
+        topics = [source.topic for source in sources_of(self)]
         several = {"sources": topics} if has_several(self) else {}
         return {"name": self.name, "source": topics[0], **several, "key": key, "fields": dict(self.field_types)}
 
-    def _key(self, key: bytes) -> str | int:
-        """Returns the value of a key that has no state yet; keys with a state were checked when they got it."""
+    def _key(self, key: bytes) -> dict[str, str | int]:
+        """Returns the columns of a key that has no state yet; keys with a state were checked when they got it."""
         try:
-            return self.key_type.decode(key)
+            return self.key_type.fields(key)
         except InvalidInputError as error:
-            raise PoisonRecordError(f"{'-'.join(words_of(self.key))}-malformed", str(error)) from None
+            raise PoisonRecordError(f"{cause_of(self.key_columns)}-malformed", str(error)) from None
 
 
 def _without_new(value: Any) -> Any:

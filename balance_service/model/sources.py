@@ -27,11 +27,12 @@ def has_several(model: Any) -> bool:
 
 
 def sources_of(model: Any) -> tuple[Stream, ...]:
-    """Returns the streams that a read model, or its class, reads: several end with a re-key by one column."""
+    """Returns the streams that a read model, or its class, reads: several end with a re-key by the same columns."""
     if not has_several(model):
         return (model.source,)
-    key = getattr(model, "key", None)
-    return tuple(stream if _re_key(stream) or key is None else stream.by(key) for stream in model.sources)
+    key = getattr(model, "key", ())
+    by = key if isinstance(key, tuple) else (key,)
+    return tuple(stream if _re_key(stream) or not by else stream.by(*by) for stream in model.sources)
 
 
 def sources_misfit(model: type) -> str:
@@ -56,15 +57,15 @@ def sources_misfit(model: type) -> str:
                 f"reads '{stream.topic}' with tombstones and has `sources`: these are re-keyed by a column, which a "
                 "record without a value does not have"
             )
-    columns = {stream.topic: _re_key(stream) for stream in sources}
-    if lacking := [topic for topic, column in columns.items() if column is None]:
+    re_keys = {stream.topic: _re_key(stream) for stream in sources}
+    if lacking := [topic for topic, by in re_keys.items() if by is None]:
         return f"reads '{lacking[0]}' without a key: name the `key`, by which all `sources` are re-keyed"
-    (first, column), *others = columns.items()
+    (first, by), *others = re_keys.items()
     for topic, other in others:
-        if other != column:
+        if other != by:
             return (
-                f"re-keys '{first}' by '{column}' and '{topic}' by '{other}': all `sources` end with a `.by` of the "
-                "same column, or with none, for the `key`"
+                f"re-keys '{first}' by {_listed(by)} and '{topic}' by {_listed(other)}: all `sources` end with a `.by` "
+                "of the same columns, or with none, for the `key`"
             )
     for stream in sources:
         steps = [step for step in stream.steps if not isinstance(step, Select)]
@@ -106,7 +107,7 @@ def declared_stages(
         *earlier, end = stages_of_stream(name, source, schema_of, suffix, transform)
         if several:
             # Not after the source: another one may be added later.
-            shared = f"{name}-by-{earlier[-1].by}"
+            shared = f"{name}-by-{'-'.join(earlier[-1].by or ())}"
             earlier[-1], end = replace(earlier[-1], passes_to=shared), replace(end, source=shared)
         done += earlier
         ends.append(end)
@@ -124,6 +125,10 @@ def _is_stream(source: object) -> bool:
     return isinstance(source, Stream) and bool(source.records)
 
 
-def _re_key(stream: Stream) -> str | None:
-    """Returns the column of the last re-key; None if there is none."""
-    return next((step.column for step in reversed(stream.steps) if isinstance(step, By)), None)
+def _listed(columns: Iterable[str] | None) -> str:
+    return " and ".join(map(repr, columns or ()))
+
+
+def _re_key(stream: Stream) -> tuple[str, ...] | None:
+    """Returns the columns of the last re-key; None if there is none."""
+    return next((step.columns for step in reversed(stream.steps) if isinstance(step, By)), None)

@@ -76,15 +76,15 @@ class Stage:
     """Of the records that are read, before the transform."""
     transform: Transform | None = None
     """Makes rows of the records, which the stage processes in their place."""
-    key: str | None = None
-    """The column that is the source records' key; None if the key may be anything."""
+    key: tuple[str, ...] | None = None
+    """The columns that are the source records' key; None if the key may be anything."""
     columns: frozenset[str] | None = None
     """The columns that are read; None for all."""
     joins: tuple[Join, ...] = ()
     rows: Mapping[str, Schema] = field(default_factory=dict, repr=False)
     """The records of the joined tables, by simple name."""
-    by: str | None = None
-    """The column whose value becomes the new key; None for the last stage."""
+    by: tuple[str, ...] | None = None
+    """The columns whose values become the new key; None for the last stage."""
     passes_to: str = ""
     """The re-keyed topic, without the application id, if it is not named like the stage: several stages write it."""
     makes: Schema | None = field(default=None, repr=False)
@@ -127,8 +127,7 @@ class Stage:
     @property
     def used(self) -> frozenset[str]:
         """The columns that conditions and the re-key need."""
-        by = () if self.by is None else (self.by,)
-        return frozenset(by).union(*(condition.columns for condition in self.conditions))
+        return frozenset(self.by or ()).union(*(condition.columns for condition in self.conditions))
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -188,7 +187,7 @@ class Stage:
         if self.transform is None:
             raise ValueError(f"stage {self.name} has no transform")
         names = self.transform.names
-        by = f"re-keyed by {self.by}, to {self.rekeyed}" if self.passes_on else "not re-keyed"
+        by = "not re-keyed" if self.by is None else f"re-keyed by {', '.join(self.by)}, to {self.rekeyed}"
         return (
             f"Stage {self.name} of topic {self.source}\n{self.transform.analysed.explained}\n"
             f"columns read: {', '.join(sorted(self.transform.used)) or 'none'}\n"
@@ -246,13 +245,11 @@ def stages_of_stream(
                 stage = replace(stage, joins=(*stage.joins, step), rows=rows)
                 if done and not isinstance(table, Global):
                     done[-1] = replace(done[-1], next_table=table)
-            case By(column, record):
+            case By(by, record):
                 makes = None if record is None else schema_of(record, None)
                 if stage.transform is not None:
                     record, makes = ROW, stage.transform.schema
-                done.append(replace(stage, name=f"{name}-by-{column}{suffix}", by=column, makes=makes))
+                done.append(replace(stage, name=f"{name}-by-{'-'.join(by)}{suffix}", by=by, makes=makes))
                 schemas = stage.schemas if makes is None or record is None else {record: makes}
-                stage = Stage(
-                    name=name, owner=name, source=done[-1].name, schemas=schemas, key=column, reads_rekeyed=True
-                )
+                stage = Stage(name=name, owner=name, source=done[-1].name, schemas=schemas, key=by, reads_rekeyed=True)
     return [*done, stage]

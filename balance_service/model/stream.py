@@ -93,9 +93,9 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class By:
-    """A step that re-keys records by the value of a column; after joins, as another record type."""
+    """A step that re-keys records by the values of columns; after joins, as another record type."""
 
-    column: str
+    columns: tuple[str, ...]
     record: str | None = None
 
 
@@ -146,17 +146,17 @@ class Stream:
         """Keeps the events for which a condition (`col`) holds. The others are counted as ignored."""
         return self._with(Where(checked(condition)))
 
-    def by(self, column: str, record: str | type | None = None) -> Stream:
-        """Re-keys the records: writes each to an internal topic, with the value of a column as its key.
+    def by(self, *columns: str, record: str | type | None = None) -> Stream:
+        """Re-keys the records: writes each to an internal topic, with the value of a column, or of several, as its key.
 
-        Text is encoded as UTF-8, an int or a long so that its bytes sort in numeric order (`keys`). Before a join with
-        a `Table`, whose keys are text, a number is written as decimal digits.
+        Text is encoded as UTF-8, an int or a long so that its bytes sort in numeric order; a composite key sorts as its
+        columns do (`keys`). Before a join with a `Table`, whose keys are text, a number is written as decimal digits.
 
         Args:
             record: after joins, the simple name of the schema of the joined record, or its dataclass.
         """
-        by = column_name(column, "by")
-        return self._with(By(by, None if record is None else DeclaredRecord.named(record)))
+        names = tuple(column_name(column, "by") for column in columns)
+        return self._with(By(names, None if record is None else DeclaredRecord.named(record)))
 
     def select(self, *columns: str) -> Stream:
         """Reads only these columns, and those that the stream, the key, conditions and standard folds name.

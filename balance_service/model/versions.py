@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from balance_service.model.events import OfState
     from balance_service.model.generations import Generations
+    from balance_service.model.keys import KeyType
     from balance_service.model.stage import Stage
     from balance_service.model.stream import Join
     from balance_service.settings import Settings
@@ -169,7 +170,7 @@ def declaration_of(model: ReadModel) -> Declaration:
     reads = {
         "earlier": [] if has_several(model) else [*map(_described, earlier)],
         "topic": last.source,
-        "key": [model.key, model.key_type.is_number],
+        "key": _key(model.key_type),
     }
     every = [_digest(reads), *sorted(_digest({"source": chain}) for chain in chains)]
     state = contracted(model.state_schema)
@@ -213,13 +214,18 @@ def _taken(fields: Mapping[str, str | OfState]) -> Sequence[Any]:
     return [[field, of if isinstance(of, str) else ["state", of.field]] for field, of in sorted(fields.items())]
 
 
+def _key(key_type: KeyType) -> Any:
+    parts = [[part.column, part.is_number] for part in key_type.parts]
+    return parts if key_type.is_composite else parts[0]
+
+
 def _described(stage: Stage) -> Mapping[str, Any]:
     return {
         "source": stage.source,
         "records": stage.records,
         "conditions": [*map(str, stage.conditions)],
         "joins": [*map(_joined, stage.joins)],
-        "by": stage.by,
+        "by": stage.by if stage.by is None or len(stage.by) > 1 else stage.by[0],
         "makes": stage.makes,
         **({} if stage.transform is None else {"transform": stage.transform.fingerprint}),
     }
@@ -246,9 +252,12 @@ def _without_class(newest: ReadModel, declared: Declaration) -> ReadModel:
 
     def init(self: ReadModel) -> None:
         self.key, self.key_type, self.state_schema = newest.key, newest.key_type, state_schema
+        self.key_columns = newest.key_columns
         self._states = unconverted(state_schema)
         self.state_fields = fields_of(expanded(state_schema))
-        self.field_types = {name: type_name(kind) for name, kind in self.state_fields.items() if name != self.key}
+        self.field_types = {
+            name: type_name(kind) for name, kind in self.state_fields.items() if name not in self.key_columns
+        }
         self.stages, self.outputs, self.made_schemas = newest.stages, (), {}
         self.standard_folds, self._answers = {}, []
         self.needs_events, self.combine, self.keeps_order = False, None, newest.keeps_order

@@ -27,7 +27,7 @@ class Leaderboard(ReadModel):
         .by("player_id")
         .join(Table("players", "Player", history=days(7)), on="player_id", take={"name": "playerName"})
         .join(Global("products", "Product"), on="product_id", take={"name": "gameName"})
-        .by("product_id", "ScoredGame")
+        .by("product_id", record="ScoredGame")
     )
     state = "HighScores"
     emits = Emit("high-scores", each=LAST)

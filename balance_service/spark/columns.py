@@ -14,7 +14,7 @@ from balance_service.avro.named_types import contracted
 from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.model.conditions import COMPARISONS, IN, IS_NULL, LOWER, UPPER, Compound, Not
-from balance_service.model.keys import MAX_KEY_BYTES, SIGN_BIT, key_problems, words_of
+from balance_service.model.keys import END_OF_TEXT, ESCAPED_NUL, MAX_KEY_BYTES, SIGN_BIT, cause_of, key_problems
 from balance_service.model.standard_fold import columns_of
 from balance_service.model.transform import FRAMES, KEYS, ROW
 from balance_service.spark.combine import IGNORED
@@ -67,7 +67,8 @@ def key_column(stage: Stage) -> Column | None:
         # Each row has its own.
         return F.lit(None).cast("binary")
     if stage.next_table is not None:
-        return _of_all_records(stage, stage.by).cast("string").cast("binary")
+        (column,) = stage.by
+        return _of_all_records(stage, column).cast("string").cast("binary")
     return _key_of(stage, stage.by)
 
 
@@ -79,7 +80,8 @@ def cause_column(read_model: ReadModel, stage: Stage) -> Column:
     elif stage.by is not None and not stage.joins:
         misfit = _pass_misfit(stage, stage.by)
     elif not stage.joins and read_model.has_states():
-        misfit = F.when(_key_of(stage, read_model.key) != F.col("key"), f"key-is-not-{_words(read_model.key)}")
+        key = read_model.key_columns
+        misfit = F.when(_key_of(stage, key) != F.col("key"), f"key-is-not-{cause_of(key)}")
     if stage.transform is not None:
         return misfit
     ignored = ignored_column(stage)
@@ -96,7 +98,7 @@ def ignored_column(stage: Stage) -> Column | None:
 def detail_column(read_model: ReadModel, stage: Stage, cause: Column) -> Column:
     """Returns what is wrong with the key of an event that has one of the causes of `cause_column`; null for others."""
     detail = F.when(F.lit(False), "")
-    for name, problem in key_problems(read_model.key if read_model.has_states() else None, stage.by).items():
+    for name, problem in key_problems(read_model.key_columns, stage.by).items():
         detail = detail.when(cause == name, problem)
     return detail
 
@@ -108,12 +110,14 @@ def read_schemas(read_model: ReadModel, stage: Stage) -> list[Schema]:
     is not UTF-8.
     """
     used = None if stage.transform is not None else _used_columns(read_model, stage)
-    key = f"{_words(read_model.key)}-malformed" if stage.by is None and read_model.has_states() else ""
+    keys = read_model.key_columns if stage.by is None else ()
+
+    malformed_key = f"{cause_of(keys)}-malformed"
 
     def marked(record: str, field: dict[str, Any]) -> dict[str, Any]:
         if used is not None and (record, field["name"]) not in used:
             return field
-        return {**field, "malformed": key if key and field["name"] == read_model.key else "text-malformed"}
+        return {**field, "malformed": malformed_key if field["name"] in keys else "text-malformed"}
 
     return [
         contracted({**schema, "fields": [marked(schema["name"], field) for field in schema["fields"]]})
@@ -133,23 +137,19 @@ def _used_columns(read_model: ReadModel, stage: Stage) -> set[tuple[str, str]]:
     }
 
 
-def _words(name: str) -> str:
-    return "-".join(words_of(name))
-
-
-def _rows(stage: Stage, by: str, transform: Transform) -> dict[str, Column]:
+def _rows(stage: Stage, by: Sequence[str], transform: Transform) -> dict[str, Column]:
     """Returns the rows of an event that are passed on, and their keys, in lists."""
 
     def key(row: Column | None) -> Column:
         if stage.next_table is not None:
-            return _of_all_records(stage, by, row).cast("string").cast("binary")
+            return _of_all_records(stage, by[0], row).cast("string").cast("binary")
         return _key_of(stage, by, row)
 
     keys = F.transform(ROW, key) if transform.analysed.multiplies else F.array(key(None))
     return {KEYS: keys, FRAMES: F.col(f"`{FRAMES}`")}
 
 
-def _rows_misfit(stage: Stage, by: str, transform: Transform) -> Column:
+def _rows_misfit(stage: Stage, by: Sequence[str], transform: Transform) -> Column:
     """Returns why the first of an event's rows that cannot be passed on cannot be; null if all can be."""
 
     def misfit(row: Column | None) -> Column:
@@ -161,14 +161,16 @@ def _rows_misfit(stage: Stage, by: str, transform: Transform) -> Column:
     return F.get(F.filter(F.transform(ROW, misfit), F.isnotnull), F.lit(0))
 
 
-def _pass_misfit(stage: Stage, by: str, row: Column | None = None) -> Column:
-    column = _of_all_records(stage, by, row)
-    cause = F.when(column.isNull(), "field-null")
-    if _is_number(stage, by):
+def _pass_misfit(stage: Stage, by: Sequence[str], row: Column | None = None) -> Column:
+    columns = {name: _of_all_records(stage, name, row) for name in by}
+    cause = F.when(any_of(column.isNull() for column in columns.values()), "field-null")
+    texts = [column for name, column in columns.items() if not _is_number(stage, name)]
+    if not texts:
         return cause
     # A state's key may not be longer, and the topic might refuse it.
-    is_malformed = ~F.is_valid_utf8(column) | (F.octet_length(column) > MAX_KEY_BYTES)
-    return cause.when(is_malformed, f"{_words(by)}-malformed")
+    size = F.octet_length(texts[0] if len(by) == 1 else _key_of(stage, by, row))
+    is_malformed = any_of(~F.is_valid_utf8(text) for text in texts) | (size > MAX_KEY_BYTES)
+    return cause.when(is_malformed, f"{cause_of(by)}-malformed")
 
 
 def holds_in(events: Mapping[str, Schema], condition: Condition) -> Column:
@@ -180,15 +182,25 @@ def _is_true(condition: Condition, schemas: Sequence[Schema]) -> Column:
     return F.coalesce(column_of(condition, schemas), F.lit(False))
 
 
-def _key_of(stage: Stage, name: str, row: Column | None = None) -> Column:
-    """Returns the value of a column, encoded as a key; see `keys`.
+def _key_of(stage: Stage, names: Sequence[str], row: Column | None = None) -> Column:
+    """Returns the values of columns, encoded as a key; null if one is. See `keys`.
 
     Args:
         row: one of the rows that a transform makes of the event; None if the event is one row.
     """
-    column = _of_all_records(stage, name, row)
-    if not _is_number(stage, name):
-        return column.cast("binary")
+    columns = {name: _of_all_records(stage, name, row) for name in names}
+    if len(names) == 1 and not _is_number(stage, names[0]):
+        return columns[names[0]].cast("binary")
+    parts = [_number(column) if _is_number(stage, name) else _text(column) for name, column in columns.items()]
+    return parts[0] if len(parts) == 1 else F.concat(*parts)
+
+
+def _text(column: Column) -> Column:
+    """Returns a text as a part of a composite key."""
+    return F.concat(F.replace(column, F.lit("\0"), F.lit(ESCAPED_NUL)), F.lit(END_OF_TEXT)).cast("binary")
+
+
+def _number(column: Column) -> Column:
     digits = F.hex(column.cast("bigint").bitwiseXOR(F.lit(-SIGN_BIT)))
     return F.unhex(F.lpad(digits, 16, "0"))
 

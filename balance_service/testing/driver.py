@@ -292,24 +292,27 @@ class Driver:
         key = key_of(self._read_model, self._read_model.stages[-1], given) or b""
         found = self._view(key)
         if found != view:
-            shown = self._read_model.key_type.decode(key)
+            shown = self._read_model.key_type.text(key)
             letters = "".join(f"; a dead letter: {one.cause}, {one.detail}" for one in self.dead_letters())
             raise AssertionError(f"a query for '{shown}' answers {exact_json(found)}, not {exact_json(view)}{letters}")
         return self
 
     @overload
-    def view(self, key: str) -> Any: ...
+    def view(self, key: str | Mapping[str, str | int]) -> Any: ...
 
     @overload
-    def view(self, key: str, *, into: type[V]) -> V | None: ...
+    def view(self, key: str | Mapping[str, str | int], *, into: type[V]) -> V | None: ...
 
-    def view(self, key: str, *, into: Any = None) -> Any:
+    def view(self, key: str | Mapping[str, str | int], *, into: Any = None) -> Any:
         """Returns the answer to a query for a key; None if the key has no state.
 
         Args:
+            key: its text; the columns of a composite key, such as `{"card": "c1", "day": 20}`.
             into: the type that a client reads the answer into, as in `client.get(…, into=Spent)`.
         """
-        found = self._view(self._read_model.key_type.parse(key))
+        key_type = self._read_model.key_type
+        given = key if isinstance(key, str) else key_type.text_of_shown(key)
+        found = self._view(key_type.parse(given))
         if into is None or found is None:
             return found
         # Imports an HTTP client, which `try` does not need.
@@ -317,7 +320,9 @@ class Driver:
         from balance_service.client.typed import lacks, read
 
         answer = exact(exact_json(found))
-        return read(into, answer, (self._read_model.key, key) if lacks(into, answer) else None)
+        shown = key_type.shown(given)
+        columns = shown if isinstance(shown, dict) else {key_type.columns[0]: shown}
+        return read(into, answer, columns if lacks(into, answer) else None)
 
     @overload
     def emitted(self, topic: str) -> list[Mapping[str, Any] | None]: ...

@@ -17,7 +17,7 @@ from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.errors import PoisonRecordError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.converters import record_of
-from balance_service.model.keys import MAX_KEY_BYTES, KeyType, key_problems, words_of
+from balance_service.model.keys import MAX_KEY_BYTES, ColumnKey, cause_of, key_problems, key_type_of
 from balance_service.model.made_records import columns_of, output_column
 from balance_service.model.placing import place_stages
 from balance_service.spark.combine import IGNORED, NOTE
@@ -265,7 +265,7 @@ def key_of(read_model: ReadModel, stage: Stage, given: InputEvent) -> bytes | No
     """Returns the key of an event's record; None if it has none, which only some stages allow."""
     if given.record_key is not None or stage.by is not None or not read_model.has_states():
         return given.record_key
-    return read_model.key_type.encode(given.values[read_model.key])
+    return read_model.key_type.of(given.values)
 
 
 def letter_of(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) -> DeadLetter:
@@ -275,14 +275,16 @@ def letter_of(read_model: ReadModel, stage: Stage, given: InputEvent, offset: in
 
 def passed_on(stage: Stage, given: InputEvent) -> tuple[bytes | None, str | None]:
     """Returns the key with which a stage re-keys an event, or the cause why it does not."""
-    value = given.values[stage.by] if stage.by is not None else None
+    by = stage.by or ()
+    values = {name: given.values[name] for name in by}
     if not all(condition.holds(given.values) for condition in stage.conditions):
         return None, IGNORED
-    if value is None:
+    if None in values.values():
         return None, "field-null"
-    key = KeyType(str(stage.by), is_number=isinstance(value, int)).encode(value)
+    parts = [ColumnKey(name, is_number=isinstance(value, int)) for name, value in values.items()]
+    key = key_type_of(parts).of(values)
     if len(key) > MAX_KEY_BYTES:
-        return None, f"{'-'.join(words_of(str(stage.by)))}-malformed"
+        return None, f"{cause_of(by)}-malformed"
     return (None, "key-reserved") if key >= RESERVED_PREFIX else (key, None)
 
 
@@ -307,8 +309,7 @@ def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) ->
     note = None
     if cause or given.idempotency_key:
         note = {"cause": cause, "timestamp": given.timestamp_ms, "record_key": record_key, "value": given.body}
-        of_key = key_problems(read_model.key if read_model.has_states() else None, stage.by).get(cause or "", "")
-        note["detail"] = detail or of_key
+        note["detail"] = detail or key_problems(read_model.key_columns, stage.by).get(cause or "", "")
         note["idempotency_key"] = None if cause else given.idempotency_key
     row = {} if cause else _columns(read_model, stage, given) | sent
     return {"offset": offset, "key": None if cause else key, **row, NOTE: [note] if note else None}
@@ -318,10 +319,8 @@ def _misfit(read_model: ReadModel, stage: Stage, given: InputEvent, key: bytes |
     if not given.record:
         if not stage.tombstones:
             return "value-null"
-    elif (
-        not stage.joins and read_model.has_states() and key != read_model.key_type.encode(given.values[read_model.key])
-    ):
-        return f"key-is-not-{'-'.join(words_of(read_model.key))}"
+    elif not stage.joins and read_model.has_states() and key != read_model.key_type.of(given.values):
+        return f"key-is-not-{cause_of(read_model.key_columns)}"
     return "key-reserved" if key is not None and key >= RESERVED_PREFIX else None
 
 

@@ -43,8 +43,10 @@ def _events(read_model: ReadModel, schema: Schema) -> SearchStrategy[InputEvent]
     keys = st.sampled_from([*_KEYS * 4, *_MALFORMED])
     literals = _literals(read_model)
     fields = {name: _sent(kind, name, literals) for name, kind in fields_of(schema).items()}
-    if read_model.has_states() and not read_model.key_type.is_number:
-        fields[read_model.key] = _or_of(keys, "string", literals.get(read_model.key, ()))
+    if read_model.has_states():
+        for part in read_model.key_type.parts:
+            if not part.is_number:
+                fields[part.column] = _or_of(keys, "string", literals.get(part.column, ()))
     record_keys = st.sampled_from([*[None] * 19, b"another key"])
     return st.builds(InputEvent, st.just(schema["name"]), st.fixed_dictionaries(fields), record_keys)
 

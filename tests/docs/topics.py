@@ -51,9 +51,10 @@ subject of a schema is `TOPIC-FULL.NAME.OF.RECORD`; a schema that a model took f
 `APPLICATION-MODEL-vVERSION-RECORD`, with `-from-SOURCE` for each further source of the record.
 [`schemas`](../../schemas) has the service's own records.
 
-A key is text in UTF-8, or a number in 8 bytes, big-endian, with the sign bit inverted. Keys of changelogs that begin
-with `0xFF` hold the partition's position, idempotency keys and dead letters. In a re-keyed topic that the next stage
-joins with a table, a number is written in digits, as in the table's topic.
+A key is text in UTF-8, or a number in 8 bytes, big-endian, with the sign bit inverted; a composite key its columns in
+turn, a text with `00 02` for NUL and `00 01` at its end. Keys of changelogs that begin with `0xFF` hold the partition's
+position, idempotency keys and dead letters. In a re-keyed topic that the next stage joins with a table, a number is
+written in digits, as in the table's topic.
 
 """
 _MEANINGS = {
@@ -83,7 +84,7 @@ def _rows() -> Sequence[Sequence[str]]:
     settings = load_settings(application_id="APPLICATION", topic="SOURCE")
     stage = Stage(name="STAGE", owner="MODEL", source="SOURCE", application_id=settings.application_id)
     passing = Stage(
-        name="MODEL-by-COLUMN", owner="MODEL", source="SOURCE", application_id=settings.application_id, by="COLUMN"
+        name="MODEL-by-COLUMN", owner="MODEL", source="SOURCE", application_id=settings.application_id, by=("COLUMN",)
     )
     last = Stage(
         name="MODEL", owner="MODEL", source=passing.rekeyed, application_id=settings.application_id, reads_rekeyed=True

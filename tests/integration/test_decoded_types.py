@@ -34,6 +34,7 @@ from balance_service.testing import event, tombstone
 from balance_service.testing.fakes import FakeRegistry
 from balance_service.testing.rows import encoded, key_of, rows_of
 from tests.integration.decoding import AT, SCORED, Writers, causes, decoded, evolved, update, written
+from tests.support.composite import Purchase, SpentPerDay
 from tests.support.models import MODELS, MONEY, WHEN, Session, ship
 from tests.support.models import Chosen as Some
 from tests.support.shipped import declared, jvm_scratch
@@ -259,6 +260,48 @@ def test_spark_encodes_numeric_keys_and_passes_on_records_without_a_key(spark: S
     assert rows.updates["key"].to_pylist() == expected.updates["key"].to_pylist()
     # The greatest number would start with the byte that is reserved for other records.
     assert causes(rows) == causes(expected) == ["key-reserved"] * 2
+
+
+PARTS = st.text(st.sampled_from("\0\1\2az\xff\U0010ffff"), max_size=4) | st.text(
+    st.characters(codec="utf-8"), max_size=4
+)
+ENDS = st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63), 0x7F << 56]) | st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    purchases=st.lists(
+        st.builds(Purchase, st.none() | PARTS | st.sampled_from([246, 247]).map("c".__mul__), ENDS, st.just(1)),
+        min_size=1,
+        max_size=30,
+    ),
+    columns=st.sampled_from([("card", "day"), ("day", "card")]),
+)
+def test_spark_encodes_composite_keys_as_python_does(
+    spark: SparkSession, purchases: list[Purchase], columns: tuple[str, ...]
+) -> None:
+    read_model = type("OfColumns", (SpentPerDay,), {"source": Stream("p", Purchase).by(*columns), "key": columns})()
+    stage, last = read_model.stages
+    events = [encoded(event(purchase), stage) for purchase in purchases]
+    schema = stage.schemas["Purchase"]
+
+    rows = decoded(spark, read_model, [schema], [(None, 1, given.body) for given in events], stage)
+
+    expected = PartitionRows(rows_of(read_model, stage, dict(enumerate(events))))
+    assert rows.updates["key"].to_pylist() == expected.updates["key"].to_pylist()
+    assert causes(rows) == causes(expected)
+    assert rows.notes["detail"].to_pylist() == expected.notes["detail"].to_pylist()
+    # The last stage checks the key of a record against its columns.
+    keyed = [(key, 1, events[n].body) for n, key in zip(offsets(rows), rows.updates["key"].to_pylist(), strict=True)]
+    if keyed:
+        assert causes(decoded(spark, read_model, [schema], keyed, last)) == []
+        others = [(key + b"\0", number, body) for key, number, body in keyed]
+        named = f"key-is-not-{columns[0]}-{columns[1]}"
+        assert causes(decoded(spark, read_model, [schema], others, last)) == [named] * len(keyed)
+
+
+def offsets(rows: PartitionRows) -> list[int]:
+    return rows.updates["offset"].to_pylist()  # type: ignore[no-any-return]
 
 
 PLACE_OF_LATER = {

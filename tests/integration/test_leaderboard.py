@@ -16,7 +16,7 @@ from balance_service.engine.table_partition import TableRows
 from balance_service.engine.tables import JoinedTables
 from balance_service.errors import NotAuthorizedError, RetriableError
 from balance_service.kafka.log_reader import reader_to_end
-from balance_service.model.keys import KeyType
+from balance_service.model.keys import ColumnKey
 from tests.integration.engines import running_engine, settings_for
 from tests.support.kafka import Rows
 from tests.support.waiting import eventually
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SECONDS = 60.0
 # A waiting task retries after two seconds; the test observes it for five.
 _LOOKED_AT_AGAIN_SECONDS = 5.0
-KEY = KeyType("product_id", is_number=True)
+KEY = ColumnKey("product_id", is_number=True)
 _ids = itertools.count(random.randrange(1 << 40))
 
 

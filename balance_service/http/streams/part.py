@@ -7,16 +7,14 @@ changed, and reads the newest states at the next request.
 from __future__ import annotations
 
 import asyncio
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from balance_service.errors import RetriableError, StoreCorruptedError
-from balance_service.http.answer import by_partition
+from balance_service.http.answer import by_partition, compact_json
 from balance_service.http.streams.feed import Feed, Point
 from balance_service.model.json_view import exact_json
-from balance_service.model.keys import key_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
 PAGE = 200
 _PAGE_BYTES = 256 << 10
 _PARAMETERS = ("key", "from", "to", "prefix")
+_WITHIN = "within"
 
 
 class PartEndedError(Exception):
@@ -102,25 +101,32 @@ class EventId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The keys that a stream is about, as their texts: one key, or a range."""
+    """The keys that a stream is about, as their texts: one key, or a range.
+
+    Of a composite key, `within` has the first columns, and `start`, `end` and `prefix` are of the one after them.
+    """
 
     key: str | None = None
     start: str | None = None
     end: str | None = None
     prefix: str | None = None
+    within: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(parameters: Mapping[str, Any]) -> Selection:
         """Returns the selection of `parameters`. Raises TypeError: one is not a text."""
         texts = [parameters.get(name) for name in _PARAMETERS]
-        if not all(text is None or isinstance(text, str) for text in texts):
+        within = dict(parameters.get(_WITHIN, {}))
+        if not all(text is None or isinstance(text, str) for text in (*texts, *within.values())):
             raise TypeError("a key is not a text")
-        return Selection(*texts)
+        key, start, end, prefix = texts
+        return Selection(key, start, end, prefix, within)
 
-    def parameters(self) -> dict[str, str]:
-        """The keys by the names of the parameters of requests."""
+    def parameters(self) -> dict[str, Any]:
+        """The keys as `of` takes them."""
         texts = zip(_PARAMETERS, (self.key, self.start, self.end, self.prefix), strict=True)
-        return {name: text for name, text in texts if text is not None}
+        given: dict[str, Any] = {name: text for name, text in texts if text is not None}
+        return {**given, _WITHIN: dict(self.within)} if self.within else given
 
     def bounds(self, key_type: KeyType) -> tuple[bytes, bytes]:
         """The first key, and the end of the range, which is not part of it.
@@ -131,10 +137,7 @@ class Selection:
         if self.key is not None:
             key = key_type.parse(self.key)
             return key, key + b"\0"
-        for end in (self.start, self.end):
-            if end is not None:
-                key_type.parse(end)
-        return key_range(key_type, self.start, self.end, self.prefix)
+        return key_type.range(self.start, self.end, self.prefix, self.within)
 
 
 class Part(Protocol):
@@ -166,7 +169,8 @@ class Reader:
 
     def entry(self, key: bytes, frame: bytes | None) -> str:
         value = "null" if frame is None else exact_json(self.routing.view(frame))
-        return f'{{"key":{json.dumps(self.key_type.text(key))},"value":{value},"generation":{self.generation}}}'
+        shown = compact_json(self.key_type.shown(self.key_type.text(key)))
+        return f'{{"key":{shown},"value":{value},"generation":{self.generation}}}'
 
 
 class LocalPart:

@@ -310,7 +310,7 @@ class Cities(ReadModel):
     source = (
         Stream("orders", "Ordered")
         .join(Global("customers", "Customer"), on="customerId", take={"city": "city"})
-        .by("city", "OrderedInCity")
+        .by("city", record="OrderedInCity")
     )
     state = City
     orders = Count("OrderedInCity")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import uuid
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,13 @@ PROVENANCE: dict[str, Any] = {
 ADDED = Scripted(202, b"", {"Balance-Position": "1:4"})
 BUSY = problem(503, "no instance answers for partition 1 now", Retry_After="1")
 NO_CUSTOMER = answer('{"detail": "no such customer"}', 404)
+
+
+@dataclass
+class Spent:
+    card: str
+    day: int
+    total: int
 
 
 def of_all(body: str, **headers: str) -> Scripted:
@@ -118,6 +126,30 @@ def test_a_state_has_the_exact_numbers_of_its_value(run: Run) -> None:
     assert state == State(key="c/1", value=value, **PROVENANCE)
     assert str(state.value["greatest"]) == "0.10"
     assert targets(received) == ["/api/models/activity/keys/c%2F1?minPosition=1%3A3&maxLag=5"]
+
+
+def test_a_composite_key_is_named_by_its_columns(run: Run) -> None:
+    columns: dict[str, str | int] = {"card": "a b", "day": 20}
+    body = '{"key":{"card":"a b","day":20},"value":{"total":3}}'
+    with scripted(answer(body), NO_CUSTOMER) as (url, received):
+        state = run(url, "get", "spent", columns, into=Spent, max_lag=5)
+        missing = run(url, "get", "spent", columns)
+
+    assert state == State(key="card=a%20b&day=20", columns=columns, value=Spent("a b", 20, 3), **PROVENANCE)
+    assert missing == State(key="card=a%20b&day=20", columns=columns, value=None, **PROVENANCE)
+    assert targets(received) == [
+        "/api/models/spent/keys?card=a+b&day=20&maxLag=5",
+        "/api/models/spent/keys?card=a+b&day=20",
+    ]
+
+
+def test_entries_are_those_with_the_first_columns_of_a_composite_key(run: Run) -> None:
+    body = '{"entries":[{"key":{"card":"a","day":2},"value":{"total":3}}],"next":null}'
+    with scripted(of_all(body)) as (url, received):
+        (entry,) = run(url, "entries", "spent", within={"card": "a"}, start=1, end=7, into=Spent)
+
+    assert (entry.key, entry.columns, entry.value) == ("card=a&day=2", {"card": "a", "day": 2}, Spent("a", 2, 3))
+    assert targets(received) == ["/api/models/spent/entries?card=a&from=1&to=7&limit=1000"]
 
 
 @pytest.mark.parametrize("key", [".", ".."])

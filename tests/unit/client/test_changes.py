@@ -185,5 +185,5 @@ def test_the_end_of_the_iteration_closes_the_connection(run: Run) -> None:
 
 
 def test_a_key_and_a_range_exclude_each_other(run: Run) -> None:
-    with pytest.raises(InvalidCallError, match="either a key, or start, end and prefix"):
+    with pytest.raises(InvalidCallError, match="either a key, or start, end, prefix and within"):
         run("http://127.0.0.1:1", "changes", "balance", key="c1", prefix="c")

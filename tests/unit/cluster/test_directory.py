@@ -40,6 +40,7 @@ def record(address: str, *tasks: Mapping[str, Any], incarnation: str = "i1", pro
             "partitions": 4,
             "partitioner": "crc32",
             "numberKeys": False,
+            "keyColumns": [],
             "versions": [1],
             "problem": problem,
         }

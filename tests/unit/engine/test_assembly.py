@@ -36,7 +36,7 @@ def model_of(name: str, row: type) -> type[ReadModel]:
         (ReadModel,),
         {
             "name": name,
-            "source": source.by("city", InCity),
+            "source": source.by("city", record=InCity),
             "state": Cities,
             "bought": Count("InCity"),
             "__module__": __name__,

@@ -31,7 +31,7 @@ from balance_service.engine.table_store import TableStore, Version
 from balance_service.engine.tables import JoinedTables
 from balance_service.kafka.topics import Topic
 from balance_service.model.generations import Generations
-from balance_service.model.keys import KeyType
+from balance_service.model.keys import ColumnKey
 from balance_service.model.placing import stages_of_retries
 from balance_service.model.stream import Global, Join
 from balance_service.settings import load_settings
@@ -82,7 +82,7 @@ class ScoreJoin:
             joined=JoinedTables(joins=joins, tables=tables, topics=topics),
             schema=schema,
             codec=self.codec,
-            key_type=KeyType("product_id", is_number=True),
+            key_type=ColumnKey("product_id", is_number=True),
             target=Target("joined", 1, 1 << 20, False, "app-joining"),
             position_codec=self.codec,
             letters=letters(registry),
@@ -179,7 +179,7 @@ def test_a_joined_record_names_its_origin_and_the_version_of_the_row(folder: str
 
     (made,) = stage.score((1, 15)).outputs
 
-    assert (made.key, made.timestamp_ms) == (KeyType("product_id", is_number=True).encode(7), 15)
+    assert (made.key, made.timestamp_ms) == (ColumnKey("product_id", is_number=True).encode(7), 15)
     assert dict(made.headers) == {
         "playerVersion": b"0:0",
         "origin": b"scores:1:0",

@@ -23,7 +23,7 @@ from balance_service.errors import (
 )
 from balance_service.hosting.online_rebuilds import Rebuilds
 from balance_service.model.generations import Comparison, Generations, Switch
-from balance_service.model.keys import KeyType
+from balance_service.model.keys import ColumnKey
 from balance_service.model.versions import Versions
 from balance_service.process.runtime import elapsed
 from balance_service.read_models.leaderboard import Leaderboard
@@ -352,7 +352,7 @@ def test_a_switch_that_is_refused_fences_no_other_writer() -> None:
 
 
 def test_differences_name_their_keys_as_queries_do() -> None:
-    board, key = Leaderboard(), KeyType("product_id", is_number=True)
+    board, key = Leaderboard(), ColumnKey("product_id", is_number=True)
     now = Generations("leaderboard").begun(DECLARED).rebuilt(DECLARED, Switch.NEVER, 60, None, "", "")
     engine = Engine(now)
     engine.versions = Versions([board], load_settings(), lambda _model: now)

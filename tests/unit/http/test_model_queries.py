@@ -99,9 +99,9 @@ def test_a_key_of_any_characters_is_found_at_its_path(tmp_path: Path, key: str) 
 
 def test_a_numeric_key_is_found_at_the_declared_path_of_its_read_model(tmp_path: Path) -> None:
     key_type = Leaderboard().key_type
-    number = next(n for n in range(-99, 0) if partition_of(key_type.encode(n), PARTITIONS) == PARTITION)
+    number = next(n for n in range(-99, 0) if partition_of(key_type.of({"product_id": n}), PARTITIONS) == PARTITION)
     instance = Instance(tmp_path / "store")
-    put(instance, key_type.encode(number))
+    put(instance, key_type.of({"product_id": number}))
     declared = key_route(Leaderboard(), Routes("/api/games.getScores", key="gameId", noun="game"))
 
     at_declared, at_generic, no_number = asked(
@@ -124,7 +124,9 @@ def test_a_numeric_key_is_found_at_the_declared_path_of_its_read_model(tmp_path:
     "value", ['{"scores":[1.50,-0.00,1e-07,1e+16]}', '"Zoë \\"1\\""', "null", "12345678901234567890.10"]
 )
 def test_a_collection_shows_the_value_that_a_peer_answers_with_digit_by_digit(tmp_path: Path, value: str) -> None:
-    number = next(n for n in range(99) if partition_of(Leaderboard().key_type.encode(n), PARTITIONS) == PARTITION)
+    number = next(
+        n for n in range(99) if partition_of(Leaderboard().key_type.of({"product_id": n}), PARTITIONS) == PARTITION
+    )
     body = f'{{"key":"{number}","value":{value}}}'
 
     assert asked_of_owner(tmp_path, body, "leaderboard", f"/leaderboard/{number}") == (200, value)
@@ -132,7 +134,9 @@ def test_a_collection_shows_the_value_that_a_peer_answers_with_digit_by_digit(tm
 
 @pytest.mark.parametrize("body", ['["no object"]', "{", '{"key":"1"}', '"\\ud800"', '{"value":"\\ud800"}'])
 def test_a_malformed_answer_of_a_peer_is_refused(tmp_path: Path, body: str) -> None:
-    number = next(n for n in range(99) if partition_of(Leaderboard().key_type.encode(n), PARTITIONS) == PARTITION)
+    number = next(
+        n for n in range(99) if partition_of(Leaderboard().key_type.of({"product_id": n}), PARTITIONS) == PARTITION
+    )
 
     status, told = asked_of_owner(tmp_path, body, "leaderboard", f"/leaderboard/{number}")
 

@@ -27,7 +27,7 @@ from balance_service.http.routing import LocalCopy
 from balance_service.http.scheduling import FairScheduler
 from balance_service.http.server.limits import MAX_URL_BYTES
 from balance_service.http.stage_dead_letters import UNREACHABLE, DeadLetterScan, SourceRecords, StageDeadLetters
-from balance_service.model.keys import TEXT, KeyType
+from balance_service.model.keys import TEXT, ColumnKey
 from tests.support import fakes
 from tests.support.fakes import FakeRegistry
 from tests.support.querying import ASKER, PARTITION, Instance, read_to_its_end
@@ -45,7 +45,7 @@ DISCARD = Verdict(Decision.DISCARD, "alice", "a test")
 REDRIVE = DISCARD._replace(decision=Decision.REDRIVE)
 LONGEST = 64 << 10
 FORTY = 40
-NUMBER = KeyType("n", is_number=True)
+NUMBER = ColumnKey("n", is_number=True)
 
 
 @dataclass

@@ -75,12 +75,37 @@ ADDED = Stream("balance", "FundsAdded")
             'takes [\'name\'] of a table: write `take={"column": "name"}`',
         ),
         (
-            {"source": ADDED.by("user", "page")},
-            "continues by 'user' and 'page': `.by` takes one column; a second name is that of the joined record",
+            {"source": ADDED.by("id", record="JoinedFunds")},
+            "continues by 'id' as `record='JoinedFunds'`: that is a joined record, and nothing is joined",
+        ),
+        (
+            {"source": ADDED.by("id", Session)},  # type: ignore[arg-type]
+            "continues by 'id' and Session: name the joined record with `record=Session`",
+        ),
+        (
+            {"source": ADDED.join(Global("p", "Player"), on="id", take={"name": "n"}).by("id", "Joined")},
+            "continues by 'id' and 'Joined', but joins: name the joined record, such as `record='Joined'`",
+        ),
+        ({"source": ADDED.by("id", "id")}, "continues by 'id' and 'id': name each column once"),
+        ({"source": ADDED.by()}, "continues by no column"),
+        ({"source": ADDED.by("id", "from")}, "but 'from' is a parameter of queries: rename the column"),
+        (
+            {"source": ADDED.by("id", "amount")},
+            "continues by 'amount', which must be a string, int or long; FundsAdded",
+        ),
+        ({"key": ("customerId", "id")}, 'no topic has as its key: re-key the source, by `.by("customerId", "id")`'),
+        ({"key": ("customerId", 1)}, "name a column, or a tuple of columns"),
+        (
+            {"source": ADDED.by("customerId", "id"), "key": ("id", "customerId")},
+            "has the key 'id' and 'customerId', but its source continues by 'customerId' and 'id'",
+        ),
+        (
+            {"source": ADDED.by("customerId", "id"), "key": None},
+            "has states without its key: BalanceState has no string 'id'",
         ),
         (
             {"source": ADDED.by(["user", "page"])},  # type: ignore[arg-type]
-            "continues by ['user', 'page']: `.by` takes the name of one column",
+            "continues by ['user', 'page']: `.by` takes the names of columns",
         ),
         (
             {"source": Stream("balance", "FundsLost")},
@@ -110,7 +135,7 @@ ADDED = Stream("balance", "FundsAdded")
                 .select("score")
                 .join(Global("players", "Player"), on="player_id", take={"name": "playerName"})
                 .join(Global("products", "Product"), on="product_id", take={"name": "gameName"})
-                .by("product_id", "ScoredGame"),
+                .by("product_id", record="ScoredGame"),
                 "key": None,
             },
             "selects columns and joins: the joined record determines which columns are kept",

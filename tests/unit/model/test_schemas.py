@@ -11,7 +11,7 @@ import pytest
 
 from balance_service.avro.schemas import fields_of, type_name
 from balance_service.errors import ConfigurationError
-from balance_service.model.keys import KeyType
+from balance_service.model.keys import ColumnKey
 from balance_service.model.schemas import Schemas
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def test_a_key_is_a_string_in_each_form_of_the_type(folder: Path, key: Any) -> N
     put(folder / "schemas", record("OrdersPlaced", customerId=JAVA, orders={"type": "long"}))
     put(folder / "schemas", record("OrderPlaced", customerId=key, price={"type": "long"}))
 
-    assert orders()().key_type == KeyType("customerId", is_number=False)
+    assert orders()().key_type == ColumnKey("customerId", is_number=False)
 
 
 def test_a_key_that_may_be_null_is_refused(folder: Path) -> None:

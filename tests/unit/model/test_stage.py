@@ -33,14 +33,14 @@ def test_each_re_key_ends_a_stage_that_the_next_one_reads() -> None:
 
     first, second, last = declared("m", twice)
 
-    assert (first.name, first.source, first.by, first.key) == ("m-by-storeId", "pos", "storeId", None)
+    assert (first.name, first.source, first.by, first.key) == ("m-by-storeId", "pos", ("storeId",), None)
     assert (second.name, second.source, second.by, second.key) == (
         "m-by-customerCardNo",
         "m-by-storeId",
-        "customerCardNo",
-        "storeId",
+        ("customerCardNo",),
+        ("storeId",),
     )
-    assert (last.name, last.source, last.by, last.key) == ("m", "m-by-customerCardNo", None, "customerCardNo")
+    assert (last.name, last.source, last.by, last.key) == ("m", "m-by-customerCardNo", None, ("customerCardNo",))
     assert [[str(c) for c in stage.conditions] for stage in (first, second, last)] == [
         ["customerType = PRIME"],
         ["deliveryType = X"],

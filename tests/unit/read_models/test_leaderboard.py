@@ -93,11 +93,13 @@ def test_in_any_order_of_events_the_places_are_those_of_all_scores_sorted(
     ("source", "why"),
     [
         (
-            SCORES.join(PLAYERS, on="player_id", take={"name": "playerName"}).by("product_id", "ScoredGame"),
+            SCORES.join(PLAYERS, on="player_id", take={"name": "playerName"}).by("product_id", record="ScoredGame"),
             "put a `.by` that column before the join",
         ),
         (
-            SCORES.by("player_id").join(PLAYERS, on="product_id", take={"name": "x"}).by("product_id", "ScoredGame"),
+            SCORES.by("player_id")
+            .join(PLAYERS, on="product_id", take={"name": "x"})
+            .by("product_id", record="ScoredGame"),
             "joins the table 'players' on 'product_id': put a `.by` that column before the join",
         ),
         (
@@ -105,25 +107,29 @@ def test_in_any_order_of_events_the_places_are_those_of_all_scores_sorted(
             "needs both a join and a `.by` that names the joined record",
         ),
         (
-            SCORES.by("product_id", "ScoredGame"),
-            "`.by` takes one column; a second name is that of the joined record, and nothing is joined before it",
+            SCORES.by("product_id", record="ScoredGame"),
+            "continues by 'product_id' as `record='ScoredGame'`: that is a joined record, and nothing is joined",
         ),
         (
-            SCORES.join(Global("p", "Player"), on="player_id", take={"rank": "x"}).by("product_id", "ScoredGame"),
+            SCORES.join(Global("p", "Player"), on="player_id", take={"rank": "x"}).by(
+                "product_id", record="ScoredGame"
+            ),
             "takes 'rank' of Player, which has no such column",
         ),
         (
-            SCORES.join(Global("p", "Player"), on="player_id", take={"name": "x"}).by("product_id", "UnknownGame"),
+            SCORES.join(Global("p", "Player"), on="player_id", take={"name": "x"}).by(
+                "product_id", record="UnknownGame"
+            ),
             "makes UnknownGame, but neither ScoreEvent nor a table has its 'place'",
         ),
         (
             SCORES.join(Global("p", "Player"), on="player_id", take={"name": "playerName"}).by(
-                "product_id", "NumberedGame"
+                "product_id", record="NumberedGame"
             ),
             "whose 'playerName' is of type long, but in Player it is string",
         ),
         (
-            SCORES.join(Global("p", "Player"), on="score", take={"name": "x"}).by("product_id", "ScoredGame"),
+            SCORES.join(Global("p", "Player"), on="score", take={"name": "x"}).by("product_id", record="ScoredGame"),
             "joins Player on 'score', which is not a string, int or long of ScoreEvent",
         ),
     ],
@@ -139,9 +145,9 @@ def test_a_column_that_a_missing_row_leaves_null_must_be_nullable() -> None:
     perhaps = SCORES.join(Global("p", "Player"), on="player_id", take={"name": "playerName"}, missing="null")
     both = perhaps.join(Global("g", "Product"), on="product_id", take={"name": "gameName"})
 
-    define("test-perhaps", perhaps.by("product_id", "PerhapsGame"))
+    define("test-perhaps", perhaps.by("product_id", record="PerhapsGame"))
     with pytest.raises(ConfigurationError, match="whose 'playerName' is of type string, but in Player"):
-        define("test-joined", both.by("product_id", "ScoredGame"))
+        define("test-joined", both.by("product_id", record="ScoredGame"))
 
 
 def define(name: str, source: Stream) -> None:

@@ -335,7 +335,7 @@ class Cities(ReadModel):
     source = (
         Stream("orders", OrderPlaced)
         .join(Global("customers", Customer), on="customerId", take={"city": "city"})
-        .by("city", OrderInCity)
+        .by("city", record=OrderInCity)
     )
     state = City
     orders = Count("OrderInCity")
@@ -403,7 +403,7 @@ def test_the_declaration_of_a_model_does_not_depend_on_how_its_records_are_named
     def declared(event: str | type, row: str | type, joined: str | type) -> Any:
         joins = Stream("bought", event).join(Global("buyers", row), on="customerId", take={"city": "city"})
         given: dict[str, Any] = {
-            "source": joins.by("city", joined),
+            "source": joins.by("city", record=joined),
             "state": City,
             "key": "city",
             "fold": no_annotation,
@@ -520,7 +520,7 @@ class OddNamespace:
         (
             Stream("orders", OrderPlaced)
             .join(Global("customers", Customer), on="customerId", take={"city": "city"})
-            .by("customerId", OrderInCity)
+            .by("customerId", record=OrderInCity)
             .join(Table("streets", OTHER_CUSTOMER), on="customerId", take={"street": "street"}),
             {},
             "names two records Customer, by Customer (",

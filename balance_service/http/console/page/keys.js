@@ -26,14 +26,14 @@ export function start() {
     lookUp();
   };
   byId("keys-model").onchange = (event) => {
-    choose({ keyModel: event.target.value, by: "", key: "" });
+    choose({ keyModel: event.target.value, by: "", key: "", within: "" });
     clear();
     showFields();
   };
   byId("range-form").onsubmit = (event) => {
     event.preventDefault();
-    const { from, to, prefix, limit } = event.target.elements;
-    choose({ from: from.value, to: to.value, prefix: prefix.value, limit: limit.value, list: "entries" });
+    const { within, from, to, prefix, limit } = event.target.elements;
+    choose({ within: within.value, from: from.value, to: to.value, prefix: prefix.value, limit: limit.value, list: "entries" });
     list();
   };
   byId("top-form").onsubmit = (event) => {
@@ -76,7 +76,7 @@ export function forget() {
 }
 
 // What the address of the page says about this panel.
-const choices = () => JSON.stringify(["keyModel", "key", "from", "to", "prefix", "limit", "by", "list"].map(chosen));
+const choices = () => JSON.stringify(["keyModel", "key", "within", "from", "to", "prefix", "limit", "by", "list"].map(chosen));
 
 function clear() {
   asked.controller.abort();
@@ -89,7 +89,7 @@ function clear() {
 
 function fillForms() {
   byId("key").value = chosen("key");
-  for (const name of ["from", "to", "prefix", "limit"]) byId("range-form").elements[name].value = chosen(name);
+  for (const name of ["within", "from", "to", "prefix", "limit"]) byId("range-form").elements[name].value = chosen(name);
 }
 
 function restore() {
@@ -104,11 +104,20 @@ function restore() {
   if (!isStopped) askChosen();
 }
 
+// A composite key is named by its columns, as in the address of a query: card=c1&day=20.
+const isComposite = ({ key }) => Array.isArray(key);
+const formOf = (columns) => columns.map((column) => `${column}=…`).join("&");
+const keyText = (key) =>
+  typeof key === "string" ? key : new URLSearchParams(Object.entries(key).map(([column, value]) => [column, text(value)])).toString();
+
 const model = () => catalogue.models.find(({ name }) => name === byId("keys-model").value);
 
 function showFields() {
   const { key, fields } = model();
-  byId("key-label").textContent = key || "Key";
+  const composite = isComposite({ key });
+  byId("key-label").textContent = composite ? formOf(key) : key || "Key";
+  byId("within").hidden = !composite;
+  byId("within-label").textContent = composite ? `Of ${formOf(key.slice(0, -1))}` : "";
   const numbers = Object.keys(fields).filter((name) => NUMBERS.test(fields[name]));
   showOptions(byId("top-by"), numbers.map((name) => [name, name]), chosen("by"));
   byId("top-form").hidden = !numbers.length;
@@ -121,7 +130,8 @@ export async function lookUp() {
   const { signal } = asked.controller;
   const { name } = model();
   const key = byId("key").value;
-  const path = `api/models/${encodeURIComponent(name)}/keys/${encodeURIComponent(key)}`;
+  const keys = `api/models/${encodeURIComponent(name)}/keys`;
+  const path = isComposite(model()) ? `${keys}?${new URLSearchParams(key)}` : `${keys}/${encodeURIComponent(key)}`;
   const shown = { model: name, key, path, at: null, value: undefined, error: null, isLive: false, about: {} };
   try {
     await follow(shown, signal);
@@ -232,7 +242,7 @@ async function list() {
   const given =
     kind === "top"
       ? { by: byId("top-by").value, limit: chosen("limit") }
-      : { from: chosen("from"), to: chosen("to"), prefix: chosen("prefix"), limit: chosen("limit") };
+      : { ...withinOf(model()), from: chosen("from"), to: chosen("to"), prefix: chosen("prefix"), limit: chosen("limit") };
   page = { path: `api/models/${encodeURIComponent(name)}/${kind}`, given, name, fields, entries: [], next: null, keys: null };
   show(byId("entries"), h("p", {}, "Asking all instances …"));
   await more(page);
@@ -242,6 +252,10 @@ async function list() {
   } catch {
     // The entries are shown without the number of all keys.
   }
+}
+
+function withinOf(one) {
+  return isComposite(one) ? Object.fromEntries(new URLSearchParams(chosen("within"))) : {};
 }
 
 async function more(shown) {
@@ -272,7 +286,7 @@ function showEntries(shown) {
           table(
             "Keys and values",
             [["Key", "key"], ...(columns.length ? columns : ["Value"]).map((name) => [name, "number"])],
-            shown.entries.map(({ key, value }) => ({ key: `k${key}`, cells: [keyButton(key), ...cellsOf(value)] })),
+            shown.entries.map(({ key, value }) => ({ key: `k${keyText(key)}`, cells: [keyButton(keyText(key)), ...cellsOf(value)] })),
           ),
         )
       : "",

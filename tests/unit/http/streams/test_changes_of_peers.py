@@ -17,7 +17,7 @@ from balance_service.http.peers.proxy import Proxy
 from balance_service.http.server.limits import Limits
 from balance_service.http.streams import part
 from balance_service.http.streams.link import RemotePart
-from balance_service.model.keys import KeyType
+from balance_service.model.keys import ColumnKey
 from tests.unit.http.streaming import (
     BUSY_SECONDS,
     CHANGES,
@@ -88,7 +88,7 @@ def test_a_key_that_only_the_owner_refuses_does_not_disturb_other_streams(tmp_pa
     async def run() -> None:
         async with stage(owner, other) as on:
             answers = owner.model_queries.hosted["balance"].changes
-            answers._reader = replace(answers._reader, key_type=KeyType("customerId", is_number=True))
+            answers._reader = replace(answers._reader, key_type=ColumnKey("customerId", is_number=True))
             number = int.from_bytes(b"AAAAAAAA") - (1 << 63)
             async with (
                 on.listening(other, f"/api/models/balance/keys/{number}") as good,
