@@ -124,7 +124,7 @@ def _is_same(given: Any, kept: Any) -> bool:
                 for one in kept["fields"]
             )
         case "decimal":
-            return given.get("scale", 0) == kept.get("scale", 0)
+            return bool(given.get("scale", 0) == kept.get("scale", 0))
         case "fixed":
             return bool(given["size"] == kept["size"])
         case "uuid":
