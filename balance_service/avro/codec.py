@@ -300,6 +300,10 @@ class AvroCodec(AvroReader):
         fastavro.schemaless_writer(body, self._schema, record, strict_allow_default=True)
         return body.getvalue()
 
+    def frame(self, body: bytes) -> bytes:
+        """Returns the frame of an encoded record."""
+        return self._header + body
+
     def misfit(self, record: Any) -> str:
         """Returns which value of a record `encode` refuses, and why; empty if that is not known."""
         return misfit(self._schema, record)

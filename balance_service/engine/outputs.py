@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from balance_service.avro.codec import frame_header, opened
+from balance_service.avro.codec import opened
 from balance_service.engine.processor import OwnCodeFailedError, records_of_own_code
 from balance_service.engine.records import BY_KEY, Output
 from balance_service.errors import ConfigurationError, PoisonRecordError, TaskHaltedError
@@ -199,11 +199,11 @@ class BatchEmission:
         emission, at = self.emission, (update.offset, update.timestamp_ms, update.key)
         if emission.emit.record is None:
             # The output has the schema of the states, but may have another schema id in its topic's subject.
-            value = None if frame is None else frame_header(emission.codec.schema_id) + opened(frame)[1]
+            value = None if frame is None else emission.codec.frame(opened(frame)[1])
             return (self.builder.build(*at, value),)
         if emission.emit.fields:
             body = emission.read_model.made(update.update, state, update.key)
-            return () if body is None else (self.builder.build(*at, frame_header(emission.codec.schema_id) + body),)
+            return () if body is None else (self.builder.build(*at, emission.codec.frame(body)),)
         sent = records_of_own_code(emission.read_model.sent, state, event)
         return [self.builder.build(*at, encoded(emission.codec, record)) for record in sent]
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from balance_service.avro import arrow_rows
-from balance_service.avro.codec import frame_header
 from balance_service.avro.schemas import fields_of
 from balance_service.engine.dead_letter import Letter
 from balance_service.engine.outputs import OutputBuilder, encoded, forwarded
@@ -157,7 +156,7 @@ class EmitProcessor:
             if given is None:
                 continue
             if emit.fields and codec is not None:
-                made.append(builder.build(offset, timestamp_ms, key, frame_header(codec.schema_id) + given))
+                made.append(builder.build(offset, timestamp_ms, key, codec.frame(given)))
             elif emit.make is None or codec is None:
                 made.append(builder.build(offset, timestamp_ms, key, row["value"], forwarded(row["headers"])))
             else:

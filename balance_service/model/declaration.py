@@ -253,7 +253,7 @@ def _check_fields(
     made: Mapping[str, Schema],
     events: Mapping[str, Schema],
     state: Mapping[str, Any] | None = None,
-    key: str = "",
+    key: Sequence[str] = (),
 ) -> None:
     if not output.fields or output.record is None:
         return
@@ -296,7 +296,7 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     _check_outputs(model, outputs, own_emit=own_emit)
     made = _made(model, outputs)
     for output in outputs:
-        _check_fields(model, output, made, events, state, key)
+        _check_fields(model, output, made, events, state, key_type.columns)
     declared = Declared(
         stages=stages,
         outputs=outputs,

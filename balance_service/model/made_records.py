@@ -41,7 +41,9 @@ def output_column(number: int, part: int = 0) -> str:
     return f"{PART}{number}+{part}"
 
 
-def problem_of(emit: Emit, made: Schema, events: Mapping[str, Schema], state: Mapping[str, Any], key: str) -> str:
+def problem_of(
+    emit: Emit, made: Schema, events: Mapping[str, Schema], state: Mapping[str, Any], key: Sequence[str]
+) -> str:
     """Returns why an output cannot make its record, as the rest of a sentence about the model; empty if it can.
 
     A null where the record has none, a symbol that it lacks, and a decimal of more digits concern single events.
@@ -49,13 +51,13 @@ def problem_of(emit: Emit, made: Schema, events: Mapping[str, Schema], state: Ma
     Args:
         events: the records of the source, by simple name.
         state: the fields of the state as the model declares them, and their types; empty without states.
-        key: the key's column; empty without states.
+        key: the key's columns; empty without states.
     """
     return next(_problems(emit, expanded(made), {n: expanded(one) for n, one in events.items()}, state, key), "")
 
 
 def _problems(
-    emit: Emit, made: Schema, events: Mapping[str, Schema], state: Mapping[str, Any], key: str
+    emit: Emit, made: Schema, events: Mapping[str, Schema], state: Mapping[str, Any], key: Sequence[str]
 ) -> Iterator[str]:
     fields, name = fields_of(made), made["name"]
     to = f"emits {name} to '{emit.topic}'"
@@ -72,8 +74,9 @@ def _problems(
                 yield f"{its} of the state's '{of.field}', which does not exist{known}"
             elif why := misfit(state[of.field], wanted):
                 yield f"{its} of the state's '{of.field}': {why}"
-        elif emit.each is not EVENT and of != key:
-            yield f"{its} of the event's '{of}': `each=LAST` has no event, only the key '{key}' and `OfState`"
+        elif emit.each is not EVENT and of not in key:
+            known = " and ".join(map(repr, key))
+            yield f"{its} of the event's '{of}': `each=LAST` has no event, only the key {known} and `OfState`"
         else:
             yield from _of_events(its, of, wanted, events)
 
@@ -124,7 +127,7 @@ def _is_same(given: Any, kept: Any) -> bool:
                 for one in kept["fields"]
             )
         case "decimal":
-            return given.get("scale", 0) == kept.get("scale", 0)
+            return bool(given.get("scale", 0) == kept.get("scale", 0))
         case "fixed":
             return bool(given["size"] == kept["size"])
         case "uuid":
@@ -168,11 +171,11 @@ class OfEvent:
 
 @dataclass(frozen=True, slots=True)
 class OfOne:
-    """A field of a record that is one of the state; or, without `of`, the key."""
+    """A field of a record that is one of the state, or a column of the key."""
 
     field: str
     kind: Any
-    of: str | None
+    of: OfState | str
 
 
 def parts_of(emit: Emit, made: Schema, number: int) -> list[OfEvent | OfOne]:
@@ -186,7 +189,7 @@ def parts_of(emit: Emit, made: Schema, number: int) -> list[OfEvent | OfOne]:
     for one in expanded(made)["fields"]:
         of = emit.fields.get(one["name"])
         if isinstance(of, OfState) or (of is not None and emit.each is not EVENT):
-            parts.append(OfOne(one["name"], one["type"], of.field if isinstance(of, OfState) else None))
+            parts.append(OfOne(one["name"], one["type"], of))
             continue
         last = parts.pop() if parts and isinstance(parts[-1], OfEvent) else None
         before = last if isinstance(last, OfEvent) else OfEvent(output_column(number, len(parts)), {}, {})
@@ -219,13 +222,13 @@ class Making:
                 case OfEvent(column=column):
                     self._parts.append(column)
 
-    def body(self, columns: Mapping[str, Any], state: State | None, key: str | int | None) -> bytes | None:
+    def body(self, columns: Mapping[str, Any], state: State | None, key: Mapping[str, Any]) -> bytes | None:
         """Returns the encoded record; None if there is no event, or no state, and the record has a field of it.
 
         Args:
             columns: those of the event's row.
             state: as the model declares it.
-            key: None unless `takes_key`.
+            key: its columns; empty unless `takes_key`.
 
         Raises:
             PoisonRecordError: a value does not fit the record's type.
@@ -240,9 +243,9 @@ class Making:
                         return None
                     found.append(encoded)
                 case one, write:
-                    if one.of is not None and state is None:
+                    if isinstance(one.of, OfState) and state is None:
                         return None
-                    value = key if one.of is None or state is None else state[one.of]
+                    value = key[one.of] if isinstance(one.of, str) else (state or {})[one.of.field]
                     try:
                         found.append(write(value))
                     except Exception as error:  # fastavro raises any exception its writer runs into

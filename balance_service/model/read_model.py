@@ -314,7 +314,7 @@ class ReadModel:
         Raises:
             PoisonRecordError: a value does not fit the record.
         """
-        of_key = self._key(key) if self._making.takes_key else None
+        of_key = self._key(key) if self._making.takes_key else {}
         return self._making.body(update, None if state is None else self._answered(state), of_key)
 
     def sent(self, state: State | None, event: Event | None) -> Sent:

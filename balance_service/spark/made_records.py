@@ -30,7 +30,8 @@ class MadeRecords:
     """Encodes the parts of records that are columns of the event; see `java/Writing.java`."""
 
     def __init__(self, spark: SparkSession, read_model: ReadModel, stage: Stage) -> None:
-        self._writing: Any = spark._jvm.parts.code.balance.Writing
+        jvm: Any = spark._jvm
+        self._writing = jvm.parts.code.balance.Writing
         self._stage = stage
         outputs = read_model.outputs if stage.by is None else ()
         self._parts = {part.column: (emit, part) for emit, part in columns_of(outputs, read_model.made_schemas)}

@@ -287,7 +287,7 @@ def test_spark_encodes_composite_keys_as_python_does(
 
     rows = decoded(spark, read_model, [schema], [(None, 1, given.body) for given in events], stage)
 
-    expected = PartitionRows(rows_of(read_model, stage, dict(enumerate(events))))
+    expected = PartitionRows(rows_of(read_model, stage, dict(enumerate(events)), FakeRegistry()))
     assert rows.updates["key"].to_pylist() == expected.updates["key"].to_pylist()
     assert causes(rows) == causes(expected)
     assert rows.notes["detail"].to_pylist() == expected.notes["detail"].to_pylist()

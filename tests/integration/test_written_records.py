@@ -96,7 +96,8 @@ def structs(spark: SparkSession, schema: Schema, events: Sequence[Any]) -> tuple
 
 def frames(spark: SparkSession, frame: DataFrame, schema: Schema, method: str = "of") -> list[Any]:
     text, kind = json.dumps(contracted(schema)), frame._jdf.schema().apply("of").dataType()
-    writing = spark._jvm.parts.code.balance.Writing(text, ID, kind)
+    jvm: Any = spark._jvm
+    writing = jvm.parts.code.balance.Writing(text, ID, kind)
     made = ClassicColumn(getattr(writing, method)(frame["of"]._jc))
     return frame.select(made.alias("made")).toArrow()["made"].to_pylist()  # type: ignore[no-any-return]
 

@@ -6,6 +6,23 @@ from tests.chaos.pinpoint.builders import in_one_test, pinpoint
 
 BUGS = (
     pinpoint(
+        "an output has the state before the event",
+        "engine/fold.py",
+        "self.emission.of_event(update, event, following, following_frame)",
+        "self.emission.of_event(update, event, state, following_frame)",
+        "unit/model/test_made_records",
+        "test_a_model_with_states_sends_the_state_after_each_event",
+    ),
+    pinpoint(
+        "the outputs of a dead letter's neighbours are lost",
+        "engine/fold.py",
+        "                letters.append(replace(update.record, cause=error.cause, detail=error.detail))\n",
+        "                letters.append(replace(update.record, cause=error.cause, detail=error.detail))\n"
+        "                outputs.clear()\n",
+        "unit/model/test_made_records",
+        "test_a_state_that_the_record_has_no_room_for_is_one_dead_letter_and_its_neighbours_are_sent",
+    ),
+    pinpoint(
         "a batch may start elsewhere than at the position",
         "engine/commit.py",
         "batch.start != stands_at.offset",

@@ -6,6 +6,14 @@ from tests.chaos.pinpoint.builders import in_one_test, pinpoint
 
 BUGS = (
     pinpoint(
+        "an event whose record does not fit is sent without it",
+        "spark/decode.py",
+        'F.when(is_reserved, "key-reserved"), self._made.cause())',
+        'F.when(is_reserved, "key-reserved"))',
+        "integration/test_made_records",
+        "test_an_unfit_record_is_one_dead_letter_and_its_neighbours_are_made",
+    ),
+    pinpoint(
         "the scale of a writer's decimal is ignored",
         "spark/java/Reading.java",
         "      number = this.more < 0 ? number.divide(this.power) : number.multiply(this.power);\n",

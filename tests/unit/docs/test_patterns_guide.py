@@ -15,7 +15,6 @@ import pytest
 
 from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.model.json_view import exact_json
-from balance_service.model.keys import key_range
 from balance_service.model.loading import load_models
 from balance_service.model.placing import hosted_stages
 from balance_service.settings import load_settings
@@ -147,7 +146,7 @@ def test_the_range_of_days_is_answered_as_shown(project: Path) -> None:
     ]
     with Driver(page.Days()) as driver:
         driver.given(*map(page.of_day, orders))
-        first, after = key_range(page.Days().key_type, asked["from"], asked["to"], None)
+        first, after = page.Days().key_type.range(asked["from"], asked["to"])
         keys = [key.decode() for key in driver.states() if first <= key < after]
         entries = [{"key": key, "value": driver.view(key)} for key in keys]
 

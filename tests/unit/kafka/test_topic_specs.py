@@ -243,7 +243,7 @@ def test_an_output_that_a_read_model_joins_is_created_as_a_table_unless_one_fold
             Stream(reads, "ScoreEvent")
             .join(Global("high-scores", "Player"), on="player_id", take={"name": "playerName"})
             .join(Global("products", "Product"), on="product_id", take={"name": "gameName"})
-            .by("product_id", "ScoredGame")
+            .by("product_id", record="ScoredGame")
         )
         emits = Emit("test-others", each=LAST)
 

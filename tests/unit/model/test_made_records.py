@@ -137,6 +137,27 @@ def test_a_model_with_states_sends_the_state_after_each_event() -> None:
     assert sent == [(key, games, Decimal(total)) for key, games, total in amounts]
 
 
+def test_a_state_that_the_record_has_no_room_for_is_one_dead_letter_and_its_neighbours_are_sent() -> None:
+    ship("Small", {"id": "string", "paid": {**MONEY, "precision": 5}})
+    narrow = defined(Paying, emits=Emit("small", "Small", fields={"id": "id", "paid": OfState("paid")}))
+    paid = [event("Scored", {"id": "g", "paid": Decimal(amount)}) for amount in ("1.00", "1000.00", "2.00")]
+
+    with Driver(narrow()).given(*paid) as driver:
+        (refused,) = driver.dead_letters()
+
+        assert (refused.event.fields, refused.cause) == (paid[1].fields, "output-does-not-fit")
+        assert "paid is Decimal('1001.00'), but decimal(5,2) is expected" in refused.detail
+        assert [sent["paid"] for sent in driver.emitted("small") if sent] == [Decimal("1.00"), Decimal("3.00")]
+        assert len(driver.redeliver().restart().rebuild().emitted("small")) == 2
+
+
+def test_a_repeated_event_is_one_although_its_id_is_sent() -> None:
+    once = [event("Scored", {"id": "g", "paid": Decimal(1)}, idempotency_key="a") for _ in range(2)]
+    with Driver(Paying()).given(*once) as driver:
+        assert [sent["games"] for sent in driver.emitted("totals") if sent] == [1]
+        assert driver.dead_letters() == []
+
+
 def test_an_average_is_sent_as_the_model_declares_it() -> None:
     ship("Mean", {"key": "string", "mean": ["null", MONEY]})
     means = defined(Paying, emits=Emit("means", "Mean", each=LAST, fields={"key": "id", "mean": OfState("mean")}))

@@ -77,7 +77,7 @@ PAYMENTS = Stream("payments", PaymentTaken, partitioner="crc32").where(col("meth
 REFUNDS = (
     Stream("refunds", Refunded)
     .join(Global("taken", Payment), on="paymentId", take={"customerId": "customerId"})
-    .by("customerId", RefundOfCustomer)
+    .by("customerId", record=RefundOfCustomer)
 )
 SHARED = "app-accounts-by-customerId"
 
@@ -168,7 +168,7 @@ def test_each_source_is_a_first_stage_that_writes_the_topic_of_the_model() -> No
     assert (orders.partitioner, payments.partitioner, last.partitioner) == ("murmur2", "crc32", "murmur2")
     assert (orders.records, payments.records) == (("OrderPlaced",), ("PaymentTaken",))
     assert last.records == ("OrderPlaced", "PaymentTaken")
-    assert (last.key, last.conditions, [*map(str, payments.conditions)]) == ("customerId", (), ["method != voucher"])
+    assert (last.key, last.conditions, [*map(str, payments.conditions)]) == (("customerId",), (), ["method != voucher"])
     assert not Accounts().keeps_order
 
 
