@@ -126,7 +126,9 @@ class _Member:
     def stop(self, timeout_seconds: float = _STOP_SECONDS) -> None:
         """Leaves the group, and waits until it has, at most this long."""
         self.leave()
-        if self._thread.ident is not None:
+        if self._thread.ident is None:
+            self._consumer.close()
+        else:
             self._thread.join(timeout_seconds)
 
     def _run(self) -> None:

@@ -28,9 +28,9 @@ GONE = "record-gone"
 RETRY = "retry"
 """Another producer wrote the record as its dead letter; it is sent on for one more attempt when it is due."""
 
-_TRANSIENT = frozenset({"schema-id-unknown", SCHEMA_GUID_UNKNOWN, "join-missing", RETRY})
+TRANSIENT = frozenset({"schema-id-unknown", SCHEMA_GUID_UNKNOWN, "join-missing", RETRY})
 # No state has these records. A record that the fold refused has had its turn, and blocks no other.
-_BLOCKING = frozenset(
+BLOCKING = frozenset(
     {
         "decimal-loses-digits",
         "field-null",
@@ -50,7 +50,7 @@ _BLOCKING = frozenset(
         TRANSFORM_TOO_LARGE,
     }
 )
-_FINAL = frozenset(
+FINAL = frozenset(
     {
         "body-undecodable",
         "frame-missing",
@@ -101,17 +101,17 @@ class Status(Enum):
 def is_final(cause: str) -> bool:
     """Whether no change of code, schemas or tables can make a record with this cause applicable."""
     start, end = _FINAL_AFFIXES
-    return cause in _FINAL or cause.startswith(start) or cause.endswith(end)
+    return cause in FINAL or cause.startswith(start) or cause.endswith(end)
 
 
 def is_reserved(cause: str) -> bool:
     """Whether a cause controls retries or ordering, so that a read model's own code must not raise it."""
-    return cause in _TRANSIENT or cause in _BLOCKING
+    return cause in TRANSIENT or cause in BLOCKING
 
 
 def blocks_key(cause: str) -> bool:
     """Whether later records of the key wait for a record with this cause, if the read model keeps order."""
-    return cause in _BLOCKING
+    return cause in BLOCKING
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +189,9 @@ class Letter(
         status, due_ms = Status.WAITING, NEVER
         if cause == BEHIND_CAUSE:
             status = Status.BEHIND
-        elif cause in _TRANSIENT and self.attempt < _MAX_ATTEMPTS:
+        elif cause in TRANSIENT and self.attempt < _MAX_ATTEMPTS:
             status, due_ms = Status.SCHEDULED, since_ms + every_ms * min(2**self.attempt, _MAX_BACKOFF)
-        elif cause in _TRANSIENT:
+        elif cause in TRANSIENT:
             status = Status.PARKED
         return replace(self, cause=cause, status=status, due_ms=due_ms)
 

@@ -241,18 +241,8 @@ class TaskSnapshot(
 ):
     """The state of a task: the record `PublishedTask` of the directory, and what only its instance knows.
 
-    In the record are also:
-
-    `restored`, `to_restore` and `seconds_left`, of its last restore; `dead_letters`, which counts the open ones by
-    `cause/status`; `since_ms`, when it came into its state or began to stand still, in ms since 1970, 0 if that is not
-    known; `sends_as_of`, the `Position.inherited` of a task that sends the outputs, else -1; `comparison`, that of a
-    generation that is built with the serving one, once it has caught up. One that is opened again after a failure is in
-    its state since the first failure until it runs.
-
-    Of a task of another instance, the others are not known: `answers` is whether the task answers queries in its role,
-    without regard to the owner's lease. `stand` is how an owner stands that has records to apply, or whose query
-    failed. `failed_at` is where its own code failed that halted it. `waited` is the wait before, of a task that was
-    resumed and has committed nothing since. `state_since_ms` is when it came into its state.
+    The fields are those of the record, in its order, and then those of `beside`. A task of another instance has their
+    defaults.
     """
 
     stage: str
@@ -263,18 +253,31 @@ class TaskSnapshot(
     position: int
     reason: str = ""
     restored: int = 0
+    """Of the last restore, as `to_restore` and `seconds_left`."""
     to_restore: int = 0
     seconds_left: float | None = None
     dead_letters: Mapping[str, int] = field(default_factory=dict)
+    """The number of open ones by `cause/status`."""
     since_ms: int = 0
+    """When the task came into its state or began to stand still, in ms since 1970; 0 if that is not known.
+
+    One that is opened again after a failure is in its state since the first failure until it runs.
+    """
     sends_as_of: int = 0
+    """`Position.inherited` of a task that sends the outputs, else -1."""
     comparison: Comparison | None = None
+    """Of a generation that is built with the serving one, once it has caught up."""
     sizes: StoreSizes = field(default_factory=StoreSizes)
     answers: bool = False
+    """Whether the task answers queries in its role, without regard to the owner's lease."""
     stand: Stand | None = None
+    """How an owner stands that has records to apply, or whose query failed; `Tasks.snapshots` adds it."""
     failed_at: FailedAt | None = None
+    """Where the model's own code failed that halted the task."""
     waited: Waited | None = None
+    """The wait before, of a task that was resumed and has committed nothing since."""
     state_since_ms: int = 0
+    """When the task came into its state, in ms since 1970."""
 
     @property
     def task_id(self) -> TaskId:

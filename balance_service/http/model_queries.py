@@ -251,8 +251,8 @@ class ModelQueries:
             given = parameters.of(request)
             return target.query(given.key, given)
 
-        client, is_forwarded = asker_of(request)
-        return (await answers.queries.answer(parse, client, is_forwarded=is_forwarded)).response()
+        asker = asker_of(request)
+        return (await answers.queries.answer(parse, asker.name, is_forwarded=asker.is_peer)).response()
 
     async def changes(self, request: web.Request) -> web.StreamResponse:
         given = ChangesParameters.of(request)

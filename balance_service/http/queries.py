@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from balance_service.http.key_target import KeyQuery
     from balance_service.http.peers.proxy import Proxy
-    from balance_service.http.routing import LocalAnswer, ReadableTask, Routing
+    from balance_service.http.routing import LocalState, ReadableTask, Routing
     from balance_service.observability.metrics import Metrics
 
 _MISDIRECTED = 421
@@ -70,7 +70,7 @@ class Queries:
             local = self.routing.read(copy, key)
             if local.role != ACTIVE:
                 return None
-            answer = self._answer(partition, local, noun, echoed_key)
+            answer = self._local_answer(partition, local, noun, echoed_key)
         except Exception:  # a model's own view may raise anything
             return None
         self._observe("local", answer.status, began)
@@ -97,9 +97,9 @@ class Queries:
                     400, f"minPosition is for partition {other}; the {query.noun} is in partition {partition}"
                 )
             deadline = time.monotonic() + self.timeout_seconds
-            local = await self._local(partition, query, deadline, is_forwarded=is_forwarded)
+            local = await self._local_state(partition, query, deadline, is_forwarded=is_forwarded)
             if local is not None:
-                answered, answer = "local", self._answer(partition, local, query.noun, query.echoed_key)
+                answered, answer = "local", self._local_answer(partition, local, query.noun, query.echoed_key)
             else:
                 answered, answer = "proxied", await self._proxied(partition, query, client, deadline)
             status = answer.status
@@ -113,10 +113,10 @@ class Queries:
         finally:
             self._observe(answered, status, began)
 
-    async def _local(
+    async def _local_state(
         self, partition: int, query: KeyQuery, deadline: float, *, is_forwarded: bool
-    ) -> LocalAnswer | None:
-        """Returns a local answer that is recent enough; None if peers must be asked.
+    ) -> LocalState | None:
+        """Returns the local state of a key if it is recent enough; None if peers must be asked.
 
         The owner waits for the wanted position, because no other instance is ahead of it. So does a standby that a peer
         asks, because a forwarded query is not forwarded again.
@@ -145,7 +145,7 @@ class Queries:
             del local
             await self._arrivals.wait(partition, _wanted(query), left)
 
-    def _read(self, partition: int, query: KeyQuery) -> LocalAnswer | None:
+    def _read(self, partition: int, query: KeyQuery) -> LocalState | None:
         copy = self.routing.copy(partition, takes_left=query.max_age is not None)
         if copy is None:
             return None
@@ -183,9 +183,9 @@ class Queries:
                     break
                 await asyncio.sleep(min(_REFRESH_SECONDS, left))
                 # This instance may have become the owner.
-                local = await self._local(partition, query, deadline, is_forwarded=False)
+                local = await self._local_state(partition, query, deadline, is_forwarded=False)
                 if local is not None:
-                    return self._answer(partition, local, query.noun, query.echoed_key)
+                    return self._local_answer(partition, local, query.noun, query.echoed_key)
             # By the second attempt, a local copy may be recent enough.
             takes_left = query.max_age is not None
             has_copy = query.takes_standbys and self.routing.copy(partition, takes_left=takes_left) is not None
@@ -232,9 +232,9 @@ class Queries:
                     refusal = unavailable(f"{address} no longer owns partition {partition}")
         if unwilling is not None:
             return unwilling
-        raise refusal or self._nobody(partition, query)
+        raise refusal or self._no_answer(partition, query)
 
-    def _nobody(self, partition: int, query: KeyQuery) -> Problem:
+    def _no_answer(self, partition: int, query: KeyQuery) -> Problem:
         """The answer if neither this instance nor a peer has one."""
         local = self._read(partition, query)
         if local is not None and (query.takes_standbys or self.routing.answers(local.role)):
@@ -245,7 +245,7 @@ class Queries:
             f"no instance answers for partition {partition} now; /health/ready of the instances says why"
         )
 
-    def _behind(self, local: LocalAnswer, query: KeyQuery) -> Problem:
+    def _behind(self, local: LocalState, query: KeyQuery) -> Problem:
         behind = []
         if not _is_reached(local, query):
             behind.append(f"at offset {local.position.offset}, and minPosition is {_wanted(query)}")
@@ -256,19 +256,19 @@ class Queries:
             behind.append(f"{_old(local)}, and maxAge is {query.max_age:g}")
         return unavailable(f"the copy at {self.routing.address} is {'; it is '.join(behind)}")
 
-    def _uncertain(self, local: LocalAnswer, query: KeyQuery) -> Problem:
+    def _uncertain(self, local: LocalState, query: KeyQuery) -> Problem:
         return unavailable(
             f"the copy at {self.routing.address}, {_old(local)}, has no such {query.noun}; a newer copy may have it"
         )
 
-    def _halted(self, partition: int, local: LocalAnswer) -> Problem:
+    def _halted(self, partition: int, local: LocalState) -> Problem:
         return unavailable(
             f"the read model's code has halted partition {partition} on {self.routing.address}, whose log says why; "
             f"with maxLag, maxAge or minPosition, it answers as of offset {local.position.offset}"
         )
 
-    def _answer(
-        self, partition: int, local: LocalAnswer, noun: str, echoed_key: str | Mapping[str, str | int] | None
+    def _local_answer(
+        self, partition: int, local: LocalState, noun: str, echoed_key: str | Mapping[str, str | int] | None
     ) -> Answer:
         headers = {
             api.APPLICATION_SERVER: self.routing.address,
@@ -325,24 +325,24 @@ def _wanted(query: KeyQuery) -> int:
     return 0 if query.min_position is None else query.min_position[1]
 
 
-def _is_reached(local: LocalAnswer, query: KeyQuery) -> bool:
+def _is_reached(local: LocalState, query: KeyQuery) -> bool:
     return local.position.offset >= _wanted(query)
 
 
-def _is_recent_enough(local: LocalAnswer, query: KeyQuery) -> bool:
+def _is_recent_enough(local: LocalState, query: KeyQuery) -> bool:
     """Whether the answer is as recent as the query requires."""
     is_near = query.max_lag is None or (local.lag is not None and local.lag <= query.max_lag)
     is_young = query.max_age is None or (local.age is not None and local.age <= query.max_age)
     return is_near and is_young and _is_reached(local, query)
 
 
-def _is_certain(local: LocalAnswer, query: KeyQuery) -> bool:
+def _is_certain(local: LocalState, query: KeyQuery) -> bool:
     """Whether the answer may be sent: that an old copy has no state of a key says nothing of newer ones."""
     is_bounded = query.max_age is None and query.takes_standbys
     return local.frame is not None or local.role == ACTIVE or is_bounded
 
 
-def _old(local: LocalAnswer) -> str:
+def _old(local: LocalState) -> str:
     return "of unknown age" if local.age is None else f"{_seconds(local.age)} s old"
 
 

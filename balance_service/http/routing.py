@@ -71,7 +71,7 @@ class LocalCopy(NamedTuple):
         return (self.task.frozen_view if self.is_frozen else self.task.view) is not None
 
 
-class LocalAnswer(NamedTuple):
+class LocalState(NamedTuple):
     """The state of a key in the local store, framed, and where it came from. `lag` is in records, `age` in seconds."""
 
     frame: bytes | None
@@ -142,7 +142,7 @@ class Routing:
             return _copy(partition, task, view, was_owned=task.role is Role.ACTIVE, is_frozen=True)
         return None
 
-    def read(self, copy: LocalCopy, key: bytes, min_offset: int = 0, *, with_age: bool = False) -> LocalAnswer:
+    def read(self, copy: LocalCopy, key: bytes, min_offset: int = 0, *, with_age: bool = False) -> LocalState:
         """Reads a state. Below `min_offset` it reads nothing and returns no frame.
 
         A standby's answer, and an owner's after its lease has expired, is consistent as of its position, but other
@@ -155,7 +155,7 @@ class Routing:
         frame = copy.view.get(key) if copy.position.offset >= min_offset else None
         age = self.watermarks.age(copy.partition, copy.position.offset) if with_age else None
         role = self.role_of(copy)
-        return LocalAnswer(frame, copy.position, self.lag_of(copy), age, role, copy.is_frozen, copy.task)
+        return LocalState(frame, copy.position, self.lag_of(copy), age, role, copy.is_frozen, copy.task)
 
     def lag_of(self, copy: LocalCopy) -> int | None:
         """Records between a copy and the source's end; None if the watermark is stale."""
@@ -170,7 +170,7 @@ class Routing:
         return copy.was_owned and not copy.is_frozen and self.lease.holds and copy.task.view is not None
 
     def role_of(self, copy: LocalCopy) -> str:
-        """The role of a copy that answers, as `LocalAnswer` has it. Must be called after the read."""
+        """The role of a copy that answers, as `LocalState` has it. Must be called after the read."""
         if self.is_owned(copy):
             return ACTIVE
         is_halted_owner = copy.was_owned and copy.is_frozen and self.lease.holds and copy.is_open

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -224,8 +224,10 @@ def test_a_member_joins_its_group_only_once_the_guard_is_admitted(settings: Sett
 def test_a_guard_that_is_refused_after_it_was_admitted_ends_the_instance(settings: Settings) -> None:
     refused = KafkaError(KafkaError.INCONSISTENT_GROUP_PROTOCOL)
     guard = Guard(settings)
-    with closing(guard._consumer):
+    try:
         guard.note(refused)
         guard.joined.set()
         with pytest.raises(FatalError, match="stop the other members"):
             guard.note(refused)
+    finally:
+        guard.stop()

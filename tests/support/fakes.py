@@ -133,7 +133,7 @@ GUARDED.set()
 def lone_member(
     listener: AssignmentListener | None = None, positions: Mapping[int, int] = MappingProxyType({})
 ) -> Membership:
-    """Returns a group member that cannot reach a broker. The caller closes its consumer."""
+    """Returns a group member that cannot reach a broker. The caller stops it."""
     return Membership(
         config=consumer_config({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "group", SESSION_MS),
         topic="topic",

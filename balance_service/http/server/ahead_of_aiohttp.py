@@ -3,8 +3,8 @@
 aiohttp's own parser reads every byte. aiohttp queues parsed requests, and takes the first one when the future on which
 it waits for a request is done. While it waits, all earlier requests are answered; while that future is hidden from
 aiohttp's parser, aiohttp cannot start on a request. `pyproject.toml` bounds the version of aiohttp, and
-`tests/unit/http/test_ahead_of_aiohttp.py` names the internals that another version changes. Everything here runs on the
-event loop's thread.
+`tests/unit/http/server/test_ahead_of_aiohttp.py` names the internals that another version changes. Everything here runs
+on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class AheadOfAiohttp(web.RequestHandler):
             super().data_received(data)
         finally:
             self._waiter = waiter
-        if self._messages and not self._is_answered():
+        if self._messages and not self._answered_ahead():
             waiter.set_result(None)
 
     async def shutdown(self, timeout: float | None = 15.0) -> None:
@@ -136,8 +136,8 @@ class AheadOfAiohttp(web.RequestHandler):
     def request_ended(self) -> None:
         """Called before the answer to such a request is sent."""
 
-    def _is_answered(self) -> bool:
-        """Takes the request off the queue if the faster path answers it, now or later."""
+    def _answered_ahead(self) -> bool:
+        """Has the faster path answer the request, now or later. Returns whether it does; the queue is empty then."""
         transport, parser, ahead = self.transport, self._parser, self._ahead
         request, body = self._messages[0]
         if len(self._messages) > 1 or body is not EMPTY_PAYLOAD or not isinstance(request, RawRequestMessage):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -73,7 +72,7 @@ def test_a_membership_counts_its_lease_from_before_the_request(clock: Clock, mon
         clock.now += 0.001
         assert not member.lease.holds
     finally:
-        member._consumer.close()
+        member.stop()
 
 
 FORBIDDEN, UNKNOWN = KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_MEMBER_ID
@@ -84,18 +83,19 @@ FORBIDDEN, UNKNOWN = KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_M
     ("codes", "holds"), [([None, FORBIDDEN], True), ([UNKNOWN, UNKNOWN], False), ([FORBIDDEN], False), ([], False)]
 )
 def test_a_lease_is_renewed_only_if_the_group_has_accepted_a_partition(codes: list[int | None], *, holds: bool) -> None:
-    member = lone_member()
+    member = lone_member(positions={0: 5})
+    member.partitions = frozenset({0})
     answered = []
     for number, code in enumerate(codes):
         answer: Any = SimpleNamespace(error=None if code is None else KafkaError(code), partition=number)
         answered.append(answer)
-    member._sent_at = elapsed()
+    member.renew()
     try:
         member.confirmed(None, answered)
 
         assert member.lease.holds is holds
     finally:
-        member._consumer.close()
+        member.stop()
 
 
 @pytest.mark.shows("owner")
@@ -103,7 +103,7 @@ def test_a_member_asks_only_for_the_partitions_that_the_group_has_assigned_to_it
     # A task may still answer after its partition has moved.
     positions = {0: 5, 1: 6}
     member = lone_member(positions=positions)
-    member._consumer.close()
+    member.stop()
     asked: list[list[tuple[str, int, int]]] = []
 
     def commit(*, offsets: list[TopicPartition], asynchronous: bool) -> None:
@@ -119,7 +119,7 @@ def test_a_member_asks_only_for_the_partitions_that_the_group_has_assigned_to_it
     assert asked == [[("topic", 1, 6)]]
 
     # One whose task has just begun to answer does not wait for the next renewal.
-    member._sent_at = None
+    member.confirmed(None, [TopicPartition("topic", 1, 6)])
     member.renew()
     assert len(asked) == 1
     member.partitions = frozenset({*positions})
@@ -240,11 +240,21 @@ def test_there_are_several_heartbeats_per_session(session_ms: int) -> None:
     assert 0 < interval <= session_ms / 3
 
 
+def test_a_member_that_never_joined_closes_its_client_when_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    client = SimpleNamespace(close=lambda: closed.append("the client"))
+    monkeypatch.setattr("balance_service.cluster.membership.new_client", lambda *_: client)
+
+    lone_member().stop()
+
+    assert closed == ["the client"]
+
+
 @pytest.fixture
 def member() -> Iterator[Membership]:
     member = lone_member()
-    with closing(member._consumer):
-        yield member
+    yield member
+    member.stop()
 
 
 @pytest.mark.parametrize(
@@ -272,13 +282,16 @@ def test_a_full_group_is_reported_with_the_setting_of_its_bound(member: Membersh
     assert member.problem.endswith("); run fewer instances, or raise the brokers' group.max.size")
 
 
-def test_the_latest_problem_is_reported_until_a_confirmed_lease(member: Membership) -> None:
+def test_the_latest_problem_is_reported_until_a_confirmed_lease() -> None:
+    member = lone_member(positions={0: 5})
+    member.partitions = frozenset({0})
     member.note(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
     forbidden = member.problem
     member.note(KafkaError(KafkaError.INCONSISTENT_GROUP_PROTOCOL))
     refused = member.problem
-    member._sent_at = 0.0
+    member.renew()
     member.confirmed(None, [TopicPartition("topic", 0, 5)])
+    member.stop()
 
     assert "the brokers do not allow" in forbidden
     assert "stop the other members of this group" in refused

@@ -58,9 +58,14 @@ EMPTY_BATCH = TaskBatch(0, PartitionUpdates(0))
 _FAILED_AT = FailedAt(b"a", "x.py:1", "KeyError")
 
 
-def task_in(state: TaskState) -> Task:
-    # The machine alone needs no context: that is used by opening.
-    task = Task(TaskId("balance", 0), cast("HostedStage", None))
+VIEW = cast("StoreView", object())
+
+
+def task_in(state: TaskState, hosted: object = None, *, has_store: bool = False) -> Task:
+    """Returns a task, if it has a store, with VIEW. The machine alone needs no `hosted`: that is used by opening."""
+    task = Task(TaskId("balance", 0), cast("HostedStage", hosted))
+    if has_store:
+        task.replica.store = cast("StateStore", SimpleNamespace(view=VIEW, close=lambda: None))
     for step in WAYS[state]:
         task._to(step)
     assert task.state is state
@@ -115,8 +120,7 @@ def test_a_task_can_be_closed_in_any_state_and_twice(state: TaskState) -> None:
 
 
 def test_a_task_that_is_given_up_has_no_view_and_cancels_its_work() -> None:
-    task = task_in(TaskState.TAILING)
-    task._shown = cast("StoreView", object())
+    task = task_in(TaskState.TAILING, has_store=True)
     before = task.view
 
     task.give_up()
@@ -128,12 +132,11 @@ def test_a_task_that_is_given_up_has_no_view_and_cancels_its_work() -> None:
 
 @pytest.mark.parametrize("state", [TaskState.RUNNING, TaskState.WAITING])
 def test_a_task_that_its_models_code_halts_leaves_its_last_view_until_it_is_closed(state: TaskState) -> None:
-    task = task_in(state)
-    view = task._shown = cast("StoreView", object())
+    task = task_in(state, has_store=True)
 
     task.halt("the code fails", _FAILED_AT)
 
-    assert (task.view, task.frozen_view) == (None, view)
+    assert (task.view, task.frozen_view) == (None, VIEW)
     task.give_up()
     assert task.frozen_view is None
 
@@ -141,12 +144,11 @@ def test_a_task_that_its_models_code_halts_leaves_its_last_view_until_it_is_clos
 def test_a_task_that_is_given_up_leaves_its_last_view_if_it_is_told_to() -> None:
     left = []
     for leaves_view in (True, False):
-        task = task_in(TaskState.RUNNING)
-        view = task._shown = cast("StoreView", object())
+        task = task_in(TaskState.RUNNING, has_store=True)
         task.give_up(leaves_view=leaves_view)
         # The first one counts.
         task.close(1.0, leaves_view=not leaves_view)
-        left.append(task.left_view is view)
+        left.append(task.left_view is VIEW)
         assert (task.view, task.frozen_view) == (None, None)
 
     assert left == [True, False]
@@ -163,8 +165,7 @@ def test_a_task_keeps_what_the_previous_one_left_and_passes_it_on() -> None:
 
 
 def test_a_task_whose_log_has_changed_leaves_no_view() -> None:
-    task = task_in(TaskState.RUNNING)
-    task._shown = cast("StoreView", object())
+    task = task_in(TaskState.RUNNING, has_store=True)
 
     task.halt("the topic was recreated")
 
@@ -172,8 +173,7 @@ def test_a_task_whose_log_has_changed_leaves_no_view() -> None:
 
 
 def test_a_halted_task_whose_log_changes_later_leaves_no_view_any_more() -> None:
-    task = task_in(TaskState.RUNNING)
-    task._shown = cast("StoreView", object())
+    task = task_in(TaskState.RUNNING, has_store=True)
     task.halt("the code fails", _FAILED_AT)
     assert task.frozen_view is not None
 
@@ -183,8 +183,7 @@ def test_a_halted_task_whose_log_changes_later_leaves_no_view_any_more() -> None
 
 
 def test_a_task_that_is_given_up_before_it_halts_leaves_no_view() -> None:
-    task = task_in(TaskState.RUNNING)
-    task._shown = cast("StoreView", object())
+    task = task_in(TaskState.RUNNING, has_store=True)
     task.give_up()
 
     task.halt("the code fails", _FAILED_AT)
@@ -312,19 +311,16 @@ def test_a_standby_that_halts_just_before_its_promotion_is_not_promoted() -> Non
 
 
 def test_a_watcher_that_begins_during_a_commit_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = task_in(TaskState.RUNNING)
-    view = cast("StoreView", object())
-    task.replica.store = cast("StateStore", SimpleNamespace(view=view, close=lambda: None))
     generations = SimpleNamespace(serves=lambda _stage: True)
     hosted = SimpleNamespace(processor=None, stage=SimpleNamespace(outputs=()), generations=generations)
-    task._hosted = cast("HostedStage", hosted)
+    task = task_in(TaskState.RUNNING, hosted, has_store=True)
     task._writer = cast("ChangelogWriter", SimpleNamespace(close=lambda: None))
     task._sends = True
     told: list[tuple[int, int, Sequence[bytes] | None, bool]] = []
 
     class Watching:
         def committed(self, start: int, end: int, keys: Sequence[bytes] | None) -> None:
-            told.append((start, end, keys, task.view is view))
+            told.append((start, end, keys, task.view is VIEW))
 
     def commit(*_: object) -> Committed:
         task.watch(Watching())
@@ -392,10 +388,9 @@ def test_a_task_that_has_to_wait_again_before_it_commits_has_waited_all_the_time
 def test_a_task_that_has_committed_waits_from_the_next_wait_on(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000]
     monkeypatch.setattr("balance_service.engine.task.now_ms", lambda: now[0])
-    task = task_in(TaskState.RUNNING)
-    task.replica.store = cast("StateStore", SimpleNamespace(view=None, close=lambda: None, position=None))
     generations = SimpleNamespace(serves=lambda _stage: True)
-    task._hosted = cast("HostedStage", SimpleNamespace(processor=None, stage=None, generations=generations))
+    task = task_in(TaskState.RUNNING, SimpleNamespace(processor=None, stage=None, generations=generations))
+    task.replica.store = cast("StateStore", SimpleNamespace(view=None, close=lambda: None, position=None))
     task._writer = cast("ChangelogWriter", SimpleNamespace(close=lambda: None))
     committed = Committed(1, 0, 0, 0, changed_keys=lambda _most: None)
     monkeypatch.setattr("balance_service.engine.task.commit", lambda *_: committed)

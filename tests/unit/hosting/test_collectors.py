@@ -57,7 +57,7 @@ class Engine:
         member = SimpleNamespace(lease=self.lease, partitions=self.partitions)
         self.memberships = SimpleNamespace(of={"balance": member})
         self.watermarks = {"balance": Watermarks("balance", lambda: {0: 100}, self.clock)}
-        self.stages = {"balance": self._tasks("balance", "balance", 2)}
+        self.stages = {"balance": self.tasks_of("balance", "balance", 2)}
         self.tables = SimpleNamespace(snapshots=lambda: self.followed)
         self.spark_sampler = SimpleNamespace(sample=self.sample)
 
@@ -82,9 +82,9 @@ class Engine:
     def add_model(self, name: str, source: str, partitions: int) -> None:
         """Another read model, with tasks like those of the first."""
         self.watermarks.setdefault(source, Watermarks(source, lambda: {0: 1_000}, self.clock))
-        self.stages[name] = self._tasks(name, source, partitions)
+        self.stages[name] = self.tasks_of(name, source, partitions)
 
-    def _tasks(self, name: str, source: str, partitions: int) -> Tasks:
+    def tasks_of(self, name: str, source: str, partitions: int) -> Tasks:
         own = [replace(task, stage=name) for task in self.snapshots]
         hosted = SimpleNamespace(
             name=name,
@@ -220,7 +220,7 @@ def test_a_failed_query_and_an_unreadable_source_both_make_the_stream_unhealthy(
 
 def test_a_topic_that_several_stages_say_may_lose_records_is_counted_once() -> None:
     engine = Engine([], losses=["the source is compacted"])
-    engine.stages["other"] = engine._tasks("other", "balance", 2)
+    engine.stages["other"] = engine.tasks_of("other", "balance", 2)
 
     assert engine.samples()["balance_topics_losing_records"] == {(): 1}
     assert Engine([]).samples()["balance_topics_losing_records"] == {(): 0}

@@ -30,7 +30,7 @@ class Fakes:
         """Args:
         looks: the partitions that are assigned, and the task's position.
         """
-        self._looks = list(looks)
+        self.looks = list(looks)
         self.started = threading.Event()
         joined = threading.Event()
         joined.set()
@@ -43,9 +43,9 @@ class Fakes:
 
             @property
             def partitions(self) -> frozenset[int]:
-                if len(fakes._looks) > 1:
-                    fakes._looks.pop(0)
-                return fakes._looks[0][0]
+                if len(fakes.looks) > 1:
+                    fakes.looks.pop(0)
+                return fakes.looks[0][0]
 
         topics = SimpleNamespace(offsets=lambda *_: {0: END}, group_members=lambda: members)
         memberships = SimpleNamespace(of={"t": Membership()})
@@ -58,7 +58,7 @@ class Fakes:
         return replay(self.engine, self.tasks, StartupRetries(threading.Event(), print), lambda *_: None, failures)
 
     def _tasks(self) -> list[Any]:
-        assigned, position = self._looks[0]
+        assigned, position = self.looks[0]
         return [SimpleNamespace(task_id=TaskId("m", 0), position=position)] if assigned else []
 
 

@@ -162,6 +162,6 @@ def test_the_runbook_has_every_section_that_the_page_links_to() -> None:
 
 def test_the_runbook_says_what_to_do_for_every_cause() -> None:
     by_cause = resource("docs/runbook.md").read_text().partition("### By cause")[2].partition("\n## ")[0]
-    known = {*dead_letter._FINAL, *dead_letter._TRANSIENT, *dead_letter._BLOCKING}
+    known = {*dead_letter.FINAL, *dead_letter.TRANSIENT, *dead_letter.BLOCKING}
 
     assert {cause for cause in known if f"`{cause}`" not in by_cause} == set()

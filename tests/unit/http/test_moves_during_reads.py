@@ -182,4 +182,4 @@ def test_a_member_releases_a_partition_only_after_its_task_is_closed(how: str) -
         getattr(member, how)(consumer, [TopicPartition("topic", 0)])
         assert told == ["its task is closed", "the group may give it to another"]
     finally:
-        member._consumer.close()
+        member.stop()

@@ -43,7 +43,15 @@ if TYPE_CHECKING:
 FIRST = Generations("balance")
 
 
-def runner(session: Any = None, topics: Any = None, now: Generations = FIRST, end: int | None = None) -> TaskRunner:
+def runner(
+    session: Any = None,
+    topics: Any = None,
+    now: Generations = FIRST,
+    end: int | None = None,
+    *,
+    metrics: Any = None,
+    states: Callable[[], Generations] | None = None,
+) -> TaskRunner:
     """Returns a task runner without Spark, of the newest generation of `balance`."""
     parts: Any = SimpleNamespace(max_records_per_batch=1_000_000, without_slots=lambda *_, **__: None)
     hosted: Any = SimpleNamespace(
@@ -58,10 +66,10 @@ def runner(session: Any = None, topics: Any = None, now: Generations = FIRST, en
             scratch=jvm_scratch(), suspects_path=lambda _: jvm_scratch().files / "suspects" / secrets.token_hex(8)
         ),
         joined=None,
-        generations=HostedGenerations(lambda: now),
+        generations=HostedGenerations(states or (lambda: now)),
         progress=Progress(),
     )
-    return TaskRunner(hosted, parts, session or lone_session(), Slots(2), parts)
+    return TaskRunner(hosted, parts, session or lone_session(), Slots(2), metrics or parts)
 
 
 @pytest.mark.parametrize("error", [RetriableError("not acknowledged"), TaskMigratedError("fenced, or too long")])
@@ -90,10 +98,9 @@ def test_a_commit_that_a_second_writer_prevents_is_counted(monkeypatch: pytest.M
 
     monkeypatch.setattr(TaskRunner, "_run_query", commits)
     task: Any = SimpleNamespace(task_id=TaskId("balance", 0), state=TaskState.RUNNING)
-    counted, metrics = runner(), Metrics()
-    counted._metrics = metrics
+    metrics = Metrics()
     with pytest.raises(SecondWriterError):
-        counted.run(task, threading.Event())
+        runner(metrics=metrics).run(task, threading.Event())
 
     assert b"balance_second_writers_total 1.0" in metrics.text()
 
@@ -102,8 +109,7 @@ def test_a_commit_logs_what_is_wrong_with_the_first_dead_letter_of_each_cause() 
     letter = DeadLetter(7, 0, b"ada", None, "too-much", "50 is more than 10")
     done = Committed(0, 0, 0, 3, causes={"too-much": 3}, refused={"too-much": letter})
     task: Any = SimpleNamespace(task_id=TaskId("balance", 0), process=lambda _batch: done)
-    logging = runner()
-    logging._metrics = Metrics()
+    logging = runner(metrics=Metrics())
 
     with capture_logs() as logs:
         logging._commit(PartitionUpdates(8), 0, frozenset(), task, Gathering(1_000_000, Balance().combine))
@@ -116,9 +122,7 @@ def test_a_commit_logs_what_is_wrong_with_the_first_dead_letter_of_each_cause() 
 def test_a_bounded_rate_counts_records_and_not_the_offsets_that_are_missing_between_them() -> None:
     done = Committed(applied=3, ignored=1, duplicates=1, dead_lettered=2)
     task: Any = SimpleNamespace(task_id=TaskId("balance", 0), process=lambda _batch: done)
-    paced = runner()
-    metrics: Any = SimpleNamespace(committed=lambda *_: None, batch_seconds=SimpleNamespace(observe=lambda _: None))
-    paced._metrics = metrics
+    paced = runner(metrics=Metrics())
 
     gathering = Gathering(1_000_000, Balance().combine)
     assert paced._commit(PartitionUpdates(2_000_000), 0, frozenset(), task, gathering) == 7
@@ -126,10 +130,9 @@ def test_a_bounded_rate_counts_records_and_not_the_offsets_that_are_missing_betw
 
 def test_a_pace_ends_when_the_generation_serves() -> None:
     built = FIRST.begun(DECLARED).rebuilt(DECLARED, Switch.ALWAYS, 60, 1, "", "")
-    paced = runner(now=built)
     states = iter([built, built, built.compared(2, Comparison())])
-    paced._generations = HostedGenerations(lambda: next(states))
 
+    paced = runner(now=built, states=lambda: next(states))
     paced._pace(3600, threading.Event())
 
 
