@@ -157,8 +157,7 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     )
     spark_ui: bool = Field(
         False,
-        description="Show [Spark's UI](../how-to/spark.md#sparks-ui) on 127.0.0.1, at port 4040 or the next free one, "
-        "to every user of the machine.",
+        description="Show [Spark's UI](../how-to/spark.md#sparks-ui) on 127.0.0.1, port 4040 or the next free one.",
     )
     read_timeout_seconds: float = Field(
         5.0,

@@ -35,8 +35,7 @@ Java is found in `JAVA_HOME`, then on `PATH`. Jars, and files that are generated
 `XDG_CACHE_HOME` (`~/.cache`); behind a proxy, they are downloaded with
 `JAVA_TOOL_OPTIONS="-Dhttps.proxyHost=… -Dhttps.proxyPort=…"`. Requests to the schema registry use `HTTPS_PROXY` and
 related variables; `get-balance`, `status` and `dead-letters` use them if `--url` is given. `spark-defaults.conf` in
-`SPARK_CONF_DIR`, else in `$SPARK_HOME/conf`, applies to what the service
-[does not set itself](../how-to/spark.md#spark-defaultsconf).
+`SPARK_CONF_DIR`, else in `$SPARK_HOME/conf`, applies [in part](../how-to/spark.md#spark-defaultsconf).
 """,
 )
 _TYPES: dict[Any, str] = {
