@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import pytest
@@ -31,8 +31,11 @@ from balance_service.http.peers.proxy import Proxy
 from balance_service.http.queries import Queries
 from balance_service.http.route import Handlers
 from balance_service.http.scatter import Scatter
+from balance_service.http.streams.changes import Changes
 from balance_service.http.streams.event_stream import Streams
-from balance_service.http.streams.part import Selection
+from balance_service.http.streams.feed import Pace
+from balance_service.http.streams.link import Links
+from balance_service.http.streams.part import Reader, Selection
 from balance_service.kafka.partitioner import partition_of
 from balance_service.model.keys import NO_PART_NAMES, TEXT
 from balance_service.model.read_model import Collection, Routes
@@ -43,10 +46,15 @@ from tests.support.fakes import IdleInstance
 from tests.support.querying import PARTITION, PARTITIONS, Instance
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
+    from aiohttp import ClientResponse
+
     from balance_service.avro.codec import AvroCodec
+
+
+T = TypeVar("T")
 
 
 class SpentCollection(SpentPerDay):
@@ -81,13 +89,47 @@ WITH_DAYS = {card: [key["day"] for key in KEYS if key["card"] == card] for card 
 
 def asked(folder: Path, *targets: str) -> list[tuple[int, Any]]:
     """The status and the parsed body of each answer of an instance that has the states."""
+
+    async def answer_to(response: ClientResponse) -> tuple[int, Any]:
+        return response.status, json.loads(await response.text())
+
+    return requested(folder, targets, {}, answer_to)
+
+
+def followed(folder: Path, target: str, count: int) -> list[Any]:
+    """The data of the first events with a state."""
+
+    async def events_of(response: ClientResponse) -> list[Any]:
+        found: list[Any] = []
+        async with asyncio.timeout(30):
+            while len(found) < count:
+                line = await response.content.readline()
+                data = json.loads(line[6:]) if line.startswith(b"data: ") else {}
+                found += [data] if "key" in data else []
+        return found
+
+    (found,) = requested(folder, [target], {"Accept": "text/event-stream"}, events_of)
+    return found
+
+
+def requested(
+    folder: Path, targets: Sequence[str], headers: Mapping[str, str], read: Callable[[ClientResponse], Awaitable[T]]
+) -> list[T]:
     instance = Instance(folder / "store")
     instance.store.write([*STATES.items()], len(STATES))
     instance.move_to(20)
 
-    async def run() -> list[tuple[int, Any]]:
+    async def run() -> list[T]:
         proxy = Proxy()
-        routing = replace(instance.routing, view=lambda f: MODEL.view_of(CODEC.decode(f)), number=CODEC.number)
+        # A stream follows one task.
+        task = instance.task(PARTITION)
+        routing = replace(
+            instance.routing,
+            read_model=NAME,
+            task=lambda partition: task if partition == PARTITION else None,
+            view=lambda frame: MODEL.view_of(CODEC.decode(frame)),
+            number=CODEC.number,
+        )
         queries = Queries(routing=routing, proxy=proxy, timeout_seconds=1.0, metrics=Metrics())
         scatter = instance.scatter(ALL)
         scatter = Scatter(
@@ -98,7 +140,15 @@ def asked(folder: Path, *targets: str) -> list[tuple[int, Any]]:
             timeout_seconds=1.0,
             scheduler=scatter.scheduler,
         )
-        answers = ModelAnswers(queries, scatter, instance.changes(proxy), MODEL.description())
+        reader = Reader(
+            generation=1,
+            routing=routing,
+            key_type=MODEL.key_type,
+            scheduler=scatter.scheduler,
+            on_coalesced=instance.coalesced.append,
+        )
+        changes = Changes(reader, Links(proxy, instance.address), Pace())
+        answers = ModelAnswers(queries, scatter, changes, MODEL.description())
         handlers = Handlers(Operations(IdleInstance(), Streams(10)))
         handlers.add(ModelQueries(KNOWN, dict.fromkeys(KNOWN, answers), dict, lambda *_: answers, {}, Streams(10)))
         found = []
@@ -107,8 +157,9 @@ def asked(folder: Path, *targets: str) -> list[tuple[int, Any]]:
             ClientSession() as client,
         ):
             for target in targets:
-                async with client.get(URL(f"http://{server.host}:{server.port}{target}", encoded=True)) as answer:
-                    found.append((answer.status, json.loads(await answer.text())))
+                url = URL(f"http://{server.host}:{server.port}{target}", encoded=True)
+                async with client.get(url, headers=headers) as response:
+                    found.append(await read(response))
         await proxy.close()
         return found
 
@@ -178,6 +229,26 @@ def test_the_keys_with_the_same_first_columns_are_a_range(tmp_path: Path) -> Non
     assert keys(cards) == [key for key in KEYS if str(key["card"]).startswith("a")]
     assert keys(everything) == KEYS
     assert keys(top)[0]["day"] == max(int(key["day"]) for key in KEYS)
+
+
+def test_a_key_is_followed_by_its_columns(tmp_path: Path) -> None:
+    day = int(WITH_DAYS["a&b="][0])
+
+    (event,) = followed(tmp_path, f"{ALL}/keys?card=a%26b%3D&day={day}", 1)
+
+    assert event == {
+        "key": {"card": "a&b=", "day": day},
+        "value": {"total": 100 * day, "purchases": 1},
+        "generation": 1,
+    }
+
+
+def test_the_keys_with_the_same_first_columns_are_followed(tmp_path: Path) -> None:
+    days = [day for day in WITH_DAYS["a"] if int(day) >= 1]
+
+    events = followed(tmp_path, f"{ALL}/changes?card=a&from=1", len(days))
+
+    assert [event["key"] for event in events] == [{"card": "a", "day": day} for day in days]
 
 
 def test_pages_go_on_after_a_composite_key(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from balance_service.http.routing import LocalCopy
 from balance_service.http.scheduling import FairScheduler
 from balance_service.http.server.limits import MAX_URL_BYTES
 from balance_service.http.stage_dead_letters import UNREACHABLE, DeadLetterScan, SourceRecords, StageDeadLetters
-from balance_service.model.keys import TEXT, ColumnKey
+from balance_service.model.keys import TEXT, ColumnKey, CompositeKey
 from tests.support import fakes
 from tests.support.fakes import FakeRegistry
 from tests.support.querying import ASKER, PARTITION, Instance, read_to_its_end
@@ -46,6 +46,7 @@ REDRIVE = DISCARD._replace(decision=Decision.REDRIVE)
 LONGEST = 64 << 10
 FORTY = 40
 NUMBER = ColumnKey("n", is_number=True)
+COMPOSITE = CompositeKey((ColumnKey("card", is_number=False), ColumnKey("day", is_number=True)))
 
 
 @dataclass
@@ -262,6 +263,8 @@ def test_a_page_of_dead_letters_with_long_keys_fits_an_answer_of_a_peer(keys: Se
         (TEXT, bytes.fromhex("40ff00c3"), {"key": None, "keyBase64": "QP8Aww=="}),
         (NUMBER, NUMBER.encode(-7), {"key": "-7"}),
         (NUMBER, b"\xff", {"key": None, "keyBase64": "/w=="}),
+        (COMPOSITE, COMPOSITE.parse("card=a%26b&day=-7"), {"key": "card=a%26b&day=-7"}),
+        (COMPOSITE, b"\xff", {"key": None, "keyBase64": "/w=="}),
     ],
 )
 def test_a_key_is_shown_as_text_or_as_base64(key_type: Any, key: Any, shown: dict[str, Any]) -> None:
