@@ -191,6 +191,15 @@ def test_the_topic_of_a_stage_is_found_by_its_name() -> None:
     assert shared_topic("a-by-b-from-c-by-d", "a-by-b-from-c") == ""
 
 
+def test_a_source_with_a_name_that_is_too_long_for_its_changelog_is_refused() -> None:
+    model = changed(sources=(ORDERS, Stream("p" * 240, PaymentTaken)))()
+
+    with pytest.raises(
+        ConfigurationError, match="a topic name has at most 249 characters; shorten BALANCE_APPLICATION"
+    ):
+        stages_of(model, SETTINGS)
+
+
 def test_records_are_decoded_by_the_subjects_of_the_topic_that_they_were_written_to() -> None:
     *_, last = stages_of(Journal(), SETTINGS)
 
@@ -225,7 +234,7 @@ def test_a_record_of_two_sources_has_one_schema() -> None:
 
     assert [[*stage.schemas] for stage in model.stages] == [["Sold"]] * 3
     # What the last stage cannot read becomes a dead letter in the first.
-    assert model.stages[1].schemas == model.stages[2].schemas
+    assert model.stages[0].schemas == model.stages[1].schemas == model.stages[2].schemas
     with pytest.raises(ConfigurationError, match="reads Sold from several sources, and they differ: 'amount' is a"):
         in_registry(eu=same, us={**same, "amount": "string"})
     with pytest.raises(
