@@ -94,10 +94,14 @@ class Shop:
             ordered = RunningSum("OrderPlaced.amount")
             paid = RunningSum("PaymentTaken.amount")
 
-        class Next(Accounts):
+        class Next(ReadModel):
+            name = settings.models[0]
             version = 2
             sources = (orders, payments, refunds)
+            key = "customerId"
             state = Balanced
+            ordered = RunningSum("OrderPlaced.amount")
+            paid = RunningSum("PaymentTaken.amount")
             refunded = RunningSum("Refunded.amount")
 
         self.former, self.next = Accounts(), Next()
