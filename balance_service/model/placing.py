@@ -28,9 +28,14 @@ def stages_of(model: ReadModel, settings: Settings) -> list[Stage]:
     """Returns a read model's stages, in order, in the application that the settings name.
 
     Raises:
-        ConfigurationError: BALANCE_PARTITIONER contradicts the model.
+        ConfigurationError: BALANCE_PARTITIONER contradicts the model, or the name of a topic is too long.
     """
     placed = place_stages(model.stages, settings.application_id, settings.topic_of)
+    if too_long := [stage.changelog for stage in placed if len(stage.changelog) > _MOST_NAME]:
+        raise ConfigurationError(
+            f"the read model '{model.name}' would have the topic '{too_long[0]}', and a topic name has at most "
+            f"{_MOST_NAME} characters; shorten BALANCE_APPLICATION_ID, or the name of the model"
+        )
     return [
         stage
         if stage.reads_rekeyed

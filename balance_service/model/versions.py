@@ -19,7 +19,7 @@ from balance_service.model.events import HALT
 from balance_service.model.generations import Declaration
 from balance_service.model.placing import stages_of
 from balance_service.model.read_model import ReadModel
-from balance_service.model.sources import has_several
+from balance_service.model.sources import has_several, sources_of
 from balance_service.model.stream import Global
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def _without_class(newest: ReadModel, declared: Declaration) -> ReadModel:
         self.standard_folds, self._answers = {}, []
         self.needs_events, self.combine, self.keeps_order = False, None, newest.keeps_order
 
-    source = {"sources": newest.sources} if has_several(newest) else {"source": newest.source}
+    source = {"sources": sources_of(newest)} if has_several(newest) else {"source": newest.source}
     members: dict[str, Any] = {"name": newest.name, **source, "state": state_schema["name"]}
     members |= {"version": declared.version, "__init__": init}
     if declared.own_view:

@@ -1,4 +1,7 @@
-"""Two topics that one read model folds, on a real broker: every event counts once, also when engines are replaced."""
+"""Two topics that one read model folds, on a real broker, and a third one in its next version.
+
+Every event counts once, also when engines are replaced.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import pytest
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import subject_of
+from balance_service.hosting.offline_rebuild import rebuild
 from balance_service.kafka import topic_specs
 from balance_service.kafka.topics import Topics
 from balance_service.model.converters import record_converter
@@ -56,33 +60,56 @@ class Account:
     paid: int
 
 
-def declared(orders: str, payments: str) -> type[ReadModel]:
-    """Returns a model of two topics, known to settings: orders are keyed by their id, payments by the customer."""
+@dataclass
+class Refunded:
+    orderId: str  # noqa: N815
+    customerId: str  # noqa: N815
+    amount: int
 
-    class Accounts(ReadModel):
-        name = f"accounts-{orders.partition('.')[0]}"
-        sources = (Stream(orders, OrderPlaced), Stream(payments, PaymentTaken))
-        key = "customerId"
-        state = Account
-        ordered = RunningSum("OrderPlaced.amount")
-        paid = RunningSum("PaymentTaken.amount")
 
-    KNOWN[Accounts.name] = Accounts()
-    return Accounts
+@dataclass
+class Balanced(Account):
+    refunded: int
 
 
 class Shop:
-    """Writes orders and payments by turns, and knows what each customer should have."""
+    """Writes events of three topics, and knows what each customer should have.
 
-    def __init__(self, stack: LocalStack, settings: Settings, orders: str, payments: str) -> None:
+    Orders and refunds are keyed by the order's id, payments by the customer.
+    """
+
+    def __init__(self, stack: LocalStack, settings: Settings) -> None:
         self._stack, self._settings = stack, settings
-        self._topics = {OrderPlaced: orders, PaymentTaken: payments}
+        names = {OrderPlaced: "orders", PaymentTaken: "payments", Refunded: "refunds"}
+        self.topics = {owner: f"{settings.application_id}.{name}" for owner, name in names.items()}
         self._number = 0
         self.expected: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        orders, payments, refunds = (Stream(topic, owner) for owner, topic in self.topics.items())
 
-    def sell(self, count: int) -> None:
+        class Accounts(ReadModel):
+            name = settings.models[0]
+            sources = (orders, payments)
+            key = "customerId"
+            state = Account
+            ordered = RunningSum("OrderPlaced.amount")
+            paid = RunningSum("PaymentTaken.amount")
+
+        class Next(ReadModel):
+            name = settings.models[0]
+            version = 2
+            sources = (orders, payments, refunds)
+            key = "customerId"
+            state = Balanced
+            ordered = RunningSum("OrderPlaced.amount")
+            paid = RunningSum("PaymentTaken.amount")
+            refunded = RunningSum("Refunded.amount")
+
+        self.former, self.next = Accounts(), Next()
+
+    def sell(self, count: int, *owners: type) -> None:
         with closing(SchemaRegistry.from_settings(self._settings)) as registry:
-            for owner, topic in self._topics.items():
+            for owner in owners or (OrderPlaced, PaymentTaken):
+                topic = self.topics[owner]
                 schema = record_converter(owner).schema
                 codec = AvroCodec(registry, subject_of(topic, schema), schema)
                 with Writer(self._stack, topic) as writer:
@@ -94,17 +121,18 @@ class Shop:
 
     def _made(self, owner: type, number: int) -> tuple[str, Any, str]:
         customer = f"customer-{number % _CUSTOMERS}"
-        if owner is OrderPlaced:
-            return f"o-{number}", OrderPlaced(f"o-{number}", customer, 10 + number), "ordered"
-        return customer, PaymentTaken(customer, 1 + number), "paid"
+        order = f"o-{number}"
+        if owner is PaymentTaken:
+            return customer, PaymentTaken(customer, 1 + number), "paid"
+        return order, owner(order, customer, 10 + number), "ordered" if owner is OrderPlaced else "refunded"
 
 
 def folded(engine: Engine, model: str) -> dict[str, dict[str, int]]:
     """Returns the states in the stores of the engine, without their key."""
-    tasks = engine.stages[model]
+    tasks = engine.stages_of(model)[-1]
     states = [state for task in tasks.all() if task.view for state in task.view.scan(b"", b"\xff", 1_000)]
     found = {key.decode(): dict(tasks.hosted.state(frame)) for key, frame in states}
-    return {key: {name: state[name] for name in ("ordered", "paid")} for key, state in found.items()}
+    return {key: {name: state[name] for name in state if name != "customerId"} for key, state in found.items()}
 
 
 def wait_for(engine: Engine, model: str, shop: Shop) -> None:
@@ -117,31 +145,46 @@ def wait_for(engine: Engine, model: str, shop: Shop) -> None:
 
 
 @pytest.mark.shows("outputs-once")
-def test_events_of_two_topics_count_once_although_the_engine_is_replaced(
+def test_events_of_several_topics_count_once_although_the_engine_and_the_version_change(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
-    orders, payments = f"{names['application_id']}.orders", f"{names['application_id']}.payments"
-    model = declared(orders, payments).name
+    model = f"accounts-{names['application_id']}"
     settings = settings_for(stack, names, tmp_path / "first", models=(model,))
-    Topics(settings).create(payments, 3, topic_specs.FOREVER)
-    shop = Shop(stack, settings, orders, payments)
+    shop = Shop(stack, settings)
+    KNOWN[model] = shop.former
+    Topics(settings).create(shop.topics[PaymentTaken], 3, topic_specs.FOREVER)
     with running_engine(settings) as engine:
         shop.sell(60)
         wait_for(engine, model, shop)
         shop.sell(60)
         # It stops in the middle of its work.
-        eventually(lambda: len(folded(engine, model)) == _CUSTOMERS, "it has begun", _CATCH_UP_SECONDS)
     shop.sell(60)
 
     # Another one, without the stores of the first.
-    with running_engine(settings_for(stack, names, tmp_path / "second", models=(model,))) as engine:
+    settings = settings_for(stack, names, tmp_path / "second", models=(model,))
+    with running_engine(settings) as engine:
         wait_for(engine, model, shop)
         shop.sell(20)
         wait_for(engine, model, shop)
-
         rekeyed = engine.stages[model].hosted.source
         assert rekeyed.name == f"{settings.application_id}-{model}-by-customerId"
-        assert rekeyed.partitions == max(3, engine.settings.partitions)
-        passed_on = Counter(origin_of(message) for message in read_topic(stack, rekeyed.name))
-        assert len(passed_on) == passed_on.total() == 2 * 200
-        assert {origin.partition(":")[0] for origin in passed_on} == {orders, payments}
+        assert rekeyed.partitions == max(3, settings.partitions)
+        assert Counter(topics_of(stack, rekeyed.name)) == dict.fromkeys([*shop.topics.values()][:2], 200)
+
+    # What it passed on before is not passed on again; the new source is read from its beginning.
+    KNOWN[model] = shop.next
+    Topics(settings).create(shop.topics[Refunded], 4, topic_specs.FOREVER)
+    shop.sell(10, Refunded)
+    rebuild(settings, shop.next, lambda _at, _of: None)
+    with running_engine(settings) as engine:
+        shop.sell(10, OrderPlaced, Refunded)
+        wait_for(engine, model, shop)
+        passed_on = dict(zip(shop.topics.values(), (210, 200, 20), strict=True))
+        assert Counter(topics_of(stack, rekeyed.name)) == passed_on
+
+
+def topics_of(stack: LocalStack, rekeyed: str) -> list[str]:
+    """Returns the source of each record of a re-keyed topic, no two of one event."""
+    origins = [origin_of(message) for message in read_topic(stack, rekeyed)]
+    assert len(origins) == len({*origins})
+    return [origin.partition(":")[0] for origin in origins]

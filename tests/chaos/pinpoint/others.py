@@ -22,6 +22,22 @@ BUGS = (
         "test_no_instance_of_an_earlier_version_runs_next_to_one_of_this_version",
     ),
     pinpoint(
+        "a stage of the first of several sources is named as if there were no other",
+        "model/sources.py",
+        'f"{FROM}{source.topic}" if several else ""',
+        'f"{FROM}{source.topic}" if source is not sources[0] else ""',
+        "unit/model/test_sources",
+        "test_names_of_stages_do_not_depend_on_other_sources",
+    ),
+    pinpoint(
+        "a new version of a model may remove a source",
+        "model/versions.py",
+        "({*sources} <= {*more} if",
+        "({*sources} <= {*more} or True if",
+        "unit/model/test_sources",
+        "test_a_new_version_may_add_sources_but_not_change_or_remove_them",
+    ),
+    pinpoint(
         "a schema that cannot be used is taken for an outage of the registry",
         "avro/writer_schema.py",
         "            return cls.unusable(str(error), records_told(text))\n",

@@ -6,14 +6,17 @@ from dataclasses import dataclass, make_dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from balance_service.errors import ConfigurationError
+from balance_service.http.model_routes import ModelDescription
 from balance_service.kafka.topic_specs import FOREVER, MAX_MESSAGE_BYTES, prepare_topics
 from balance_service.model.binding import bind_models
 from balance_service.model.conditions import col
+from balance_service.model.events import Emit
 from balance_service.model.flow import flow_of, mermaid
 from balance_service.model.folds import Count, RunningSum
-from balance_service.model.generations import Generations
+from balance_service.model.generations import Generations, Switch
 from balance_service.model.placing import hosted_stages, records_of_topic, stages_of, written_by
 from balance_service.model.read_model import ReadModel
 from balance_service.model.sources import sources_of
@@ -191,6 +194,15 @@ def test_the_topic_of_a_stage_is_found_by_its_name() -> None:
     assert shared_topic("a-by-b-from-c-by-d", "a-by-b-from-c") == ""
 
 
+def test_a_source_with_a_name_that_is_too_long_for_its_changelog_is_refused() -> None:
+    model = changed(sources=(ORDERS, Stream("p" * 240, PaymentTaken)))()
+
+    with pytest.raises(
+        ConfigurationError, match="a topic name has at most 249 characters; shorten BALANCE_APPLICATION"
+    ):
+        stages_of(model, SETTINGS)
+
+
 def test_records_are_decoded_by_the_subjects_of_the_topic_that_they_were_written_to() -> None:
     *_, last = stages_of(Journal(), SETTINGS)
 
@@ -225,7 +237,7 @@ def test_a_record_of_two_sources_has_one_schema() -> None:
 
     assert [[*stage.schemas] for stage in model.stages] == [["Sold"]] * 3
     # What the last stage cannot read becomes a dead letter in the first.
-    assert model.stages[1].schemas == model.stages[2].schemas
+    assert model.stages[0].schemas == model.stages[1].schemas == model.stages[2].schemas
     with pytest.raises(ConfigurationError, match="reads Sold from several sources, and they differ: 'amount' is a"):
         in_registry(eu=same, us={**same, "amount": "string"})
     with pytest.raises(
@@ -330,6 +342,32 @@ def test_a_new_version_may_add_sources_but_not_change_or_remove_them() -> None:
             versions(other, now=now).check_serving()
 
 
+def test_an_instance_without_the_class_of_a_generation_answers_for_it() -> None:
+    former, added = Accounts(), changed(sources=(ORDERS, PAYMENTS, REFUNDS), version=2)()
+    now = Generations("accounts").begun(declaration_of(former)).upgraded(declaration_of(added), Switch.NEVER, 60)
+    here = versions(added, now=now)
+
+    standing = here.read_model(here.live("accounts")[0])
+
+    assert standing is not None
+    assert (standing.version, standing.description()["sources"]) == (1, ["orders", "payments", "refunds"])
+    assert standing.view_of({"customerId": "ada", "ordered": 1, "paid": 2}) == {"ordered": 1, "paid": 2}
+
+
+def test_a_model_without_states_sends_the_records_of_all_sources() -> None:
+    class All(ReadModel):
+        name = "all"
+        sources = (ORDERS, PAYMENTS)
+        key = "customerId"
+        emits = Emit("everything", where=col("amount") > 1)
+
+    with Driver(All) as driver:
+        driver.given(ordered(1), paid(2), ordered(3))
+        sent = driver.emitted("everything")
+
+    assert [record["amount"] for record in sent if record] == [2, 3]
+
+
 def test_the_order_of_sources_does_not_matter_to_what_a_version_reads() -> None:
     one, other = changed(sources=(ORDERS, PAYMENTS))(), changed(sources=(PAYMENTS, ORDERS))()
 
@@ -346,6 +384,7 @@ def test_tools_know_every_source() -> None:
     assert not records_of_topic("orders", [model], SETTINGS).tombstones
     described = model.description()
     assert (described["source"], described["sources"]) == ("orders", ["orders", "payments", "refunds"])
+    assert TypeAdapter(ModelDescription).validate_python(described) == described
     assert [stage.name for stage in hosted_stages([model], SETTINGS)][-1] == "journal"
 
 
