@@ -288,6 +288,12 @@ def column_name(found: object, taker: str) -> str:
     raise TypeError(f"{found!r} is not the name of a column, which `{taker}` takes: {why}")
 
 
+def refuse_spark(found: object, taker: str) -> None:
+    """Raises TypeError for a column of PySpark in the place of a name."""
+    if _is_of_spark(found):
+        column_name(found, taker)
+
+
 def _is_of_spark(found: object) -> bool:
     # Without an import of PySpark, which takes long.
     return type(found).__module__.partition(".")[0] == "pyspark"

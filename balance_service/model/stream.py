@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from balance_service.avro.schemas import fields_of, type_name, without_null
-from balance_service.model.conditions import checked, column_name
+from balance_service.model.conditions import checked, column_name, refuse_spark
 from balance_service.model.events import DeclaredRecord
 
 if TYPE_CHECKING:
@@ -155,8 +155,9 @@ class Stream:
         Args:
             record: after joins, the simple name of the schema of the joined record, or its dataclass.
         """
-        names = tuple(column_name(column, "by") for column in columns)
-        return self._with(By(names, None if record is None else DeclaredRecord.named(record)))
+        for column in columns:
+            refuse_spark(column, "by")
+        return self._with(By(columns, None if record is None else DeclaredRecord.named(record)))
 
     def select(self, *columns: str) -> Stream:
         """Reads only these columns, and those that the stream, the key, conditions and standard folds name.
