@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
@@ -20,6 +21,7 @@ from balance_service.avro.named_types import contracted
 from balance_service.avro.schemas import fields_of, without_null
 from balance_service.errors import ConfigurationError
 from balance_service.model.transform import ENVELOPE, ROW, Transform
+from balance_service.settings.spark import VALUE_SETTINGS
 from balance_service.spark.session import any_session
 
 if TYPE_CHECKING:
@@ -69,7 +71,12 @@ _STEP = "#step "
 
 def analysed(model: Any, schemas: Mapping[str, Schema], source: Stream | None) -> Transform:
     """Returns the analysed `transform` of a read model. Arguments and errors as for `model.transform.transform_of`."""
-    spark = any_session()
+    # Of its own, so that the code changes no setting of the others.
+    spark = any_session().newSession()
+    if isinstance(_jvm_of(spark).Transform, JavaPackage):
+        raise ConfigurationError(
+            "has a `transform`, and a SparkSession runs in this process that the service has not started: stop it first"
+        )
     events = spark.createDataFrame([], _columns_of(spark, schemas))
     try:
         made = model.transform(events) if source is None else model.transform(events, source)
@@ -77,11 +84,14 @@ def analysed(model: Any, schemas: Mapping[str, Schema], source: Stream | None) -
         raise
     except Exception as error:  # The model's own code, or what Spark says about it.
         raise ConfigurationError(f"has a `transform` that fails: {_said(error)}") from error
+    if changed := [name for name, value in VALUE_SETTINGS.items() if spark.conf.get(name) != value]:
+        raise ConfigurationError(
+            f"sets {changed[0]} in `transform`, which is {VALUE_SETTINGS[changed[0]]} here: remove it"
+        )
     if not isinstance(made, DataFrame):
         raise ConfigurationError(f"returns {type(made).__name__} from `transform`, which is to return a DataFrame")
-    jvm: Any = spark._jvm
     try:
-        plan = jvm.parts.code.balance.Transform(events._jdf, made._jdf)
+        plan = _jvm_of(spark).Transform(events._jdf, made._jdf)
     except Py4JJavaError as error:
         raise ConfigurationError(f"has a `transform` that {_said(error)}") from error
     columns = [one for one in made.schema.fields if not one.name.startswith("_")]
@@ -117,8 +127,8 @@ class Analysis:
         return found
 
     def fingerprint(self, names: Collection[str]) -> str:
-        text: str = self._plan.fingerprint([*names])
-        return text
+        settings = "".join(f"{name}={value}\n" for name, value in sorted(VALUE_SETTINGS.items()))
+        return f"{self._plan.fingerprint([*names])}{settings}"
 
     def apply(
         self, records: DataFrame, names: Sequence[str], columns: Mapping[str, Sequence[str]], topic: str, cause: str
@@ -153,10 +163,15 @@ class Made:
         self.failure = failure
 
 
+def _jvm_of(spark: SparkSession) -> Any:
+    """Returns the classes of `java/`."""
+    jvm: Any = spark._jvm
+    return jvm.parts.code.balance
+
+
 def _columns_of(spark: SparkSession, schemas: Mapping[str, Schema]) -> T.StructType:
     """Returns the columns of events: those of the record if there is one type, a struct for each of several."""
-    jvm: Any = spark._jvm
-    read = jvm.parts.code.balance.Resolving([json.dumps(contracted(schema)) for schema in schemas.values()]).type()
+    read = _jvm_of(spark).Resolving([json.dumps(contracted(schema)) for schema in schemas.values()]).type()
     records = T.StructType.fromJson(json.loads(read.json())).fields[-len(schemas) :]
     if len(records) == 1:
         (schema,) = schemas.values()
