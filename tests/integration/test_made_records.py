@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from balance_service.avro.schemas import load_schema
 from balance_service.model.conditions import col
-from balance_service.model.events import Emit
+from balance_service.model.events import Emit, OfState
+from balance_service.model.folds import Count
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream
 from balance_service.settings import load_settings
@@ -78,6 +79,24 @@ class Copying(ReadModel):
     )
 
 
+ship("Games", {"id": "string", "games": "long"})
+ship("Part", {"id": "string", "games": "long", "city": "string", "level": ["null", "long"]})
+
+
+class Counting(ReadModel):
+    """Sends the state between columns of the event."""
+
+    name = "test-counting"
+    source = Stream("games", "Scored")
+    key = "id"
+    state = "Games"
+    emits = Emit(
+        "parts", "Part", fields={"id": "id", "games": OfState("games"), "city": "place.city", "level": "level"}
+    )
+
+    games = Count("Scored")
+
+
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     session = start_spark(load_settings(), jvm_scratch(), 1)
@@ -123,6 +142,17 @@ def test_spark_sends_the_events_of_several_records_that_the_driver_sends(spark: 
 
     assert sent(found) == sent(expected)
     assert [whole for _, _, whole in sent(found)] == [True, None, True, None]
+
+
+def test_spark_makes_the_parts_of_a_record_that_the_driver_makes(spark: SparkSession) -> None:
+    games = [event("Scored", {"id": "k", "level": level, "place": {"city": "é", "since": None}}) for level in (7, None)]
+
+    found, expected = by_both(spark, Counting(), games)
+
+    parts = ["#0+0", "#0+2", "games"]
+    assert found.updates.select(parts).to_pylist() == expected.updates.select(parts).to_pylist()
+    assert found.updates["#0+0"].to_pylist() == [b"\x02k"] * 2
+    assert "Scored" not in found.updates.column_names
 
 
 def test_an_unfit_record_is_one_dead_letter_and_its_neighbours_are_made(spark: SparkSession) -> None:
