@@ -9,6 +9,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.atomic.AtomicReference;
+import java.util.regex.Pattern;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.And;
 import org.apache.spark.sql.catalyst.expressions.ArrayFilter;
@@ -51,9 +52,11 @@ import org.apache.spark.sql.types.ArrayType;
 import org.apache.spark.sql.types.ByteType;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.DatetimeType;
 import org.apache.spark.sql.types.DecimalType;
 import org.apache.spark.sql.types.MapType;
 import org.apache.spark.sql.types.ShortType;
+import org.apache.spark.sql.types.StringType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.types.UTF8String;
 import scala.None$;
@@ -79,6 +82,7 @@ public final class Transform {
     "CallMethodViaReflection", "TryReflect", "ScalaUDF", "ScalaUDAF", "HiveSimpleUDF", "HiveGenericUDF",
     "ApplyFunctionExpression", "SparkVersion", "CurrentTimeZone", "CurrentUser", "CurrentDatabase", "CurrentCatalog",
     "InputFileName", "InputFileBlockStart", "InputFileBlockLength", "GetVariable", "VariableReference", "AiQuery"}));
+  private static final Pattern MOMENT = Pattern.compile("(?is)\\s*(now|today|tomorrow|yesterday)\\b.*");
   private static final Map INSTEAD = instead();
 
   private final Map columns = new HashMap();
@@ -119,6 +123,9 @@ public final class Transform {
     }
     if (plan instanceof Project || plan instanceof Filter || plan instanceof Generate) {
       this.visit((LogicalPlan) children.get(0));
+      if (plan instanceof Generate) {
+        checkGenerator(((Generate) plan).generator());
+      }
       List expressions = list(plan.expressions());
       for (int i = 0; i < expressions.size(); i++) {
         check((Expression) expressions.get(i));
@@ -163,6 +170,13 @@ public final class Transform {
     return map;
   }
 
+  private static void checkGenerator(Generator one) {
+    if (!(one instanceof Explode || one instanceof PosExplode || one instanceof Inline)) {
+      throw new IllegalArgumentException("uses " + ((Expression) one).prettyName() + ", which makes rows in a way that"
+        + " is not supported: use `explode` of an array");
+    }
+  }
+
   private static void check(Expression one) {
     String type = one.getClass().getSimpleName();
     if (type.startsWith("Python")) {
@@ -179,10 +193,23 @@ public final class Transform {
     for (int i = 0; i < children.size(); i++) {
       check((Expression) children.get(i));
     }
-    if (one.containsPattern(TreePattern.CURRENT_LIKE()) || !one.deterministic()) {
+    if (isMoment(one) || one.containsPattern(TreePattern.CURRENT_LIKE()) || !one.deterministic()) {
       throw new IllegalArgumentException("uses " + one.prettyName() + ", whose value would be another in each rebuild: "
         + "use the columns of the event, such as `_timestamp`, the time of its record");
     }
+  }
+
+  /** Returns whether a text is read as a moment of the day on which Spark plans the code. */
+  private static boolean isMoment(Expression one) {
+    if (!(one instanceof Cast) || !(one.dataType() instanceof DatetimeType)) {
+      return false;
+    }
+    Expression child = ((Cast) one).child();
+    if (!(child instanceof Literal && child.dataType() instanceof StringType)) {
+      return false;
+    }
+    Object text = ((Literal) child).value();
+    return text != null && MOMENT.matcher(text.toString()).matches();
   }
 
   /** Returns whether a record may become several rows. */
@@ -556,7 +583,7 @@ public final class Transform {
           values.add(item);
         }
         items = new ArrayTransform(read, lambda(struct(values), item, index));
-      } else if (generator instanceof Inline) {
+      } else {
         Expression of = (Expression) children.get(0);
         DataType type = ((ArrayType) of.dataType()).elementType();
         NamedLambdaVariable item = variable("item", type);
@@ -566,9 +593,6 @@ public final class Transform {
         }
         items = new ArrayTransform(
           row == null ? this.read(of) : this.inRow(of, row), lambda(struct(values), item, null));
-      } else {
-        throw new IllegalArgumentException("uses " + whole.prettyName() + ", which makes rows in a way that is not"
-          + " supported: use `explode` of an array");
       }
       if (!isOuter) {
         return items;
