@@ -10,6 +10,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.regex.Pattern;
+import org.apache.spark.sql.catalyst.expressions.AesEncrypt;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.And;
 import org.apache.spark.sql.catalyst.expressions.ArrayFilter;
@@ -39,6 +40,7 @@ import org.apache.spark.sql.catalyst.expressions.NamedExpression$;
 import org.apache.spark.sql.catalyst.expressions.NamedLambdaVariable;
 import org.apache.spark.sql.catalyst.expressions.PlanExpression;
 import org.apache.spark.sql.catalyst.expressions.PosExplode;
+import org.apache.spark.sql.catalyst.expressions.RuntimeReplaceable;
 import org.apache.spark.sql.catalyst.expressions.Size;
 import org.apache.spark.sql.catalyst.plans.logical.Filter;
 import org.apache.spark.sql.catalyst.plans.logical.Generate;
@@ -113,11 +115,14 @@ public final class Transform {
     List children = list(plan.children());
     if (children.isEmpty()) {
       List output = list(plan.output());
+      // A literal row has no columns.
+      boolean isOther = output.isEmpty();
       for (int i = 0; i < output.size(); i++) {
-        if (!this.names.containsKey(((NamedExpression) output.get(i)).exprId())) {
-          throw new IllegalArgumentException(
-            "reads another DataFrame than the one that it receives: join events with the rows of a `Table`");
-        }
+        isOther = isOther || !this.names.containsKey(((NamedExpression) output.get(i)).exprId());
+      }
+      if (isOther) {
+        throw new IllegalArgumentException(
+          "reads another DataFrame than the one that it receives: join events with the rows of a `Table`");
       }
       return;
     }
@@ -166,7 +171,6 @@ public final class Transform {
       map.put(ofPython[i], python);
     }
     map.put("Sample", "it would drop other events in each rebuild: use a filter");
-    map.put("EventTimeWatermark", "an event is folded however late it is: use a filter of `_timestamp`");
     return map;
   }
 
@@ -193,7 +197,10 @@ public final class Transform {
     for (int i = 0; i < children.size(); i++) {
       check((Expression) children.get(i));
     }
-    if (isMoment(one) || one.containsPattern(TreePattern.CURRENT_LIKE()) || !one.deterministic()) {
+    if (one instanceof RuntimeReplaceable) {
+      check(((RuntimeReplaceable) one).replacement());
+    }
+    if (isMoment(one) || isRandom(one) || one.containsPattern(TreePattern.CURRENT_LIKE()) || !one.deterministic()) {
       throw new IllegalArgumentException("uses " + one.prettyName() + ", whose value would be another in each rebuild: "
         + "use the columns of the event, such as `_timestamp`, the time of its record");
     }
@@ -210,6 +217,15 @@ public final class Transform {
     }
     Object text = ((Literal) child).value();
     return text != null && MOMENT.matcher(text.toString()).matches();
+  }
+
+  /** Returns whether an encryption makes an initialization vector of its own, though Spark calls it deterministic. */
+  private static boolean isRandom(Expression one) {
+    if (!(one instanceof AesEncrypt)) {
+      return false;
+    }
+    Expression vector = ((AesEncrypt) one).iv();
+    return vector instanceof Literal && String.valueOf(((Literal) vector).value()).isEmpty();
   }
 
   /** Returns whether a record may become several rows. */
@@ -779,6 +795,10 @@ public final class Transform {
       }
       if (part instanceof Iterable) {
         return this.printAll(CollectionConverters.asJava(((Iterable) part).iterator()));
+      }
+      if (part instanceof Product) {
+        // Such as the branches of a `case when`, which are pairs.
+        return ((Product) part).productPrefix() + this.printAll(CollectionConverters.asJava(((Product) part).productIterator()));
       }
       String text = String.valueOf(part);
       // The name of an object without a text of its own has its address.
