@@ -280,7 +280,7 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
         column
         for name, fold in folds.items()
         if name in state
-        for column in columns_of(fold.form(without_null(state[name])[0]))
+        for column in _columns_of(fold, without_null(state[name])[0])
     ]
     asked = [column for fold in folds.values() if fold.where is not None for column in fold.where.columns]
     sent = [column for output in outputs for column in output.columns]
@@ -489,6 +489,15 @@ def _transformed(
             f"{unlike[0]['fields']}; return the same columns, in the same order",
         )
     return tuple(continued), tuple(made)
+
+
+def _columns_of(fold: StandardFold, kept: Any) -> Iterable[str]:
+    """Returns the columns that a fold of a field of an Avro type reads."""
+    try:
+        return columns_of(fold.form(kept))
+    except (KeyError, TypeError):
+        # The field is of a wrong type, which `_checked_column` says.
+        return filter(None, [fold.field])
 
 
 def _of_rows(model: Any, name: str, fold: StandardFold) -> StandardFold:

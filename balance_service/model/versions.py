@@ -21,6 +21,7 @@ from balance_service.model.placing import stages_of
 from balance_service.model.read_model import ReadModel
 from balance_service.model.sources import has_several, sources_of
 from balance_service.model.stream import Global
+from balance_service.settings.spark import VALUE_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -227,7 +228,7 @@ def _described(stage: Stage) -> Mapping[str, Any]:
         "joins": [*map(_joined, stage.joins)],
         "by": stage.by if stage.by is None or len(stage.by) > 1 else stage.by[0],
         "makes": stage.makes,
-        **({} if stage.transform is None else {"transform": stage.transform.fingerprint}),
+        **({} if stage.transform is None else {"transform": [stage.transform.fingerprint, VALUE_SETTINGS]}),
     }
 
 

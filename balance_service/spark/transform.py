@@ -7,6 +7,7 @@ rewrites what Spark's analyser makes of it; so a failing expression, a filter or
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaPackage
@@ -65,6 +66,7 @@ _AVRO: Mapping[type[T.DataType], Any] = {
     T.TimestampNTZType: {"type": "long", "logicalType": "local-timestamp-micros"},
 }
 _MOST_SAID = 400
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The columns of `java/Transform.java`.
 _STEP = "#step "
 
@@ -85,16 +87,15 @@ def analysed(model: Any, schemas: Mapping[str, Schema], source: Stream | None) -
     except Exception as error:  # The model's own code, or what Spark says about it.
         raise ConfigurationError(f"has a `transform` that fails: {_said(error)}") from error
     if changed := [name for name, value in VALUE_SETTINGS.items() if spark.conf.get(name) != value]:
-        raise ConfigurationError(
-            f"sets {changed[0]} in `transform`, which is {VALUE_SETTINGS[changed[0]]} here: remove it"
-        )
+        raise ConfigurationError(f"sets {changed[0]} in `transform`, which only the service sets: remove that")
     if not isinstance(made, DataFrame):
         raise ConfigurationError(f"returns {type(made).__name__} from `transform`, which is to return a DataFrame")
     try:
         plan = _jvm_of(spark).Transform(events._jdf, made._jdf)
-    except Py4JJavaError as error:
+    except (Py4JJavaError, PySparkException) as error:
         raise ConfigurationError(f"has a `transform` that {_said(error)}") from error
     columns = [one for one in made.schema.fields if not one.name.startswith("_")]
+    _check_names([one.name for one in columns])
     fields = []
     for one in columns:
         try:
@@ -127,8 +128,8 @@ class Analysis:
         return found
 
     def fingerprint(self, names: Collection[str]) -> str:
-        settings = "".join(f"{name}={value}\n" for name, value in sorted(VALUE_SETTINGS.items()))
-        return f"{self._plan.fingerprint([*names])}{settings}"
+        text: str = self._plan.fingerprint([*names])
+        return text
 
     def apply(
         self, records: DataFrame, names: Sequence[str], columns: Mapping[str, Sequence[str]], topic: str, cause: str
@@ -185,6 +186,20 @@ def _columns_of(spark: SparkSession, schemas: Mapping[str, Schema]) -> T.StructT
     return T.StructType([*records, *_OF_RECORD.values()])
 
 
+def _check_names(names: Sequence[str]) -> None:
+    """Refuses names of columns that fields of a record cannot have, or that Spark does not tell apart."""
+    known: set[str] = set()
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"returns '{name}' from `transform`, which is not a name of letters, digits and underscores: name the "
+                "column with `alias`"
+            )
+        if name.lower() in known:
+            raise ConfigurationError(f"returns two columns '{name}' from `transform`: rename or drop one of them")
+        known.add(name.lower())
+
+
 def _avro_type(kind: T.DataType, name: str) -> Any:
     """Returns the Avro type of values of a Spark type.
 
@@ -204,6 +219,8 @@ def _avro_type(kind: T.DataType, name: str) -> Any:
         case T.MapType() if isinstance(kind.keyType, T.StringType):
             return {"type": "map", "values": _nullable(kind.valueType, name, is_nullable=kind.valueContainsNull)}
         case T.StructType():
+            if misnamed := [one.name for one in kind.fields if not _NAME.fullmatch(one.name)]:
+                raise ValueError(f"whose member '{misnamed[0]}' is not a name of letters, digits and underscores")
             fields = [
                 {"name": one.name, "type": _nullable(one.dataType, f"{name}_{one.name}", is_nullable=one.nullable)}
                 for one in kind.fields

@@ -9,6 +9,8 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.atomic.AtomicReference;
+import java.util.regex.Pattern;
+import org.apache.spark.sql.catalyst.expressions.AesEncrypt;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.And;
 import org.apache.spark.sql.catalyst.expressions.ArrayFilter;
@@ -38,6 +40,7 @@ import org.apache.spark.sql.catalyst.expressions.NamedExpression$;
 import org.apache.spark.sql.catalyst.expressions.NamedLambdaVariable;
 import org.apache.spark.sql.catalyst.expressions.PlanExpression;
 import org.apache.spark.sql.catalyst.expressions.PosExplode;
+import org.apache.spark.sql.catalyst.expressions.RuntimeReplaceable;
 import org.apache.spark.sql.catalyst.expressions.Size;
 import org.apache.spark.sql.catalyst.plans.logical.Filter;
 import org.apache.spark.sql.catalyst.plans.logical.Generate;
@@ -51,9 +54,11 @@ import org.apache.spark.sql.types.ArrayType;
 import org.apache.spark.sql.types.ByteType;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.DatetimeType;
 import org.apache.spark.sql.types.DecimalType;
 import org.apache.spark.sql.types.MapType;
 import org.apache.spark.sql.types.ShortType;
+import org.apache.spark.sql.types.StringType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.types.UTF8String;
 import scala.None$;
@@ -79,6 +84,7 @@ public final class Transform {
     "CallMethodViaReflection", "TryReflect", "ScalaUDF", "ScalaUDAF", "HiveSimpleUDF", "HiveGenericUDF",
     "ApplyFunctionExpression", "SparkVersion", "CurrentTimeZone", "CurrentUser", "CurrentDatabase", "CurrentCatalog",
     "InputFileName", "InputFileBlockStart", "InputFileBlockLength", "GetVariable", "VariableReference", "AiQuery"}));
+  private static final Pattern MOMENT = Pattern.compile("(?is)\\s*(now|today|tomorrow|yesterday)\\b.*");
   private static final Map INSTEAD = instead();
 
   private final Map columns = new HashMap();
@@ -109,16 +115,22 @@ public final class Transform {
     List children = list(plan.children());
     if (children.isEmpty()) {
       List output = list(plan.output());
+      // A literal row has no columns.
+      boolean isOther = output.isEmpty();
       for (int i = 0; i < output.size(); i++) {
-        if (!this.names.containsKey(((NamedExpression) output.get(i)).exprId())) {
-          throw new IllegalArgumentException(
-            "reads another DataFrame than the one that it receives: join events with the rows of a `Table`");
-        }
+        isOther = isOther || !this.names.containsKey(((NamedExpression) output.get(i)).exprId());
+      }
+      if (isOther) {
+        throw new IllegalArgumentException(
+          "reads another DataFrame than the one that it receives: join events with the rows of a `Table`");
       }
       return;
     }
     if (plan instanceof Project || plan instanceof Filter || plan instanceof Generate) {
       this.visit((LogicalPlan) children.get(0));
+      if (plan instanceof Generate) {
+        checkGenerator(((Generate) plan).generator());
+      }
       List expressions = list(plan.expressions());
       for (int i = 0; i < expressions.size(); i++) {
         check((Expression) expressions.get(i));
@@ -159,8 +171,14 @@ public final class Transform {
       map.put(ofPython[i], python);
     }
     map.put("Sample", "it would drop other events in each rebuild: use a filter");
-    map.put("EventTimeWatermark", "an event is folded however late it is: use a filter of `_timestamp`");
     return map;
+  }
+
+  private static void checkGenerator(Generator one) {
+    if (!(one instanceof Explode || one instanceof PosExplode || one instanceof Inline)) {
+      throw new IllegalArgumentException("uses " + ((Expression) one).prettyName() + ", which makes rows in a way that"
+        + " is not supported: use `explode` of an array");
+    }
   }
 
   private static void check(Expression one) {
@@ -179,10 +197,35 @@ public final class Transform {
     for (int i = 0; i < children.size(); i++) {
       check((Expression) children.get(i));
     }
-    if (one.containsPattern(TreePattern.CURRENT_LIKE()) || !one.deterministic()) {
+    if (one instanceof RuntimeReplaceable) {
+      check(((RuntimeReplaceable) one).replacement());
+    }
+    if (isMoment(one) || isRandom(one) || one.containsPattern(TreePattern.CURRENT_LIKE()) || !one.deterministic()) {
       throw new IllegalArgumentException("uses " + one.prettyName() + ", whose value would be another in each rebuild: "
         + "use the columns of the event, such as `_timestamp`, the time of its record");
     }
+  }
+
+  /** Returns whether a text is read as a moment of the day on which Spark plans the code. */
+  private static boolean isMoment(Expression one) {
+    if (!(one instanceof Cast) || !(one.dataType() instanceof DatetimeType)) {
+      return false;
+    }
+    Expression child = ((Cast) one).child();
+    if (!(child instanceof Literal && child.dataType() instanceof StringType)) {
+      return false;
+    }
+    Object text = ((Literal) child).value();
+    return text != null && MOMENT.matcher(text.toString()).matches();
+  }
+
+  /** Returns whether an encryption makes an initialization vector of its own, though Spark calls it deterministic. */
+  private static boolean isRandom(Expression one) {
+    if (!(one instanceof AesEncrypt)) {
+      return false;
+    }
+    Expression vector = ((AesEncrypt) one).iv();
+    return vector instanceof Literal && String.valueOf(((Literal) vector).value()).isEmpty();
   }
 
   /** Returns whether a record may become several rows. */
@@ -556,7 +599,7 @@ public final class Transform {
           values.add(item);
         }
         items = new ArrayTransform(read, lambda(struct(values), item, index));
-      } else if (generator instanceof Inline) {
+      } else {
         Expression of = (Expression) children.get(0);
         DataType type = ((ArrayType) of.dataType()).elementType();
         NamedLambdaVariable item = variable("item", type);
@@ -566,9 +609,6 @@ public final class Transform {
         }
         items = new ArrayTransform(
           row == null ? this.read(of) : this.inRow(of, row), lambda(struct(values), item, null));
-      } else {
-        throw new IllegalArgumentException("uses " + whole.prettyName() + ", which makes rows in a way that is not"
-          + " supported: use `explode` of an array");
       }
       if (!isOuter) {
         return items;
@@ -755,6 +795,10 @@ public final class Transform {
       }
       if (part instanceof Iterable) {
         return this.printAll(CollectionConverters.asJava(((Iterable) part).iterator()));
+      }
+      if (part instanceof Product) {
+        // Such as the branches of a `case when`, which are pairs.
+        return ((Product) part).productPrefix() + this.printAll(CollectionConverters.asJava(((Product) part).productIterator()));
       }
       String text = String.valueOf(part);
       // The name of an object without a text of its own has its address.

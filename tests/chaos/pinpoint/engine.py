@@ -418,4 +418,26 @@ BUGS = (
         "unit/engine/test_inheritance",
         "test_what_does_not_serve_leaves_the_last_room_of_a_disk_to_what_does",
     ),
+    pinpoint(
+        "the rows of an event have its idempotency key, so that one of them counts",
+        "engine/stateless.py",
+        "        if not self.multiplies:\n",
+        "        if self.multiplies:\n",
+        "integration/test_transformed_events",
+        "test_an_event_is_counted_with_all_of_its_rows_or_is_one_letter",
+    ),
+    pinpoint(
+        "the rows before one that does not fit are sent, and their event is a dead letter too",
+        "engine/stateless.py",
+        "                    outputs = [\n"
+        "                        builder.build(offset, timestamp_ms, key, frame, self._headers(own, number))\n"
+        "                        for number, (key, frame) in enumerate(zip(keys, frames, strict=True))\n"
+        "                    ]\n",
+        "                    outputs = []\n"
+        "                    for number, (key, frame) in enumerate(zip(keys, frames, strict=True)):\n"
+        "                        made = builder.build(offset, timestamp_ms, key, frame, self._headers(own, number))\n"
+        "                        outcome.outputs.append(made)\n",
+        "integration/test_transformed_events",
+        "test_an_event_is_counted_with_all_of_its_rows_or_is_one_letter",
+    ),
 )

@@ -260,4 +260,28 @@ BUGS = (
         "integration/test_decoded_types",
         "test_spark_encodes_composite_keys_as_python_does",
     ),
+    pinpoint(
+        "an expression that fails takes the events beside its own along",
+        "spark/java/Attempt.java",
+        '    parts.add(" = " + self + ".failed(" + problem + ");\\n}\\n");\n',
+        '    parts.add(" = null;\\nthrow new RuntimeException(" + problem + ");\\n}\\n");\n',
+        "integration/test_transformed_rows",
+        "test_rows_are_those_of_spark",
+    ),
+    pinpoint(
+        "a row that a filter drops is folded",
+        "spark/java/Transform.java",
+        "        this.conditions.add(this.read(condition));\n",
+        "",
+        "integration/test_transformed_rows",
+        "test_rows_are_those_of_spark",
+    ),
+    pinpoint(
+        "a row of several that a filter drops is passed on",
+        "spark/java/Transform.java",
+        "        this.rows = new ArrayFilter(this.rows, lambda(this.inRow(condition, row), row, null));\n",
+        "",
+        "integration/test_transformed_rows",
+        "test_rows_are_those_of_spark",
+    ),
 )

@@ -186,8 +186,10 @@ def test_the_error_for_an_expression_of_pyspark_names_transform(write: Callable[
 
 
 def test_columns_are_named_by_text() -> None:
-    with pytest.raises(TypeError, match=re.escape("3 is not the name of a column, which `by` takes: write the name")):
-        Stream("t", "r").by(3)  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=re.escape("3 is not the name of a column, which `select` takes: write the name")
+    ):
+        Stream("t", "r").select(3)  # type: ignore[arg-type]
 
 
 def model(condition: Condition, *records: str, name: str = "test-conditions") -> type[ReadModel]:
