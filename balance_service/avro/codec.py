@@ -302,7 +302,7 @@ class AvroCodec(AvroReader):
 
     def frame(self, body: bytes) -> bytes:
         """Returns the frame of an encoded record."""
-        return self._header + body
+        return frame_header(self.schema_id) + body
 
     def misfit(self, record: Any) -> str:
         """Returns which value of a record `encode` refuses, and why; empty if that is not known."""
