@@ -10,12 +10,12 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from balance_service.avro.schemas import full_name
+from balance_service.avro.schemas import fields_of, full_name
 from balance_service.model.stream import By, Global, Join, Select, Where
 from balance_service.model.transform import ROW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
@@ -230,5 +230,13 @@ def declared_stages(
     # All stages read the same columns, so a record that the last one cannot decode becomes a dead letter in the first.
     stages = [replace(one, columns=None if columns is None else columns | used) for one in (*done, last)]
     if transform is not None:
-        stages[0] = replace(stages[0], columns=transform.used)
+        stages[0] = replace(stages[0], columns=_read_by(transform, [*stages[0].schemas.values()]))
     return tuple(stages)
+
+
+def _read_by(transform: Transform, schemas: Sequence[Schema]) -> frozenset[str] | None:
+    """Returns the columns that are read for a transform; None for all: columns of several records are structs."""
+    if len(schemas) > 1:
+        return None
+    # One at least, so that records that do not decode are found.
+    return transform.used or frozenset([*fields_of(schemas[0])][:1])
