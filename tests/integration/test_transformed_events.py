@@ -84,7 +84,7 @@ LETTERS = [
     (4, "key-reserved"),
     (5, "transform-too-large"),
     (6, "transform-too-large"),
-    (7, "output-too-large"),
+    (7, "output-does-not-fit"),
     (9, "transform-failed"),
 ]
 FOUND = {1: (2, "12"), 2: (1, "12"), 7: (1, "7"), 0: (1, "7"), 5: (3, "55")}
