@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from balance_service.errors import ConfigurationError
 from balance_service.model.folds import Count
 from balance_service.model.generations import Generations
+from balance_service.model.read_model import ReadModel
 from balance_service.model.versions import Versions, declaration_of
 from balance_service.settings import load_settings
 from balance_service.spark.session import start_spark
@@ -190,7 +191,7 @@ def by_city(rate: float) -> Code:
 
 def counted(code: Code, version: int) -> Transformed:
     """Returns a version of a model that counts rows."""
-    attributes = {"version": version, "rows": Count(), "fold": Transformed.__mro__[1].fold, "state": Seen}
+    attributes = {"version": version, "rows": Count(), "fold": ReadModel.fold, "state": Seen}
     made: type[Transformed] = type("Counted", (Transformed,), attributes)
     return made(code)
 

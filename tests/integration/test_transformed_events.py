@@ -84,7 +84,7 @@ LETTERS = [
     (4, "key-reserved"),
     (5, "transform-too-large"),
     (6, "transform-too-large"),
-    (7, "output-too-large"),
+    (7, "output-does-not-fit"),
     (9, "transform-failed"),
 ]
 FOUND = {1: (2, "12"), 2: (1, "12"), 7: (1, "7"), 0: (1, "7"), 5: (3, "55")}
@@ -188,12 +188,12 @@ def test_records_of_several_types_are_columns_of_structs() -> None:
 @dataclass(frozen=True)
 class Origin:
     id: str
-    key: str | None
+    last_key: str | None
     once: str | None
     millis: int | None
     topic: str | None
     partition: int | None
-    offset: int | None
+    position: int | None
 
 
 class OfRecord(ReadModel):
@@ -203,21 +203,24 @@ class OfRecord(ReadModel):
     source = Stream("games", ENDED)
     key = "id"
     state = Origin
-    folds = {  # noqa: RUF012
-        name: Latest(f"last_{name}") for name in ("key", "once", "millis", "topic", "partition", "offset")
-    }
+    last_key = Latest("sent_key")
+    once = Latest("sent_once")
+    millis = Latest("sent_millis")
+    topic = Latest("sent_topic")
+    partition = Latest("sent_partition")
+    position = Latest("sent_offset")
 
     def transform(self, events: DataFrame) -> DataFrame:
         return events.select(
             "id",
-            F.col("_key").cast("string").alias("last_key"),
+            F.col("_key").cast("string").alias("sent_key"),
             F.expr(f"cast(filter(_headers, h -> h.key = '{IDEMPOTENCY_HEADER}')[0].value as string)").alias(
                 "last_once"
             ),
-            F.unix_millis("_timestamp").alias("last_millis"),
-            F.col("_topic").alias("last_topic"),
-            F.col("_partition").alias("last_partition"),
-            F.col("_offset").alias("last_offset"),
+            F.unix_millis("_timestamp").alias("sent_millis"),
+            F.col("_topic").alias("sent_topic"),
+            F.col("_partition").alias("sent_partition"),
+            F.col("_offset").alias("sent_offset"),
         )
 
 
@@ -230,4 +233,31 @@ def test_the_columns_of_the_record_are_those_of_kafka() -> None:
         ).view("g")
 
     millis = 1_700_000_000_123
-    assert found == {"key": "g", "once": "t", "millis": millis, "topic": "games", "partition": 0, "offset": 1}
+    assert found == {"last_key": "g", "once": "t", "millis": millis, "topic": "games", "partition": 0, "position": 1}
+
+
+@dataclass(frozen=True)
+class Counted:
+    id: str
+    rows: int
+
+
+class OfKey(ReadModel):
+    """Counts records by their keys, which are in no column of the events."""
+
+    name = "of-key"
+    source = Stream("games", ENDED)
+    key = "id"
+    state = Counted
+
+    rows = Count()
+
+    def transform(self, events: DataFrame) -> DataFrame:
+        return events.select(F.col("_key").cast("string").alias("id"))
+
+
+@pytest.mark.usefixtures("spark")
+def test_rows_may_be_made_of_the_record_alone() -> None:
+    with Driver(OfKey) as driver:
+        driver.given(event(ENDED, {"id": "a"}, record_key="k"), event(ENDED, {"id": "b"}, record_key="k"))
+        assert driver.view("k") == {"rows": 2}

@@ -182,7 +182,7 @@ HAND_WRITTEN: Mapping[str, Code] = {
         ("column", "e", "aggregate(nums, 0L, (a, x) -> a + coalesce(x, 0L), a -> a * 2)"),
         ("column", "f", "exists(nums, x -> x > 0)"),
         ("column", "g", "zip_with(nums, tags, (x, y) -> concat_ws('', x, y))"),
-        ("column", "h", "array_sort(nums, (a, b) -> coalesce(b, 0) % 7 - coalesce(a, 0) % 7)"),
+        ("column", "h", "array_sort(nums, (a, b) -> cast(coalesce(b, 0) % 7 - coalesce(a, 0) % 7 as int))"),
         (
             "column",
             "i",

@@ -51,7 +51,7 @@ def in_python(events: DataFrame) -> DataFrame:
 
 def in_pandas(events: DataFrame) -> DataFrame:
     pytest.importorskip("pandas")
-    return events.withColumn("c", F.pandas_udf(lambda text: text, "string")("text"))
+    return events.withColumn("c", F.pandas_udf(lambda text: text, "string")("text"))  # type: ignore[call-overload]
 
 
 def in_arrow(events: DataFrame) -> DataFrame:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fastavro
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from balance_service.avro.codec import parsed
@@ -200,9 +201,9 @@ def outcomes_of_spark(
         frame: Any = spark.createDataFrame(pa.Table.from_pylist(events[first : first + count], schema), columns)
         try:
             rows = code(frame).select("_offset", *(f"`{name}`" for name in names)).toArrow()
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:
             if count == 1:
-                return [Outcome([], error.getMessage())]
+                return [Outcome([], error.getMessage() if isinstance(error, PySparkException) else "")]
             return [*run(first, count // 2), *run(first + count // 2, count - count // 2)]
         of_event: list[list[Any]] = [[] for _ in range(count)]
         for row in rows.to_pylist(maps_as_pydicts="strict"):

@@ -225,6 +225,7 @@ public final class Transform {
       return false;
     }
     Expression vector = ((AesEncrypt) one).iv();
+    vector = vector instanceof Cast ? ((Cast) vector).child() : vector;
     return vector instanceof Literal && String.valueOf(((Literal) vector).value()).isEmpty();
   }
 
@@ -725,6 +726,8 @@ public final class Transform {
   private static final class Print {
     private final Transform of;
     private final Map numbers = new HashMap();
+    // Of a column that is another one under a new name: what that one is called.
+    private final Map renamed = new HashMap();
 
     Print(Transform of) {
       this.of = of;
@@ -740,6 +743,10 @@ public final class Transform {
           for (int j = 0; j < list.size(); j++) {
             if (list.get(j) instanceof Alias && needed.contains(((Alias) list.get(j)).exprId())) {
               Alias one = (Alias) list.get(j);
+              if (one.child() instanceof AttributeReference) {
+                this.renamed.put(one.exprId(), this.print(one.child()));
+                continue;
+              }
               text.append(this.print(one.child()));
               text.append(" as ").append(this.named(one.exprId())).append('\n');
             }
@@ -764,6 +771,9 @@ public final class Transform {
     }
 
     private String named(Object id) {
+      if (this.renamed.containsKey(id)) {
+        return (String) this.renamed.get(id);
+      }
       Object name = this.of.names.get(id);
       if (name != null) {
         return "[" + name + "]";

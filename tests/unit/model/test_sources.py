@@ -257,7 +257,7 @@ def test_each_source_has_its_schema_of_a_record_recorded(monkeypatch: pytest.Mon
 
         def recorded(self, subject: str, propose: Callable[[], Any]) -> Any:
             asked.append((subject, propose()))
-            return {"type": "record", "name": "Sold", "fields": [{"name": "customerId", "type": "string"}]}
+            return {"type": "record", "name": "Exported", "fields": [{"name": "customerId", "type": "string"}]}
 
         def newest(self, topic: str, name: str) -> str:
             return f"{name} of {topic}"
@@ -265,10 +265,13 @@ def test_each_source_has_its_schema_of_a_record_recorded(monkeypatch: pytest.Mon
         def close(self) -> None: ...
 
     monkeypatch.setattr("balance_service.model.binding.SchemaRegistry.from_settings", lambda _settings: Registry())
-    sold = {"ordered": Count("Sold"), "paid": Count("Sold")}
-    bind_models([changed(sources=(Stream("eu", "Sold"), Stream("us", "Sold")), version=3, **sold)], SETTINGS)
+    sold = {"ordered": Count("Exported"), "paid": Count("Exported")}
+    bind_models([changed(sources=(Stream("eu", "Exported"), Stream("us", "Exported")), version=3, **sold)], SETTINGS)
 
-    assert asked == [("app-accounts-v3-Sold", "Sold of eu"), ("app-accounts-v3-Sold-from-us", "Sold of us")]
+    assert asked == [
+        ("app-accounts-v3-Exported", "Exported of eu"),
+        ("app-accounts-v3-Exported-from-us", "Exported of us"),
+    ]
 
 
 def test_selected_columns_are_those_of_all_sources() -> None:
