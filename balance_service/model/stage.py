@@ -10,21 +10,12 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-<<<<<<< HEAD
-from balance_service.avro.schemas import full_name
+from balance_service.avro.schemas import fields_of, full_name
 from balance_service.model.stream import By, Global, Join, Where
 from balance_service.model.transform import ROW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-=======
-from balance_service.avro.schemas import fields_of, full_name
-from balance_service.model.stream import By, Global, Join, Select, Where
-from balance_service.model.transform import ROW
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
->>>>>>> ttests
+    from collections.abc import Callable, Mapping, Sequence
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
@@ -242,7 +233,7 @@ def stages_of_stream(
         tombstones=source.tombstones,
         schemas=schemas,
         transform=transform,
-        columns=None if transform is None else transform.used,
+        columns=None if transform is None else _read_by(transform, [*schemas.values()]),
     )
     for step in source.steps:
         match step:
@@ -260,19 +251,8 @@ def stages_of_stream(
                     record, makes = ROW, stage.transform.schema
                 done.append(replace(stage, name=f"{name}-by-{'-'.join(by)}{suffix}", by=by, makes=makes))
                 schemas = stage.schemas if makes is None or record is None else {record: makes}
-<<<<<<< HEAD
                 stage = Stage(name=name, owner=name, source=done[-1].name, schemas=schemas, key=by, reads_rekeyed=True)
     return [*done, stage]
-=======
-                stage = Stage(
-                    name=name, owner=name, source=done[-1].name, schemas=schemas, key=column, reads_rekeyed=True
-                )
-    last = replace(stage, outputs=tuple(outputs))
-    # All stages read the same columns, so a record that the last one cannot decode becomes a dead letter in the first.
-    stages = [replace(one, columns=None if columns is None else columns | used) for one in (*done, last)]
-    if transform is not None:
-        stages[0] = replace(stages[0], columns=_read_by(transform, [*stages[0].schemas.values()]))
-    return tuple(stages)
 
 
 def _read_by(transform: Transform, schemas: Sequence[Schema]) -> frozenset[str] | None:
@@ -281,4 +261,3 @@ def _read_by(transform: Transform, schemas: Sequence[Schema]) -> frozenset[str] 
         return None
     # One at least, so that records that do not decode are found.
     return transform.used or frozenset([*fields_of(schemas[0])][:1])
->>>>>>> ttests
