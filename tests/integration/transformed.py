@@ -200,13 +200,15 @@ def outcomes_of_spark(
     def run(first: int, count: int) -> list[Outcome]:
         frame: Any = spark.createDataFrame(pa.Table.from_pylist(events[first : first + count], schema), columns)
         try:
-            rows = code(frame).select("_offset", *(f"`{name}`" for name in names)).toArrow()
-        except (PySparkException, Py4JJavaError) as error:
+            table = code(frame).select("_offset", *(f"`{name}`" for name in names)).toArrow()
+            rows = table.to_pylist(maps_as_pydicts="strict")
+        # Python has no times beyond the years 1 to 9999.
+        except (PySparkException, Py4JJavaError, OverflowError) as error:
             if count == 1:
                 return [Outcome([], error.getMessage() if isinstance(error, PySparkException) else "")]
             return [*run(first, count // 2), *run(first + count // 2, count - count // 2)]
         of_event: list[list[Any]] = [[] for _ in range(count)]
-        for row in rows.to_pylist(maps_as_pydicts="strict"):
+        for row in rows:
             of_event[row.pop("_offset") - first].append(told(row))
         return [Outcome(some) for some in of_event]
 
