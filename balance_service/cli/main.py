@@ -210,10 +210,7 @@ def flow(model: str) -> None:
 @cli.command()
 @click.argument("model")
 def explain(model: str) -> None:
-    """Print what the `transform` of a read model does: Spark's plan as written, and optimised.
-
-    The last lines say which columns of the events are read, and by what the rows are re-keyed.
-    """
+    """Print Spark's plan of the `transform` of a read model, the columns that it reads, and its re-key."""
     from balance_service.cli.models import chosen_models
     from balance_service.model.placing import stages_of
 

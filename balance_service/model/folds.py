@@ -79,7 +79,7 @@ class RunningSum(StandardFold):
 class Count(StandardFold):
     """The number of events of a record, named without a column; 0 before the first event.
 
-    In a model with a `transform`: of rows, or of those with a value in the column that is named.
+    After a `transform`: of rows, or of those that have the column.
     """
 
     column: str = ""

@@ -128,6 +128,7 @@ def sales(count: int, first: int = 1) -> list[dict[str, Any]]:
     return [invoice(n, f"card-{n % 7}", f"{n}.00", kind=kinds[n % 3]) for n in range(first, first + count)]
 
 
+@pytest.mark.shows("dead-letter")
 def test_filters_columns_and_failures_concern_their_own_record(till: Till, settings: Settings) -> None:
     sold = sales(30)
     engine = started(settings, of_topic(PerStore, till))
@@ -154,6 +155,7 @@ def test_filters_columns_and_failures_concern_their_own_record(till: Till, setti
     assert letter.detail.startswith("[DIVIDE_BY_ZERO] Division by zero.")
 
 
+@pytest.mark.shows("exactly-once")
 def test_every_row_of_an_event_counts_once_under_its_own_key_across_a_restart(till: Till, settings: Settings) -> None:
     sold = sales(60)
     engine = started(settings, of_topic(PerItem, till))
