@@ -119,7 +119,7 @@ def test_an_event_is_counted_with_all_of_its_rows_or_is_one_letter() -> None:
 
 def test_the_service_and_the_driver_agree(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
     topic = f"{names['application_id']}.mixed"
-    model = type("PerNumber", (PerNumber,), {"source": Stream(topic, MIXED)})
+    model: type[ReadModel] = type("PerNumber", (PerNumber,), {"source": Stream(topic, MIXED)})
     found, letters = driven(model)
     schema = load_schema(MIXED)
     with Writer(stack, topic) as writer:
