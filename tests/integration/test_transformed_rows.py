@@ -192,7 +192,6 @@ HAND_WRITTEN: Mapping[str, Code] = {
     "functions of maps": made(
         ("column", "c", "transform_values(counts, (k, v) -> v * n % 100)"),
         ("column", "d", "map_filter(counts, (k, v) -> v > 0)"),
-        ("column", "e", "map_from_arrays(tags, tags)"),
         ("column", "f", "element_at(counts, 'x')"),
     ),
     "structs": made(
