@@ -38,7 +38,7 @@ _MOST_NAMES = 20
 _COPY = "balance-service topics copy"
 # The columns that every row has.
 _ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "headers", "idempotency_key", "traceparent")
-_TAKEN = frozenset((*_ENVELOPE, "note"))
+_TAKEN = frozenset((*_ENVELOPE, "note", "partition"))
 READ_TYPES = frozenset(
     (
         *("boolean", "int", "long", "float", "double", "string", "bytes", "fixed", "enum", "decimal", "uuid", "date"),

@@ -138,7 +138,7 @@ def test_the_service_and_the_driver_agree(stack: LocalStack, names: dict[str, st
             counted = [last.hosted.state(frame) for view in views for _, frame in view.scan(b"", b"\xff", 1_000)]
             found_letters = [
                 [
-                    (letter.cause, letter.detail)
+                    (letter.cause, letter.detail.replace(names["application_id"], "driver"))
                     for task in tasks.all()
                     if task.view is not None
                     for letter in tasks.hosted.processor.letters.page(task.view, 0, 100)
@@ -193,7 +193,7 @@ class Origin:
     once: str | None
     millis: int | None
     topic: str | None
-    partition: int | None
+    part: int | None
     position: int | None
 
 
@@ -208,7 +208,7 @@ class OfRecord(ReadModel):
     once = Latest("sent_once")
     millis = Latest("sent_millis")
     topic = Latest("sent_topic")
-    partition = Latest("sent_partition")
+    part = Latest("sent_partition")
     position = Latest("sent_offset")
 
     def transform(self, events: DataFrame) -> DataFrame:
@@ -234,7 +234,7 @@ def test_the_columns_of_the_record_are_those_of_kafka() -> None:
         ).view("g")
 
     millis = 1_700_000_000_123
-    assert found == {"last_key": "g", "once": "t", "millis": millis, "topic": "games", "partition": 0, "position": 1}
+    assert found == {"last_key": "g", "once": "t", "millis": millis, "topic": "games", "part": 0, "position": 1}
 
 
 @dataclass(frozen=True)
