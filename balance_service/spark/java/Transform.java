@@ -84,6 +84,9 @@ public final class Transform {
     "CallMethodViaReflection", "TryReflect", "ScalaUDF", "ScalaUDAF", "HiveSimpleUDF", "HiveGenericUDF",
     "ApplyFunctionExpression", "SparkVersion", "CurrentTimeZone", "CurrentUser", "CurrentDatabase", "CurrentCatalog",
     "InputFileName", "InputFileBlockStart", "InputFileBlockLength", "GetVariable", "VariableReference", "AiQuery"}));
+  // Their builders keep the entries of an event at which they failed, and add them to the next event's map.
+  private static final Set OF_BUILDERS = new HashSet(Arrays.asList(new String[] {
+    "CreateMap", "MapFromArrays", "MapFromEntries", "MapConcat", "StringToMap", "TransformKeys"}));
   private static final Pattern MOMENT = Pattern.compile("(?is)\\s*(now|today|tomorrow|yesterday)\\b.*");
   private static final Map INSTEAD = instead();
 
@@ -189,6 +192,10 @@ public final class Transform {
     if (OF_SURROUNDINGS.contains(type) || type.endsWith("UDF")) {
       throw new IllegalArgumentException("uses " + one.prettyName() + ", which does not depend on the event alone: use"
         + " Spark's built-in functions of the event's columns, or a `fold`");
+    }
+    if (OF_BUILDERS.contains(type)) {
+      throw new IllegalArgumentException("uses " + one.prettyName() + ", which fails at the events after one with a key"
+        + " that is null or occurs twice: use an array of structs");
     }
     if (one instanceof PlanExpression) {
       throw new IllegalArgumentException("has a subquery: join events with the rows of a `Table`");
