@@ -80,6 +80,31 @@ def analysed(model: Any, schemas: Mapping[str, Schema], source: Stream | None) -
             "has a `transform`, and a SparkSession runs in this process that the service has not started: stop it first"
         )
     events = spark.createDataFrame([], _columns_of(spark, schemas))
+    made, plan = _plan_of(model, events, source)
+    columns = [one for one in made.schema.fields if not one.name.startswith("_")]
+    names = [one.name for one in columns]
+    _check_names(names)
+    fields = []
+    for one in columns:
+        try:
+            kind = _avro_type(one.dataType, f"{ROW}_{one.name}")
+        except ValueError as error:
+            raise ConfigurationError(
+                f"returns '{one.name}' from `transform`, {error}: cast it to a type that states can have, or drop it"
+            ) from None
+        fields.append({"name": one.name, "type": ["null", kind] if one.nullable else kind})
+    # A literal such as the present time looks like any other.
+    if _plan_of(model, events, source)[1].fingerprint(names) != plan.fingerprint(names):
+        raise ConfigurationError(
+            "returns another plan each time from `transform`, so a rebuild would have other values: use the columns of "
+            "the event, such as `_timestamp`, the time of its record"
+        )
+    return Transform({"type": "record", "name": ROW, "fields": fields}, Analysis(plan, made))
+
+
+def _plan_of(model: Any, events: DataFrame, source: Stream | None) -> tuple[DataFrame, Any]:
+    """Calls a `transform`; returns its DataFrame, and that as a plan for single records. Raises as `analysed`."""
+    spark = events.sparkSession
     try:
         made = model.transform(events) if source is None else model.transform(events, source)
     except ConfigurationError:
@@ -91,23 +116,9 @@ def analysed(model: Any, schemas: Mapping[str, Schema], source: Stream | None) -
     if not isinstance(made, DataFrame):
         raise ConfigurationError(f"returns {type(made).__name__} from `transform`, which is to return a DataFrame")
     try:
-        plan = _jvm_of(spark).Transform(events._jdf, made._jdf)
+        return made, _jvm_of(spark).Transform(events._jdf, made._jdf)
     except (Py4JJavaError, PySparkException) as error:
         raise ConfigurationError(f"has a `transform` that {_said(error)}") from error
-    columns = [one for one in made.schema.fields if not one.name.startswith("_")]
-    _check_names([one.name for one in columns])
-    fields = []
-    for one in columns:
-        try:
-            kind = _avro_type(one.dataType, f"{ROW}_{one.name}")
-        except ValueError as error:
-            raise ConfigurationError(
-                f"returns '{one.name}' from `transform`, {error}: cast it to a type that states can have, or drop it"
-            ) from None
-        fields.append({"name": one.name, "type": ["null", kind] if one.nullable else kind})
-    analysis = Analysis(plan, made)
-    schema = {"type": "record", "name": ROW, "fields": fields}
-    return Transform(schema, analysis)
 
 
 class Analysis:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +110,16 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "an interval": (expression("make_dt_interval(n)"), "returns 'c'", "whose type is interval"),
     "an interval of months": (expression("make_ym_interval(n, 1)"), "returns 'c'", "whose type is interval"),
     "a variant": (expression("parse_json(text)"), "whose type is variant", "cast it to a type that states can have"),
+    "a literal that is the present time": (
+        expression("timestamp 'now'"),
+        "returns another plan each time",
+        "use the columns of the event",
+    ),
+    "a constant of Python that changes": (
+        lambda events: events.withColumn("c", F.lit(time.time_ns())),
+        "returns another plan each time",
+        "use the columns of the event",
+    ),
     "a map of arrays": (expression("map_from_arrays(tags, tags)"), "uses map_from_arrays", "use an array of structs"),
     "a map of columns": (expression("map(text, n)"), "uses map", "use an array of structs"),
     "a null": (expression("null"), "whose type is void", "cast it to a type"),
