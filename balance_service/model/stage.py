@@ -233,12 +233,14 @@ def stages_of_stream(
         tombstones=source.tombstones,
         schemas=schemas,
         transform=transform,
-        columns=None if transform is None else transform.used,
+        # Of several types, each is a column as a whole; of one, a record that does not decode must be found.
+        columns=(transform.used or None) if transform is not None and len(schemas) == 1 else None,
     )
     for step in source.steps:
         match step:
             case Where(condition):
-                stage = replace(stage, conditions=(*stage.conditions, condition))
+                columns = None if stage.columns is None else stage.columns | condition.columns
+                stage = replace(stage, conditions=(*stage.conditions, condition), columns=columns)
             case Join():
                 table = step.table
                 rows = {**stage.rows, table.record: schema_of(table.record, table.topic)}
