@@ -591,7 +591,7 @@ def checked_stages(
     for stage in stages:
         events = events_of(model, stage)
         for condition in stage.conditions:
-            check_condition(model, condition, events)
+            check_condition(model, condition, events if stage.transform is None else stage.schemas)
         _check_joins(model, stage, events)
         if stage.by is None:
             continue

@@ -238,7 +238,8 @@ def stages_of_stream(
     for step in source.steps:
         match step:
             case Where(condition):
-                stage = replace(stage, conditions=(*stage.conditions, condition))
+                columns = None if stage.columns is None else stage.columns | condition.columns
+                stage = replace(stage, conditions=(*stage.conditions, condition), columns=columns)
             case Join():
                 table = step.table
                 rows = {**stage.rows, table.record: schema_of(table.record, table.topic)}

@@ -190,7 +190,9 @@ def driven_stages(read_model: ReadModel, *, after_joins: bool = False) -> list[S
         if stage.makes is not None or stage.rekeyed in joined:
             joined.add(stage.source)
     return [
-        stage if stage.transform is None else replace(stage, schemas=stage.events, transform=None, columns=None)
+        stage
+        if stage.transform is None
+        else replace(stage, schemas=stage.events, conditions=(), transform=None, columns=None)
         for stage in stages
         if stage.source not in joined
     ]
