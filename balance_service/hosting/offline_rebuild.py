@@ -33,7 +33,7 @@ from balance_service.kafka.signing import WRONGLY_SIGNED, ControlRecords
 from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.model.placing import stages_of
-from balance_service.model.versions import declaration_of
+from balance_service.model.versions import declaration_of, fits
 from balance_service.observability.metrics import Metrics
 from balance_service.process.runtime import now_ms, thread_failures
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from balance_service.engine.commit import Committed
     from balance_service.engine.tasks import Tasks
     from balance_service.kafka.topics import Topic
-    from balance_service.model.generations import Generations
+    from balance_service.model.generations import Declaration, Generations
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.settings import Settings
@@ -81,9 +81,12 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
             f"the read model '{read_model.name}' keeps no states, so there is nothing to rebuild; what it sent stays"
         )
     topics, stages, name = Topics(settings), stages_of(read_model, settings), read_model.name
+    ours = declaration_of(read_model)
     with closing(SchemaRegistry.from_settings(settings)) as registry:
         generations = GenerationLog(settings, topics, registry)
         now = generations.of(name)
+        if (declared := now.declarations.get(now.serving)) is not None:
+            _refuse_other_rows(topics, stages[-1], declared, ours)
         former = [stages[-1].of_generation(number) for number in now.writable]
         serving = stages[-1].of_generation(now.serving)
         source = prepare_topics(topics, settings, [*stages[:-1], serving])[serving.source]
@@ -93,7 +96,7 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
         with ExclusiveGroup(settings, topics, source) as group:
             _refuse_other_owner(settings, topics, registry, former)
             _refuse_unknown_decisions(settings, topics, registry, serving, source)
-            declaration = declaration_of(read_model).beginning_at(starts)
+            declaration = ours.beginning_at(starts)
 
             def replaced(now: Generations) -> Generations:
                 # It may have taken long to get here.
@@ -122,6 +125,16 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
             engine.stop()
     # Read after the stop: a commit is counted a moment after its position becomes visible.
     return Rebuilt(metrics.totals(), seconds)
+
+
+def _refuse_other_rows(topics: Topics, last: Stage, declared: Declaration, ours: Declaration) -> None:
+    """Refuses a model that re-keys in another way, if its re-keyed topic has the records of the former way."""
+    if last.reads_rekeyed and not fits(declared, ours) and topics.find(last.source) is not None:
+        raise ConfigurationError(
+            f"the read model '{last.owner}', version {ours.version}, re-keys its events in another way than version "
+            f"{declared.version}: what that passed on, on '{last.source}', would be folded too; give the model another "
+            "`name`"
+        )
 
 
 def settle(engine: Engine, begun: Generations, former: Iterable[Stage]) -> None:

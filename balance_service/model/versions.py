@@ -145,12 +145,14 @@ class Versions:
 
     def _check_reads(self, name: str, declared: Declaration) -> None:
         ours = self.declaration(name)
-        if not _fits(declared, ours):
+        if not fits(declared, ours):
+            is_rekeyed = self._newest[name].stages[-1].reads_rekeyed
+            or_else = "; or stop all instances and run `balance-service rebuild --offline`, which folds new ones"
             raise ConfigurationError(
                 f"the read model '{name}', version {ours.version}, reads another topic, re-keys differently, or has "
                 f"another key than version {declared.version}, which has states, so neither can be built next to the "
-                "other (a higher version may have more `sources`): give the new one a name of its own; or stop all "
-                "instances and run `balance-service rebuild --offline`, which folds new ones"
+                "other (a higher version may have more `sources`, of records that the former one does not fold): give "
+                f"the new one a name of its own{'' if is_rekeyed else or_else}"
             )
 
 
@@ -167,13 +169,12 @@ def _check_state(model: ReadModel, declared: Declaration, generation: int) -> No
 def declaration_of(model: ReadModel) -> Declaration:
     """Returns what identifies the declaration of a read model that keeps states."""
     *earlier, last = model.stages
-    chains = _chains(earlier)
     reads = {
         "earlier": [] if has_several(model) else [*map(_described, earlier)],
         "topic": last.source,
         "key": _key(model.key_type),
     }
-    every = [_digest(reads), *sorted(_digest({"source": chain}) for chain in chains)]
+    every = [_digest(reads), *sorted(_chains(earlier))]
     state = contracted(model.state_schema)
     folded = {
         "reads": every if has_several(model) else reads,
@@ -193,22 +194,33 @@ def declaration_of(model: ReadModel) -> Declaration:
     return Declaration(model.version, _digest(folded), " ".join(every), json.dumps(state), model.computes_answers)
 
 
-def _chains(earlier: Iterable[Stage]) -> list[list[Mapping[str, Any]]]:
-    """Returns the stages of each of several sources, described; none of an only source."""
+def _chains(earlier: Iterable[Stage]) -> list[str]:
+    """Returns a digest of the stages of each of several sources, and the records that they pass on."""
     chains, chain = [], []
     for stage in earlier:
         chain.append(_described(stage))
         if stage.passes_to:
-            chains.append(chain)
+            passed_on = stage.records if stage.makes is None else [stage.makes["name"]]
+            chains.append(f"{_digest({'source': chain})}:{','.join(sorted(passed_on))}")
             chain = []
     return chains
 
 
-def _fits(declared: Declaration, ours: Declaration) -> bool:
-    """Whether one version can be built next to another: both read alike, and the newer one may have more sources."""
+def fits(declared: Declaration, ours: Declaration) -> bool:
+    """Whether one version can be built next to another: both read alike, and the newer one may have more sources.
+
+    Those pass on records of other names: the former version would fold them too.
+    """
     older, newer = sorted((declared, ours), key=lambda one: one.version)
     (read, *sources), (reads, *more) = older.reads.split(), newer.reads.split()
-    return read == reads and ({*sources} <= {*more} if older.version < newer.version else sources == more)
+    if older.version == newer.version or not sources:
+        return older.reads == newer.reads
+    added = {*more} - {*sources}
+    return read == reads and {*sources} <= {*more} and not _passed_on(added) & _passed_on(sources)
+
+
+def _passed_on(sources: Iterable[str]) -> set[str]:
+    return {name for source in sources for name in source.partition(":")[2].split(",")}
 
 
 def _taken(fields: Mapping[str, str | OfState]) -> Sequence[Any]:
