@@ -28,7 +28,7 @@ from balance_service.engine.transform_failures import TransformFailures
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES, is_compacted
-from balance_service.model.events import DeclaredRecord
+from balance_service.model.events import DeclaredRecord, OnFailure
 from balance_service.model.keys import ColumnKey, key_type_of
 from balance_service.process.runtime import now_ms
 
@@ -96,7 +96,9 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
         every_ms=services.retry_every_ms,
         keeps_order=not stage.passes_on and read_model is not None and read_model.keeps_order,
         now_ms=services.now_ms,
-        failures=TransformFailures(stage.name),
+        failures=TransformFailures(
+            stage.name, read_model is None or read_model.on_failure is not OnFailure.DEAD_LETTER, stage.passes_on
+        ),
     )
     if read_model is None:
         (target,) = (services.target(topic, stage) for topic in stage.targets)

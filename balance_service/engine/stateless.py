@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from balance_service.errors import FatalError, PoisonRecordError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.events import event_of
 from balance_service.model.made_records import output_column
-from balance_service.model.transform import FRAMES, KEYS
+from balance_service.model.transform import FRAMES, KEYS, TRANSFORM_TOO_LARGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from balance_service.model.keys import KeyType
 
 Row = Mapping[str, Any]
+Headers = list[tuple[str, bytes | None]]
 
 # Columns, because making a dict of each row would cost more than all other processing.
 _FORWARDED = ("offset", "timestamp", "value", "headers", "record_key")
@@ -42,6 +44,8 @@ _FIELD_NULL = "field-null"
 _KEY_RESERVED = "key-reserved"
 ATTEMPT_HEADER = "retry-attempt"
 """Counts how often a record was sent for another attempt. A producer that fails again keeps it in its dead letter."""
+# Of all rows of an event, each of which has those of the event.
+_MOST_HEADER_BYTES = 8 << 20
 _NUMBER = re.compile(rb"[0-9]{1,9}")
 
 
@@ -90,11 +94,11 @@ class RowsProcessor:
         for some in batch.updates.slices():
             columns = (some[name].to_pylist() for name in (KEYS, FRAMES, *_FORWARDED))
             for keys, frames, offset, timestamp_ms, value, headers, own_key in zip(*columns, strict=True):
-                own = forwarded(headers)
                 try:
+                    rows = [*zip(keys, frames, strict=True)]
                     outputs = [
-                        builder.build(offset, timestamp_ms, key, frame, self._headers(own, number))
-                        for number, (key, frame) in enumerate(zip(keys, frames, strict=True))
+                        builder.build(offset, timestamp_ms, key, frame, own)
+                        for (key, frame), own in zip(rows, self._headers(rows, forwarded(headers)), strict=True)
                     ]
                 except PoisonRecordError as error:
                     outcome.dead_letters.append(
@@ -105,13 +109,29 @@ class RowsProcessor:
                         outcome.outputs += outputs
         return outcome
 
-    def _headers(self, own: list[tuple[str, bytes | None]], number: int) -> list[tuple[str, bytes | None]]:
-        """Returns the headers of a row. Each row of an event counts once, so each has an idempotency key of its own."""
-        if not self.multiplies:
-            return own
-        return [
-            (name, value + b"#%d" % number if name == IDEMPOTENCY_HEADER and value else value) for name, value in own
-        ]
+    def _headers(self, rows: Sequence[tuple[bytes, bytes]], own: Headers) -> Iterator[Headers]:
+        """Yields the headers of each row of an event.
+
+        Each row counts once, so each has an idempotency key of its own, numbered among the rows of its key: an event
+        that is sent again may have its rows in another order, such as those of a map.
+
+        Raises:
+            PoisonRecordError: with the headers, the rows take too many bytes.
+        """
+        size = sum(len(name) + len(value or b"") for name, value in own) * len(rows)
+        if self.multiplies and size > _MOST_HEADER_BYTES:
+            raise PoisonRecordError(
+                TRANSFORM_TOO_LARGE, f"the headers of its {len(rows):,} rows take {size:,} bytes: send smaller ones"
+            )
+        seen: Counter[bytes] = Counter()
+        for key, _ in rows:
+            number = b"#%d" % seen[key]
+            seen[key] += 1
+            yield (
+                own
+                if not self.multiplies
+                else [(name, value + number if name == IDEMPOTENCY_HEADER and value else value) for name, value in own]
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from balance_service.model.keys import NO_PART_NAMES, ColumnKey, KeyType, key_ty
 from balance_service.model.made_records import problem_of
 from balance_service.model.sources import declared_stages, has_several, sources_misfit, sources_of
 from balance_service.model.standard_fold import StandardFold, columns_of
-from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, Table, join_misfit
+from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, Table, Where, join_misfit
 from balance_service.model.transform import ROW, transform_of
 from balance_service.model.value_types import located
 
@@ -232,8 +232,8 @@ def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Decl
     if own or _folds(model) or model.queries is not None:
         refuse(model, "has no `state`, so it cannot have a fold, an `emit` or `queries`")
     columns = frozenset[str]().union(*(output.columns for output in outputs))
-    # Code of the model's own receives all columns.
-    makes = any(output.make is not None for output in outputs)
+    # Code of the model's own receives all columns, and so does a topic that rows are passed on to.
+    makes = any(output.make is not None or (output.record is None and transforms(model)) for output in outputs)
     stages = checked_stages(model, outputs, [*columns], is_all_needed=makes)
     events, made = events_of(model, stages[-1]), _made(model, outputs)
     for output in outputs:
@@ -274,7 +274,7 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     form = _state(model)
     state_schema = expanded(form.schema)
     state = fields_of(state_schema)
-    if transforms(model):
+    if transforms(model) and not any(isinstance(step, Join) for source in sources_of(model) for step in source.steps):
         folds = {name: _of_rows(model, name, fold) for name, fold in folds.items()}
     folded = [
         column
@@ -470,16 +470,22 @@ def _transformed(
             whole = transform_of(model, schemas, source if several else None)
         except ConfigurationError as error:
             refuse(model, str(error))
+        key = _declared_key(model)
         keys = [column for step in source.steps if isinstance(step, By) for column in step.columns]
-        asked = {*whole.names} if needed is None else {*needed, *keys}
-        if missing := asked - {*whole.names}:
+        joins = any(isinstance(step, Join) for step in source.steps)
+        asked = {*whole.names}
+        if needed is not None and not joins:
+            asked = {*needed, *keys, *key, *_conditions_of_rows(source)}
+        required = asked if joins else {*asked, *keys, *key}
+        if missing := required - {*whole.names}:
             refuse(model, f"names '{min(missing)}', but the rows of its `transform` have {_no_column(whole.schema)}")
-        transform, key = whole.only(asked), _declared_key(model)
+        transform = whole.only(asked)
         multiplies = transform.analysed.multiplies
         if multiplies and not key and not keys:
             refuse(model, "makes several rows of an event: name a `key`, the columns by which they are passed on")
         made.append(transform)
-        is_keyed = len(key) == 1 and transform.analysed.untouched(key[0]) == (source.keyed_by or key[0])
+        is_keyed = len(key) == 1 and key[0] in transform.names
+        is_keyed = is_keyed and transform.analysed.untouched(key[0]) == (source.keyed_by or key[0])
         stays = keys or not key or (is_keyed and not multiplies)
         continued.append(source if stays else source.by(*key))
     if unlike := [one.schema for one in made if one.schema != made[0].schema]:
@@ -489,6 +495,12 @@ def _transformed(
             f"{unlike[0]['fields']}; return the same columns, in the same order",
         )
     return tuple(continued), tuple(made)
+
+
+def _conditions_of_rows(source: Stream) -> set[str]:
+    """Returns the columns of the conditions after the first re-key, which are those of rows."""
+    first = next((at for at, step in enumerate(source.steps) if isinstance(step, By)), len(source.steps))
+    return {name for step in source.steps[first:] if isinstance(step, Where) for name in step.condition.columns}
 
 
 def _columns_of(fold: StandardFold, kept: Any) -> Iterable[str]:

@@ -225,7 +225,7 @@ class ReadModel:
         def transform(self, events: Any, *source: Stream) -> Any:
             """Returns the rows that the model folds in place of its events. Models that compute columns override it.
 
-            Spark applies it to the events as they arrive, before keys and folds. It is called once, when the model is
+            Spark applies it to the events as they arrive, before keys and folds. It is called when the model is
             bound, and may only use what Spark computes for single rows: projections, filters, `explode`, and built-in
             functions whose values depend on the row alone. See docs/how-to/spark.md.
 

@@ -78,8 +78,12 @@ OWN_SETTINGS: Mapping[str, str] = {
     "spark.ui.killEnabled": "false",
     # By default as many as slots, for the few records that are read again.
     "spark.sql.leafNodeDefaultParallelism": "1",
-    # It would decode records in a thread of the driver, which cannot be cancelled as a job can.
-    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation",
+    # The first would decode records in a thread of the driver, which cannot be cancelled as a job can. The second would
+    # take the conditions of a transform out of what guards them.
+    "spark.sql.optimizer.excludedRules": (
+        "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation,"
+        "org.apache.spark.sql.catalyst.optimizer.PushFoldableIntoBranches"
+    ),
     # No plan of this service shuffles, so there is nothing to adapt.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.streaming.numRecentProgressUpdates": "1",

@@ -6,6 +6,7 @@ import functools
 import operator
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_FLOOR, Decimal, localcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
@@ -66,10 +67,14 @@ def key_column(stage: Stage) -> Column | None:
     if stage.transform is not None:
         # Each row has its own.
         return F.lit(None).cast("binary")
-    if stage.next_table is not None:
-        (column,) = stage.by
-        return _of_all_records(stage, column).cast("string").cast("binary")
-    return _key_of(stage, stage.by)
+    return _passed_key(stage, stage.by)
+
+
+def _passed_key(stage: Stage, by: Sequence[str], row: Column | None = None) -> Column:
+    """Returns the key that a record, or a row, is passed on with; as text before a join with a table."""
+    if stage.next_table is None:
+        return _key_of(stage, by, row)
+    return _of_all_records(stage, by[0], row).cast("string").cast("binary")
 
 
 def cause_column(read_model: ReadModel, stage: Stage) -> Column:
@@ -139,13 +144,8 @@ def _used_columns(read_model: ReadModel, stage: Stage) -> set[tuple[str, str]]:
 
 def _rows(stage: Stage, by: Sequence[str], transform: Transform) -> dict[str, Column]:
     """Returns the rows of an event that are passed on, and their keys, in lists."""
-
-    def key(row: Column | None) -> Column:
-        if stage.next_table is not None:
-            return _of_all_records(stage, by[0], row).cast("string").cast("binary")
-        return _key_of(stage, by, row)
-
-    keys = F.transform(ROW, key) if transform.analysed.multiplies else F.array(key(None))
+    key = partial(_passed_key, stage, by)
+    keys = F.transform(ROW, lambda row: key(row)) if transform.analysed.multiplies else F.array(key())
     return {KEYS: keys, FRAMES: F.col(f"`{FRAMES}`")}
 
 
@@ -153,7 +153,7 @@ def _rows_misfit(stage: Stage, by: Sequence[str], transform: Transform) -> Colum
     """Returns why the first of an event's rows that cannot be passed on cannot be; null if all can be."""
 
     def misfit(row: Column | None) -> Column:
-        is_reserved = _key_of(stage, by, row) >= F.lit(bytearray(RESERVED_PREFIX))
+        is_reserved = _passed_key(stage, by, row) >= F.lit(bytearray(RESERVED_PREFIX))
         return F.coalesce(_pass_misfit(stage, by, row), F.when(is_reserved, "key-reserved"))
 
     if not transform.analysed.multiplies:

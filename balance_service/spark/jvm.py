@@ -254,6 +254,8 @@ class SparkJvm:
             f"-Xmx{settings.spark_driver_memory}",
             *_HEAP_OPTIONS,
             "-XX:+UseParallelGC",
+            # Some functions of Spark read the JVM's time zone, and not the session's.
+            "-Duser.timezone=UTC",
             # Otherwise the thread that lacked memory ends alone: Spark goes on without it, and rows never come.
             "-XX:+ExitOnOutOfMemoryError",
             f"-Djava.io.tmpdir={scratch.files}",

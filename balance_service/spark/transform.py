@@ -7,7 +7,11 @@ rewrites what Spark's analyser makes of it; so a failing expression, a filter or
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
+from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaPackage
@@ -26,7 +30,7 @@ from balance_service.settings.spark import VALUE_SETTINGS
 from balance_service.spark.session import any_session
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from pyspark.sql import Column, SparkSession
 
@@ -85,9 +89,10 @@ def analysed(model: Any, schemas: Mapping[str, Schema], source: Stream | None) -
     names = [one.name for one in columns]
     _check_names(names)
     fields = []
+    numbers = count(1)
     for one in columns:
         try:
-            kind = _avro_type(one.dataType, f"{ROW}_{one.name}")
+            kind = _avro_type(one.dataType, numbers)
         except ValueError as error:
             raise ConfigurationError(
                 f"returns '{one.name}' from `transform`, {error}: cast it to a type that states can have, or drop it"
@@ -106,7 +111,8 @@ def _plan_of(model: Any, events: DataFrame, source: Stream | None) -> tuple[Data
     """Calls a `transform`; returns its DataFrame, and that as a plan for single records. Raises as `analysed`."""
     spark = events.sparkSession
     try:
-        made = model.transform(events) if source is None else model.transform(events, source)
+        with _in_utc():
+            made = model.transform(events) if source is None else model.transform(events, source)
     except ConfigurationError:
         raise
     except Exception as error:  # The model's own code, or what Spark says about it.
@@ -129,7 +135,7 @@ class Analysis:
         self.multiplies: bool = plan.multiplies()
         # At once, because another session may replace this one.
         execution = made._jdf.queryExecution()
-        self.explained: str = f"== As written ==\n{execution.analyzed()}\n== Optimised ==\n{execution.optimizedPlan()}"
+        self.explained: str = f"== As written ==\n{execution.analyzed()}\n== Optimised ==\n{_optimised(execution)}"
 
     def used(self, names: Collection[str]) -> frozenset[str]:
         return frozenset(self._plan.used([*names])) - {*ENVELOPE}
@@ -181,6 +187,28 @@ def _jvm_of(spark: SparkSession) -> Any:
     return jvm.parts.code.balance
 
 
+def _optimised(execution: Any) -> str:
+    try:
+        return str(execution.optimizedPlan())
+    except (Py4JJavaError, PySparkException) as error:
+        # A constant that cannot be computed.
+        return _said(error)
+
+
+@contextmanager
+def _in_utc() -> Iterator[None]:
+    """Sets the time zone of the process: PySpark reads a time without a zone as one of that."""
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    try:
+        yield
+    finally:
+        os.environ.pop("TZ")
+        os.environ.update({} if before is None else {"TZ": before})
+        time.tzset()
+
+
 def _columns_of(spark: SparkSession, schemas: Mapping[str, Schema]) -> T.StructType:
     """Returns the columns of events: those of the record if there is one type, a struct for each of several."""
     read = _jvm_of(spark).Resolving([json.dumps(contracted(schema)) for schema in schemas.values()]).type()
@@ -211,11 +239,11 @@ def _check_names(names: Sequence[str]) -> None:
         known.add(name.lower())
 
 
-def _avro_type(kind: T.DataType, name: str) -> Any:
+def _avro_type(kind: T.DataType, numbers: Iterator[int]) -> Any:
     """Returns the Avro type of values of a Spark type.
 
     Args:
-        name: for a record that is made of a struct.
+        numbers: of the records that are made of structs.
 
     Raises:
         ValueError: states cannot have such values; the message is the rest of a sentence about a column.
@@ -226,25 +254,25 @@ def _avro_type(kind: T.DataType, name: str) -> Any:
         case T.StringType() if not kind.isUTF8BinaryCollation():
             raise ValueError(f"whose collation is {kind.collation}")
         case T.ArrayType():
-            return {"type": "array", "items": _nullable(kind.elementType, name, is_nullable=kind.containsNull)}
+            return {"type": "array", "items": _nullable(kind.elementType, numbers, is_nullable=kind.containsNull)}
         case T.MapType() if isinstance(kind.keyType, T.StringType):
-            return {"type": "map", "values": _nullable(kind.valueType, name, is_nullable=kind.valueContainsNull)}
+            return {"type": "map", "values": _nullable(kind.valueType, numbers, is_nullable=kind.valueContainsNull)}
         case T.StructType():
             if misnamed := [one.name for one in kind.fields if not _NAME.fullmatch(one.name)]:
                 raise ValueError(f"whose member '{misnamed[0]}' is not a name of letters, digits and underscores")
             fields = [
-                {"name": one.name, "type": _nullable(one.dataType, f"{name}_{one.name}", is_nullable=one.nullable)}
+                {"name": one.name, "type": _nullable(one.dataType, numbers, is_nullable=one.nullable)}
                 for one in kind.fields
             ]
-            return {"type": "record", "name": name, "fields": fields}
+            return {"type": "record", "name": f"{ROW}{next(numbers)}", "fields": fields}
     found = _AVRO.get(type(kind))
     if found is None:
         raise ValueError(f"whose type is {kind.simpleString()}")
     return found
 
 
-def _nullable(kind: T.DataType, name: str, *, is_nullable: bool) -> Any:
-    found = _avro_type(kind, name)
+def _nullable(kind: T.DataType, numbers: Iterator[int], *, is_nullable: bool) -> Any:
+    found = _avro_type(kind, numbers)
     return ["null", found] if is_nullable else found
 
 

@@ -2,6 +2,7 @@ package parts.code.balance;
 
 import java.util.ArrayList;
 import java.util.List;
+import org.apache.spark.TaskKilledException;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.ConditionalExpression;
 import org.apache.spark.sql.catalyst.expressions.Expression;
@@ -22,6 +23,7 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.types.TimestampNTZType;
 import org.apache.spark.sql.types.TimestampType;
 import org.apache.spark.unsafe.types.UTF8String;
+import scala.NotImplementedError;
 import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
 
@@ -52,11 +54,16 @@ public final class Attempt extends TryEval implements ConditionalExpression {
     return false;
   }
 
+  /** Otherwise Spark's optimizer takes a condition out of it, and evaluates that unguarded. */
+  public boolean nullIntolerant() {
+    return false;
+  }
+
   public Object eval(InternalRow input) {
     try {
       return made((InternalRow) this.child().eval(input), this.checked());
-    } catch (Exception e) {
-      return failed(e);
+    } catch (Throwable problem) {
+      return failed(problem);
     }
   }
 
@@ -75,7 +82,7 @@ public final class Attempt extends TryEval implements ConditionalExpression {
     inputs.add(child.isNull());
     parts.add(" ? null : ");
     inputs.add(child.value());
-    parts.add(", " + type + ");\n} catch (Exception " + problem + ") {\n");
+    parts.add(", " + type + ");\n} catch (Throwable " + problem + ") {\n");
     inputs.add(ev.value());
     parts.add(" = " + self + ".failed(" + problem + ");\n}\n");
     CodeBlock code = new CodeBlock(seq(parts), seq(inputs));
@@ -90,8 +97,16 @@ public final class Attempt extends TryEval implements ConditionalExpression {
     return new GenericInternalRow(new Object[] {null, value});
   }
 
-  /** Is public for Spark's code. */
-  public static InternalRow failed(Exception problem) {
+  /** Is public for Spark's code. A regular expression may overflow the stack at a long text. */
+  public static InternalRow failed(Throwable problem) {
+    boolean isOfRecord = problem instanceof StackOverflowError || problem instanceof AssertionError
+      || problem instanceof NotImplementedError;
+    if (problem instanceof Error && !isOfRecord) {
+      throw (Error) problem;
+    }
+    if (problem instanceof TaskKilledException) {
+      throw (TaskKilledException) problem;
+    }
     String said = problem.getMessage() == null ? problem.toString() : problem.getMessage();
     // Spark appends where the expression stands in the code.
     int end = said.indexOf("\n");

@@ -90,7 +90,6 @@ public final class Transform {
   private static final Pattern MOMENT = Pattern.compile("(?is)\\s*(now|today|tomorrow|yesterday)\\b.*");
   private static final Map INSTEAD = instead();
 
-  private final Map columns = new HashMap();
   // Of an attribute of the events: its name.
   private final Map names = new HashMap();
   // From the events up.
@@ -219,11 +218,16 @@ public final class Transform {
       return false;
     }
     Expression child = ((Cast) one).child();
-    if (!(child instanceof Literal && child.dataType() instanceof StringType)) {
+    if (!child.foldable() || !(child.dataType() instanceof StringType)) {
       return false;
     }
-    Object text = ((Literal) child).value();
-    return text != null && MOMENT.matcher(text.toString()).matches();
+    try {
+      Object text = child.eval(null);
+      return text != null && MOMENT.matcher(text.toString()).matches();
+    } catch (RuntimeException e) {
+      // It fails for each event, which says so.
+      return false;
+    }
   }
 
   /** Returns whether an encryption makes an initialization vector of its own, though Spark calls it deterministic. */
@@ -802,7 +806,7 @@ public final class Transform {
         return this.named(part);
       }
       if (part instanceof Literal) {
-        return ((Literal) part).dataType().json() + ":" + part;
+        return this.print((Literal) part);
       }
       if (part instanceof Expression) {
         return part.getClass().getSimpleName() + this.printAll(CollectionConverters.asJava(((Product) part).productIterator()));
@@ -820,6 +824,18 @@ public final class Transform {
       String text = String.valueOf(part);
       // The name of an object without a text of its own has its address.
       return text.indexOf('@') < 0 || part instanceof String ? text : part.getClass().getName();
+    }
+
+    // Its own text depends on the time zone of the thread.
+    private String print(Literal one) {
+      Object value = one.value();
+      String text = value instanceof byte[] ? Arrays.toString((byte[]) value) : String.valueOf(value);
+      if (one.dataType() instanceof StringType) {
+        text = text.length() + ":" + text;
+      } else if (value != null && text.indexOf('@') >= 0) {
+        text = value.getClass().getName();
+      }
+      return one.dataType().json() + ":" + text;
     }
 
     private String printAll(java.util.Iterator parts) {

@@ -8,7 +8,7 @@ from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.records import DeadLetter
 from balance_service.engine.transform_failures import TransformFailures
 from balance_service.errors import TaskHaltedError
-from balance_service.model.transform import TRANSFORM_FAILED
+from balance_service.model.transform import TRANSFORM_FAILED, TRANSFORM_TOO_LARGE
 
 SAID = "[CAST_INVALID_INPUT] The value 'secret' of the type \"STRING\" cannot be cast"
 
@@ -57,3 +57,14 @@ def test_records_before_the_last_thousand_are_forgotten() -> None:
     failures.require_few(batch(0, 900, 450), 0)
     failures.require_few(batch(900, 10_000, 0), 0)
     failures.require_few(batch(10_900, 900, 500), 0)
+
+
+def test_rows_that_are_too_many_count_and_a_stage_that_re_keys_needs_a_model_of_another_name() -> None:
+    failures = TransformFailures("points-by-card", passes_on=True)
+
+    with pytest.raises(TaskHaltedError, match=r"give the corrected model another `name`$"):
+        failures.require_few(batch(0, 1_000, 501, TRANSFORM_TOO_LARGE), 0)
+
+
+def test_a_model_that_makes_dead_letters_of_failures_never_halts() -> None:
+    TransformFailures("points", is_on=False).require_few(batch(0, 5_000, 5_000), 0)

@@ -236,6 +236,7 @@ JAVA: dict[str, dict[str, list[str]]] = {
     },
     "../settings/spark.py": {
         "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation": [],
+        "org.apache.spark.sql.catalyst.optimizer.PushFoldableIntoBranches": [],
         f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager": [
             "FileSystemBasedCheckpointFileManager(Path, Configuration)"
         ],

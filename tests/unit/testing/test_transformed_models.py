@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
+import pytest
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
-from balance_service import Count, ReadModel, RunningSum, Stream, col
+from balance_service import ConfigurationError, Count, Emit, ReadModel, RunningSum, Stream, col
+from balance_service.model.transform import TRANSFORM_FAILED
 from balance_service.testing import Driver, event
 
 if TYPE_CHECKING:
@@ -101,3 +105,126 @@ def test_rows_may_be_made_without_a_column_of_the_event() -> None:
         driver.given(*(event(Paid("ada", 1), record_key="any") for _ in range(3)))
 
         assert [driver.view(parity) for parity in ("0", "1")] == [{"events": 2}, {"events": 1}]
+
+
+@dataclass
+class Basket:
+    customer: str
+    items: list[str]
+    note: str = ""
+
+
+@dataclass
+class SoldItems:
+    item: str
+    count: int
+
+
+class PerItem(ReadModel):
+    name = "per-item"
+    source = Stream("baskets", Basket)
+    key = "item"
+    state = SoldItems
+    count = Count()
+
+    def transform(self, events: DataFrame) -> DataFrame:
+        return events.where(~F.col("note").rlike("^(a|b)*$") | (F.col("note") == "")).select(
+            F.explode("items").alias("item")
+        )
+
+
+def test_an_event_that_is_sent_again_with_its_rows_in_another_order_counts_once() -> None:
+    first, again = ({"customer": "c", "items": items} for items in (["x", "y", "x"], ["x", "x", "y"]))
+    with Driver(PerItem) as driver:
+        driver.given(event("Basket", first, idempotency_key="k"), event("Basket", again, idempotency_key="k"))
+
+        assert (driver.view("x"), driver.view("y")) == ({"count": 2}, {"count": 1})
+        assert driver.dead_letters() == []
+
+
+def test_an_expression_that_overflows_the_stack_concerns_its_event() -> None:
+    with Driver(PerItem) as driver:
+        driver.given(Basket("c", ["x"]), Basket("c", ["x"], "ab" * 50_000), Basket("c", ["x"], "c"))
+
+        assert driver.view("x") == {"count": 2}
+        assert [one.cause for one in driver.dead_letters()] == [TRANSFORM_FAILED]
+
+
+@dataclass
+class Visits:
+    customer: str
+    visits: int
+
+
+class Divided(ReadModel):
+    """Its condition fails for an event without items."""
+
+    name = "divided"
+    source = Stream("baskets", Basket)
+    key = "customer"
+    state = Visits
+    visits = Count()
+
+    def transform(self, events: DataFrame) -> DataFrame:
+        return events.where(F.lit(2) / F.size("items") >= 1)
+
+
+def test_a_condition_that_fails_concerns_its_event() -> None:
+    with Driver(Divided) as driver:
+        driver.given(Basket("c", ["x"]), Basket("c", []), Basket("c", ["x", "y", "z"]), Basket("c", ["x", "y"]))
+
+        assert driver.view("c") == {"visits": 2}
+        assert [one.cause for one in driver.dead_letters()] == [TRANSFORM_FAILED]
+
+
+class Passed(ReadModel):
+    """Passes on all columns of its rows, whatever the re-key and the condition name."""
+
+    name = "passed"
+    source = Stream("baskets", Basket).by("buyer")
+    emits = Emit("bought", where=col("size") > 1)
+
+    def transform(self, events: DataFrame) -> DataFrame:
+        return events.select(F.upper("customer").alias("buyer"), F.size("items").alias("size"), "note")
+
+
+def test_rows_that_are_sent_as_they_are_have_all_their_columns() -> None:
+    with Driver(Passed) as driver:
+        driver.given(Basket("ann", ["x", "y"], "n"), Basket("bob", ["x"], "n"))
+
+        assert driver.emitted("bought") == [{"buyer": "ANN", "size": 2, "note": "n"}]
+
+
+class Since(ReadModel):
+    name = "since"
+    source = Stream("baskets", Basket)
+    key = "customer"
+    state = Visits
+    visits = Count()
+
+    def transform(self, events: DataFrame) -> DataFrame:
+        return events.where(F.lit(datetime(2026, 1, 1)) > F.timestamp_seconds(F.size("items")))  # noqa: DTZ001
+
+
+def test_a_time_without_a_zone_is_one_of_utc_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Since().stages[0].transform
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        there = Since().stages[0].transform
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+    assert here is not None
+    assert there is not None
+    assert here.fingerprint == there.fingerprint
+    assert '"timestamp":1767225600000000' in here.fingerprint
+
+
+def test_a_key_that_the_rows_lack_is_refused_also_with_a_fold_of_its_own() -> None:
+    def fold(self: ReadModel, state: object, event: object) -> object: ...
+
+    attributes = {"__module__": __name__, "key": "absent", "fold": fold, "visits": None}
+    with pytest.raises(ConfigurationError, match="names 'absent', but the rows of its `transform` have no such column"):
+        type("Absent", (Since,), attributes)()
