@@ -1,4 +1,4 @@
-"""The command `balance-service try`: folds files of events by a read model, without broker and JVM."""
+"""The command `balance-service try`: folds files of events by a read model, without a broker."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def try_model(
     """Fold files of events by MODEL, one after the other, and print states, emitted records and dead letters.
 
     MODEL is as in BALANCE_MODELS: `package.module:Class`, `package.module`, or a shipped name. Joins, re-keys, fold,
-    commit and store are those of the service; no broker or JVM is needed. Rows are in their tables before the first
-    event. The key of a line without one is taken from the event. Exit codes: 1 if the model's own code fails, 2 if a
-    line is not a record.
+    commit and store are the service's, without a broker; with a JVM only for a `transform`. Rows are in their
+    tables before the first event. The key of a line without one is taken from the event. Exit codes: 1 if the model's
+    own code fails, 2 if a line is not a record.
     """
     _check_settings()
     if key_separator == "":

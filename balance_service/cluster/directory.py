@@ -99,7 +99,7 @@ class PublishedModel(Struct, names={"has_number_keys": "numberKeys"}):
 
 
 def key_columns(key_type: KeyType) -> tuple[KeyColumn, ...]:
-    """Returns what an instance publishes of a read model's keys beside `has_number_keys`."""
+    """Returns what an instance publishes of a read model's keys in addition to `has_number_keys`."""
     return tuple([KeyColumn(one.column, one.is_number) for one in key_type.parts]) if key_type.is_composite else ()
 
 

@@ -369,7 +369,8 @@ MODEL_ROUTES = (
         "entries",
         lambda handlers, request: handlers.of(ModelQueries).entries(request),
         summary="Keys and their values",
-        description="In key order, by their bytes in UTF-8, both ends inclusive.",
+        description="In key order (text by its bytes, numbers as numbers, composite keys by column), both ends "
+        "inclusive.",
         parameters=EntriesParameters,
         body=EntriesPage,
         example=_EXAMPLE,

@@ -35,7 +35,7 @@ NO_PART_NAMES = frozenset(
         *("minPosition", "maxLag", "maxAge"),
     )
 )
-"""The parameters of queries beside the columns of a composite key, which may not have these names."""
+"""The other parameters of queries: columns of a composite key may not have these names."""
 
 
 def checked_key(key: str, name: str) -> str:

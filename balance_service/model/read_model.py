@@ -76,13 +76,15 @@ class ReadModel:
     source: ClassVar[Stream]
     """The events that the model reads. Others on the topic are ignored."""
     sources: ClassVar[Sequence[Stream]]
-    """The events of several topics, in place of `source`. All are re-keyed by one column, the model's key, into one
-    topic, which the model folds: in the order in which they arrived there, also in a rebuild."""
+    """The events of several topics, in place of `source`. All are re-keyed by the columns of the model's key, into one
+    topic, which the model folds in the order of arrival there, also in a rebuild."""
     key: str | tuple[str, ...]
-    """The column that is both in every event and its record's key; in the state of standard folds, also a field.
+    """The column whose values are the states' keys, or a tuple of several; in the state of standard folds, also fields.
 
-    Its type is string. A source that is re-keyed (`Stream.by`) determines the key, so the model need not name it; only
-    there, it may have several columns.
+    If the `source` is not re-keyed, this is the one column, a string, that is both in every event and its record's key.
+    A source that is re-keyed (`Stream.by`) determines the key, so the model need not name it. `sources`, and the rows
+    of a `transform` unless this column is the untouched key of the events, are re-keyed by it without a `Stream.by`.
+    Each column of a re-key is a string, an int or a long.
     """
     state: ClassVar[str | type]
     """The simple name of the states' schema, or a dataclass (`states`). A model that only emits has none.
@@ -225,9 +227,10 @@ class ReadModel:
         def transform(self, events: Any, *source: Stream) -> Any:
             """Returns the rows that the model folds in place of its events. Models that compute columns override it.
 
-            Spark applies it to the events as they arrive, before keys and folds. It is called when the model is
-            bound, and may only use what Spark computes for single rows: projections, filters, `explode`, and built-in
-            functions whose values depend on the row alone. See docs/how-to/spark.md.
+            Spark applies it to the events as they arrive, before keys and folds. It is called twice when the model is
+            bound, must return the same plan each time, and may only use what Spark computes for single rows:
+            projections, filters, `explode`, and built-in functions whose values depend on the row alone. See
+            docs/how-to/spark.md.
 
             Args:
                 events: the columns of the event, if the source names one record type, or else a struct for each type;

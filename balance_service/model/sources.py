@@ -1,7 +1,7 @@
 """The sources of a read model: one stream, or several, which are re-keyed into one topic.
 
 Each of several sources is a first stage of its own, which ends with a re-key by the model's key. All of them pass their
-records on to one topic, which the last stage folds. The order of records there is the order of events for ever.
+records on to one topic, which the last stage folds. The order of records there is the order of events permanently.
 """
 
 from __future__ import annotations

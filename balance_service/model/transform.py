@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROW = "Row"
 """The simple name of the rows' record."""
 ENVELOPE = ("_key", "_headers", "_timestamp", "_topic", "_partition", "_offset")
-"""The columns of Kafka's record, beside those of the event. Rows have none whose name begins with an underscore."""
+"""The columns of Kafka's record, which follow those of the event. No column of a row begins with an underscore."""
 FRAMES, KEYS = "#frames", "#keys"
 """The columns with the rows of an event that a stage passes on, and their keys."""
 TRANSFORM_FAILED = "transform-failed"

@@ -1,7 +1,7 @@
 """Spark's own settings: what the service sets in each session, and what `spark-defaults.conf` may add.
 
-What can change a value is set here, so that all instances, redrives and tests compute the same states from the same
-events. The file may have anything else: memory, logging, the user interface, Hadoop.
+Settings that can change a value are set here, so that all instances, redrives and tests compute the same states from
+the same events. The file may have anything else: memory, logging, the user interface, Hadoop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VALUE_SETTINGS: Mapping[str, str] = {
     # An overflow, a division by zero or a cast that fails is an error, not null.
     "spark.sql.ansi.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
-    # The others have Spark's defaults. What Spark makes of expressions and of their text:
+    # The others have Spark's defaults. Expressions and their text:
     "spark.sql.ansi.doubleQuotedIdentifiers": "false",
     "spark.sql.caseSensitive": "false",
     "spark.sql.parser.escapedStringLiterals": "false",
@@ -114,7 +114,7 @@ SETTINGS_WITHOUT_UI: Mapping[str, str] = {
 """Further ones, while the user interface is disabled."""
 
 JAVA_OPTIONS = "JAVA_TOOL_OPTIONS or JDK_JAVA_OPTIONS"
-"""Where settings of Spark can be besides the file: as system properties of the JVM."""
+"""Where settings of Spark can be, other than in the file: as system properties of the JVM."""
 
 _FILE = "spark-defaults.conf"
 # Where Spark looks for it, first to last, by a variable and a folder below.
@@ -164,7 +164,7 @@ def refuse_settings(names: Iterable[str], place: str, otherwise: str = "") -> No
 
     Args:
         place: where they were found.
-        otherwise: what else can be done than to remove them.
+        otherwise: an alternative to their removal, for the message.
 
     Raises:
         ConfigurationError: it names each of them.

@@ -1,4 +1,7 @@
-"""Tests read models without a broker and a JVM: a driver for one model, and the contract that every model must keep."""
+"""Tests read models without a broker: a driver for one model, and the contract that every model must keep.
+
+Only a model with a `transform` needs a JVM.
+"""
 
 from balance_service.testing.contract import check_contract
 from balance_service.testing.driver import Driver

@@ -27,22 +27,22 @@ _HEAD = """\
 # Topics and records
 
 `APPLICATION` is `BALANCE_APPLICATION_ID`. A stage has the name of its read model; in generation N > 1, it is
-`MODEL.gN`; a stage that passes records on to the next stage of its model is called `MODEL-by-COLUMN`; those of
-`sources`, `MODEL-by-COLUMN-from-SOURCE`, write one topic. The service creates missing topics with the configuration in
-the table, and does not change existing ones. It refuses to start if a source, a table, a re-keyed topic, a changelog,
-or the topic of decisions or of generations may lose records; for the first three,
+`MODEL.gN`; a stage that passes records on to the next one is called `MODEL-by-COLUMN`, of two columns `MODEL-by-A-B`;
+those of `sources`, `MODEL-by-COLUMN-from-SOURCE`, write one topic. The service creates missing topics with the
+configuration in the table, and does not change existing ones. It refuses to start if a source, a table, a re-keyed
+topic, a changelog, or the topic of decisions or of generations may lose records; for the first three,
 [`BALANCE_ALLOW_FINITE_RETENTION`](settings.md#the-service) accepts that.
 
 """
 _RETENTION = f"""\
 *forever*: {", ".join(f"`{name}={value}`" for name, value in specs.FOREVER.items())}. `max.message.bytes` of topics that
 take records of a source is the source's, at least 1 MiB, and 64 KiB more where the service adds headers. An output that
-another model of the application joins, and none folds, is created compacted, as a table is.
+another model joins, and none folds, is created compacted by an instance that hosts the joining model.
 
-A source that the service creates has `BALANCE_PARTITIONS` partitions. Other topics have as many as their source, with
-these exceptions: decisions, generations and application servers have one; a re-keyed topic that the next stage joins
-with a table has the table's; that of `sources`, at first, the most of them; a `Global` table may have any number;
-retries have the most of `BALANCE_RETRY_TOPICS`.
+A source that the service creates has `BALANCE_PARTITIONS` partitions. Other topics have as many as their source,
+except: decisions, generations and application servers have one; a re-keyed topic that the next stage joins with a
+table has the table's; that of `sources`, at first, the most; a `Global` table may have any number; retries have the
+most of `BALANCE_RETRY_TOPICS`.
 
 """
 _RECORDS = """\

@@ -1,4 +1,4 @@
-"""`balance-service try`: folds a file of events by the real fold, without broker and JVM."""
+"""`balance-service try`: folds a file of events by the real fold, without a broker."""
 
 from __future__ import annotations
 
