@@ -301,7 +301,7 @@ def test_each_source_has_its_schema_of_a_record_recorded(monkeypatch: pytest.Mon
     bind_models([changed(sources=(Stream("eu", "Exported"), Stream("us", "Exported")), version=3, **sold)], SETTINGS)
 
     assert asked == [
-        ("app-accounts-v3-Exported", "Exported of eu"),
+        ("app-accounts-v3-Exported-from-eu", "Exported of eu"),
         ("app-accounts-v3-Exported-from-us", "Exported of us"),
     ]
 
