@@ -181,8 +181,9 @@ class Calls:
         of_balance = None if model != _BALANCE or isinstance(key, Mapping) else str(key)
         request = _of_key(model, key, self._bounds(of_balance, min_position, max_lag, max_age))
         content, answered = yield from self._one(request, "key", "value")
-        value = None if content is None else content["value"]
-        found = State(value=value, **shown_key(key if isinstance(key, Mapping) else str(key)), **answered)
+        if content is None:
+            content = {"key": key if isinstance(key, Mapping) else str(key), "value": None}
+        found = State(value=content["value"], **shown_key(content["key"]), **answered)
         return (yield from self.typed(model, into, [found]))[0]
 
     def entries(
