@@ -29,13 +29,6 @@ CONTROL_CHARACTERS = r"\u0000-\u001f\u007f-\u009f"
 _CONTROL_CHARACTER = re.compile(f"[{CONTROL_CHARACTERS}]")
 # Greater than the key of any state.
 _AFTER_ALL_KEYS = b"\xff"
-NO_PART_NAMES = frozenset(
-    (
-        *("model", "key", "from", "to", "prefix", "after", "limit", "by", "partial", "partitions", "generation"),
-        *("minPosition", "maxLag", "maxAge"),
-    )
-)
-"""The parameters of queries beside the columns of a composite key, which may not have these names."""
 
 
 def checked_key(key: str, name: str) -> str:

@@ -163,6 +163,25 @@ def test_entries_are_those_with_the_first_columns_of_a_composite_key(run: Run) -
     assert targets(received) == ["/api/models/spent/entries?card=a&from=1&to=7&limit=1000"]
 
 
+@pytest.mark.parametrize(
+    ("call", "given"),
+    [
+        (("get", "spent", {"card": "c1", "maxLag": 5}), {}),
+        (("entries", "spent"), {"within": {"from": 5}, "start": 1}),
+        (("changes", "spent"), {"within": {"from": 5}}),
+        (("changes", "spent"), {"key": {"card": "c1", "generation": 2}}),
+    ],
+)
+def test_a_column_with_the_name_of_a_parameter_is_refused(run: Run, call: tuple[Any, ...], given: Any) -> None:
+    with (
+        scripted() as (url, received),
+        pytest.raises(InvalidCallError, match="is a parameter of queries, and so no column"),
+    ):
+        run(url, *call, **given)
+
+    assert not received
+
+
 @pytest.mark.parametrize("key", [".", ".."])
 def test_a_key_of_dots_does_not_change_the_path(run: Run, key: str) -> None:
     with scripted(answer('{"key":"","value":1}')) as (url, received):
