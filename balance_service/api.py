@@ -25,6 +25,14 @@ IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 RETRY_AFTER: Final = "Retry-After"
 LAST_EVENT_ID: Final = "Last-Event-ID"
 
+NO_PART_NAMES: Final = frozenset(
+    (
+        *("model", "key", "from", "to", "prefix", "after", "limit", "by", "partial", "partitions", "generation"),
+        *("minPosition", "maxLag", "maxAge"),
+    )
+)
+"""The parameters of queries beside the columns of a composite key, which may not have these names."""
+
 EVENT_STREAM: Final = "text/event-stream"
 ALIVE_SECONDS: Final = 15.0
 """An event stream sends a comment after this time without an event, so that both ends notice a dead connection."""

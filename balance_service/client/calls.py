@@ -181,8 +181,9 @@ class Calls:
         of_balance = None if model != _BALANCE or isinstance(key, Mapping) else str(key)
         request = _of_key(model, key, self._bounds(of_balance, min_position, max_lag, max_age))
         content, answered = yield from self._one(request, "key", "value")
-        value = None if content is None else content["value"]
-        found = State(value=value, **shown_key(key if isinstance(key, Mapping) else str(key)), **answered)
+        if content is None:
+            content = {"key": key if isinstance(key, Mapping) else str(key), "value": None}
+        found = State(value=content["value"], **shown_key(content["key"]), **answered)
         return (yield from self.typed(model, into, [found]))[0]
 
     def entries(
@@ -209,7 +210,7 @@ class Calls:
             max_lag: as for `get_balance`.
         """
         given = {
-            **(within or {}),
+            **_columns(within or {}),
             "from": start,
             "to": end,
             "prefix": prefix,
@@ -281,7 +282,7 @@ class Calls:
         within: Mapping[str, str | int] | None = None,
     ) -> Watch:
         """Returns the change stream of a key, or of a range of keys."""
-        given = _given({**(within or {}), "from": start, "to": end, "prefix": prefix})
+        given = _given({**_columns(within or {}), "from": start, "to": end, "prefix": prefix})
         if key is None:
             request = Request(path=f"{_path(model)}/changes", parameters=given)
         elif given:
@@ -532,8 +533,15 @@ def segment(text: str) -> str:
 def _of_key(model: str, key: Key, parameters: Mapping[str, str] | None = None) -> Request:
     """Returns the request for one key."""
     if isinstance(key, Mapping):
-        return Request(path=f"{_path(model)}/keys", parameters={**_given(key), **(parameters or {})})
+        return Request(path=f"{_path(model)}/keys", parameters={**_given(_columns(key)), **(parameters or {})})
     return Request(path=f"{_path(model)}/keys/{segment(str(key))}", parameters=parameters or {})
+
+
+def _columns(given: Mapping[str, str | int]) -> Mapping[str, str | int]:
+    """Returns columns of a composite key as they are. Raises InvalidCallError: one is a parameter of queries."""
+    if taken := given.keys() & api.NO_PART_NAMES:
+        raise InvalidCallError(f"'{min(taken)}' is a parameter of queries, and so no column of a composite key")
+    return given
 
 
 def _path(model: str) -> str:

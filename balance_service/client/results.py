@@ -78,7 +78,7 @@ class State(KeyAnswer, Generic[V_co]):
     """A read model's answer for a key; `value` is None if the key has no state at the position."""
 
     key: str
-    """Of a composite key, its text: `card=c1&day=20`."""
+    """Of a composite key, its text: `card=c1&day=20`. As the answer has it; if there is none, as the call names it."""
     value: V_co
     columns: Mapping[str, str | int] = field(default_factory=dict)
     """Of a composite key; otherwise empty."""

@@ -22,7 +22,7 @@ from balance_service.kafka.clients import by_remedy, new_client, transactional_c
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.topics import Topics
 from balance_service.model.binding import recorded_subjects
-from balance_service.model.stage import Stage, model_and_generation, shared_topic
+from balance_service.model.stage import Stage, model_and_generation, rekeyed_topics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,10 +61,10 @@ class Removal:
                 topic
                 for stage in self._stages
                 # Its changelog last: by that, an interrupted removal finds the stage again.
-                for topic in ((stage.rekeyed,) if _re_keys(stage.name, model) else ()) + (stage.changelog,)
+                for topic in (*self._rekeyed(stage), stage.changelog)
                 if topic in names
             ]
-            # Several sources are re-keyed into one topic.
+            # Several stages may write one topic.
             self.topics = [*dict.fromkeys(self.topics)]
             if not self.topics:
                 raise ConfigurationError(
@@ -96,13 +96,10 @@ class Removal:
         for topic in sorted(names):
             name = topic.removeprefix(prefix).removesuffix("-changelog")
             if topic == f"{prefix}{name}-changelog" and _is_of(name, self._model):
-                yield Stage(
-                    name=name,
-                    owner=self._model,
-                    source="",
-                    application_id=application,
-                    passes_to=shared_topic(name, self._model),
-                )
+                yield Stage(name=name, owner=self._model, source="", application_id=application)
+
+    def _rekeyed(self, stage: Stage) -> tuple[str, ...]:
+        return tuple(f"{stage.application_id}-{name}" for name in rekeyed_topics(stage.name, self._model))
 
     def _hosted(self, registry: SchemaRegistry) -> dict[str, list[str]]:
         """Returns the addresses of the instances that host each read model, or did within the last seconds."""
@@ -154,11 +151,7 @@ class Removal:
 
 def _is_of(stage: str, model: str) -> bool:
     """Whether a stage has a name of the model's: of a generation, or of a stage that re-keys."""
-    return model_and_generation(stage)[0] == model or _re_keys(stage, model)
-
-
-def _re_keys(stage: str, model: str) -> bool:
-    return stage.startswith(f"{model}-by-")
+    return model_and_generation(stage)[0] == model or bool(rekeyed_topics(stage, model))
 
 
 def _is_of_another(stage: str, model: str, others: set[str]) -> bool:

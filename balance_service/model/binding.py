@@ -12,7 +12,8 @@ from balance_service.avro.resolution import with_fields_of
 from balance_service.avro.schemas import full_name, load_schema, subject_of
 from balance_service.errors import ConfigurationError
 from balance_service.model.schemas import Schemas
-from balance_service.model.sources import sources_of
+from balance_service.model.sources import has_several, sources_of
+from balance_service.model.stage import FROM, model_and_generation, rekeyed_topics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,9 +48,9 @@ def _in_registry(
 ) -> Schema | str:
     """Returns the schema of a record, or a sentence that says where the registry has none."""
     read = settings.topic_of(topic)
-    first, *others = [source.topic for source in sources_of(model) if name in source.records] or [topic]
-    # Each source has its own: they may differ.
-    suffix = f"-from-{topic}" if topic != first and topic in others else ""
+    among = [source.topic for source in sources_of(model) if name in source.records] if has_several(model) else []
+    # Each source has its own: they may differ, and other ones may be added later.
+    suffix = f"{FROM}{topic}" if topic in among else ""
     subject = f"{_recorded(settings.application_id, model.name)}{model.version}-{name}{suffix}"
     found = registry.recorded(subject, partial(registry.newest, read, name))
     if found is not None:
@@ -104,9 +105,9 @@ def subjects_of_others(subjects: Sequence[str], settings: Settings) -> list[str]
     stages = [stage for stage in stages if stage.startswith(f"{settings.application_id}-")]
     topics = [settings.application_servers_topic, settings.dead_letter_decisions_topic, settings.generations_topic]
     topics += [f"{stage}-changelog" for stage in stages]
-    # Several sources are re-keyed into one topic.
-    topics += [re.sub("(-by-[^-]+)-from-.+", r"\1", stage) for stage in stages if "-by-" in stage]
-    names = "|".join(re.escape(stage) for stage in stages)
+    models = {model_and_generation(stage)[0] for stage in stages}
+    topics += {topic for stage in stages for model in models for topic in rekeyed_topics(stage, model)}
+    names = "|".join(map(re.escape, models))
     own = re.compile(rf"(?:{'|'.join(map(re.escape, topics))})-.+|(?:{names})-v[0-9]+-\w+(?:-from-.+)?")
     return [subject for subject in subjects if not own.fullmatch(subject)]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from balance_service import api
 from balance_service.avro.named_types import expanded
 from balance_service.avro.resolution import difference
 from balance_service.avro.schemas import fields_of, full_name, simple_name, type_name, without_null
@@ -14,7 +15,7 @@ from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import col
 from balance_service.model.converters import converter_of, record_converter, unconverted
 from balance_service.model.events import ANY, EVENT, PER_KEY, DeclaredRecord, Emit, OnFailure, Order
-from balance_service.model.keys import NO_PART_NAMES, ColumnKey, KeyType, key_type_of
+from balance_service.model.keys import ColumnKey, KeyType, key_type_of
 from balance_service.model.made_records import problem_of
 from balance_service.model.sources import declared_stages, has_several, sources_misfit, sources_of
 from balance_service.model.standard_fold import StandardFold, columns_of
@@ -164,7 +165,7 @@ def _check_columns(model: Any, says: str, columns: Sequence[str]) -> None:
         refuse(model, f"{says} no column")
     if len({*columns}) < len(columns):
         refuse(model, f"{says} {_named(columns)}: name each column once")
-    if len(columns) > 1 and (taken := NO_PART_NAMES & {*columns}):
+    if len(columns) > 1 and (taken := api.NO_PART_NAMES & {*columns}):
         refuse(model, f"{says} {_named(columns)}, but '{min(taken)}' is a parameter of queries: rename the column")
 
 

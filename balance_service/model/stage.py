@@ -40,11 +40,18 @@ FROM = "-from-"
 """Between the topic that several stages write and the source of one, in its name. No column contains a hyphen."""
 
 
-def shared_topic(stage: str, model: str) -> str:
-    """Returns the re-keyed topic that a stage of a model shares with others, by its name; empty if it shares none."""
+def rekeyed_topics(stage: str, model: str) -> tuple[str, ...]:
+    """Returns the topics that a stage of a model may write if it re-keys, by its name; empty if it does not re-key.
+
+    All of them are the model's: one of the stage's own name, and those that it may share. Which of them it writes, the
+    name does not tell: a column may be called `from`, a source's name may contain `-from-`, and of a source with
+    several re-keys only the last one is into the shared topic.
+    """
     prefix = f"{model}-by-"
-    column, found, _ = stage.removeprefix(prefix).partition(FROM)
-    return prefix + column if found and stage.startswith(prefix) else ""
+    if not stage.startswith(prefix):
+        return ()
+    ends = [found.start() for found in re.finditer(f"(?={FROM})", stage)]
+    return (*(stage[:end] for end in ends if end > len(prefix)), stage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ most of `BALANCE_RETRY_TOPICS`.
 _RECORDS = """\
 A value is a frame: `0x00`, the schema id in 4 bytes, big-endian, and the Avro body (Confluent's wire format). The
 subject of a schema is `TOPIC-FULL.NAME.OF.RECORD`; a schema that a model took from the registry is recorded under
-`APPLICATION-MODEL-vVERSION-RECORD`, with `-from-SOURCE` for further sources of it.
+`APPLICATION-MODEL-vVERSION-RECORD`, with `-from-SOURCE` if the model has `sources`.
 [`schemas`](../../schemas) has the service's own records.
 
 A key is text in UTF-8, or a number in 8 bytes, big-endian, with the sign bit inverted; a composite key its columns in

@@ -320,11 +320,15 @@ def test_without_a_topic_the_classes_of_all_other_applications_are_written(regis
         ("balance-service-orders-by-city", "OrderInCity"),
         # Of several sources.
         ("balance-service-carts-by-city", "CartInCity"),
+        ("balance-service-carts-by-city-day", "CartOfDay"),
+        # Of one with two re-keys, the first one.
+        ("balance-service-carts-by-cart-from-us", "CartAlone"),
         ("balance-service-carts-v1-Filled", "from-us"),
         ("balance-service-generations", "Whole"),
     ):
         registry.register(f"{topic}-{record}", {**PLACED, "name": record})
-    for stage in ("orders", "orders-by-city", "carts", "carts-by-city-from-eu.carts"):
+    carts = ("carts.g2", "carts-by-city-from-eu.carts", "carts-by-city-day-from-eu.carts", "carts-by-cart-from-us")
+    for stage in ("orders", "orders-by-city", *carts):
         registry.register(subject_of(f"balance-service-{stage}-changelog", POSITION), POSITION)
 
     written = types()

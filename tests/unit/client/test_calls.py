@@ -118,7 +118,7 @@ def test_an_unknown_customer_has_no_amount_at_a_position(run: Run) -> None:
 
 
 def test_a_state_has_the_exact_numbers_of_its_value(run: Run) -> None:
-    body = '{"key":"c1","value":{"additions":2,"greatest":0.10,"first":"2026-01-01T00:00:00.000Z"}}'
+    body = '{"key":"c/1","value":{"additions":2,"greatest":0.10,"first":"2026-01-01T00:00:00.000Z"}}'
     with scripted(answer(body)) as (url, received):
         state = run(url, "get", "activity", "c/1", min_position=Position(1, 3), max_lag=5)
 
@@ -143,6 +143,17 @@ def test_a_composite_key_is_named_by_its_columns(run: Run) -> None:
     ]
 
 
+def test_a_state_has_the_same_key_as_its_entry(run: Run) -> None:
+    body = '{"key":{"card":"c1","day":20},"value":1}'
+    listed = '{"entries":[{"key":{"card":"c1","day":20},"value":1}],"next":null}'
+    with scripted(answer(body), of_all(listed)) as (url, _):
+        state = run(url, "get", "spent", {"day": "20", "card": "c1"})
+        (entry,) = run(url, "entries", "spent")
+
+    assert (state.key, state.columns) == ("card=c1&day=20", {"card": "c1", "day": 20})
+    assert (entry.key, entry.columns) == (state.key, state.columns)
+
+
 def test_entries_are_those_with_the_first_columns_of_a_composite_key(run: Run) -> None:
     body = '{"entries":[{"key":{"card":"a","day":2},"value":{"total":3}}],"next":null}'
     with scripted(of_all(body)) as (url, received):
@@ -150,6 +161,25 @@ def test_entries_are_those_with_the_first_columns_of_a_composite_key(run: Run) -
 
     assert (entry.key, entry.columns, entry.value) == ("card=a&day=2", {"card": "a", "day": 2}, Spent("a", 2, 3))
     assert targets(received) == ["/api/models/spent/entries?card=a&from=1&to=7&limit=1000"]
+
+
+@pytest.mark.parametrize(
+    ("call", "given"),
+    [
+        (("get", "spent", {"card": "c1", "maxLag": 5}), {}),
+        (("entries", "spent"), {"within": {"from": 5}, "start": 1}),
+        (("changes", "spent"), {"within": {"from": 5}}),
+        (("changes", "spent"), {"key": {"card": "c1", "generation": 2}}),
+    ],
+)
+def test_a_column_with_the_name_of_a_parameter_is_refused(run: Run, call: tuple[Any, ...], given: Any) -> None:
+    with (
+        scripted() as (url, received),
+        pytest.raises(InvalidCallError, match="is a parameter of queries, and so no column"),
+    ):
+        run(url, *call, **given)
+
+    assert not received
 
 
 @pytest.mark.parametrize("key", [".", ".."])

@@ -13,6 +13,7 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 from yarl import URL
 
+from balance_service import api
 from balance_service.cluster.directory import PublishedModel, key_columns
 from balance_service.errors import ConfigurationError
 from balance_service.http.app import make_app, routes_of
@@ -37,7 +38,7 @@ from balance_service.http.streams.feed import Pace
 from balance_service.http.streams.link import Links
 from balance_service.http.streams.part import Reader, Selection
 from balance_service.kafka.partitioner import partition_of
-from balance_service.model.keys import NO_PART_NAMES, TEXT
+from balance_service.model.keys import TEXT
 from balance_service.model.read_model import Collection, Routes
 from balance_service.observability.metrics import Metrics
 from balance_service.testing import Driver
@@ -303,7 +304,7 @@ def test_no_parameter_of_queries_is_a_column() -> None:
     kinds = (CompositeKeyParameters, EntriesParameters, ChangesParameters, TopParameters)
     named = frozenset[str]().union(*(kind.not_in_header for kind in kinds)) - {"within"}
 
-    assert named <= NO_PART_NAMES
+    assert named <= api.NO_PART_NAMES
 
 
 def test_peers_are_asked_by_the_columns() -> None:

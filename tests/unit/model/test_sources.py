@@ -19,8 +19,8 @@ from balance_service.model.folds import Count, RunningSum
 from balance_service.model.generations import Generations, Switch
 from balance_service.model.placing import hosted_stages, records_of_topic, stages_of, written_by
 from balance_service.model.read_model import ReadModel
-from balance_service.model.sources import sources_of
-from balance_service.model.stage import shared_topic
+from balance_service.model.sources import declared_stages, sources_of
+from balance_service.model.stage import rekeyed_topics
 from balance_service.model.stream import Global, Stream
 from balance_service.model.versions import Versions, declaration_of
 from balance_service.settings import load_settings
@@ -188,10 +188,42 @@ def test_names_of_stages_do_not_depend_on_other_sources() -> None:
     ]
 
 
-def test_the_topic_of_a_stage_is_found_by_its_name() -> None:
-    assert shared_topic("accounts-by-customerId-from-orders", "accounts") == "accounts-by-customerId"
-    assert shared_topic("accounts-by-customerId", "accounts") == ""
-    assert shared_topic("a-by-b-from-c-by-d", "a-by-b-from-c") == ""
+@pytest.mark.parametrize(
+    ("stage", "model", "topics"),
+    [
+        ("m", "m", ()),
+        ("m.g2", "m", ()),
+        ("m-by-a", "m", ("m-by-a",)),
+        ("m-by-a-b", "m", ("m-by-a-b",)),
+        ("m-by-a-from-eu", "m", ("m-by-a", "m-by-a-from-eu")),
+        ("m-by-a-b-from-eu", "m", ("m-by-a-b", "m-by-a-b-from-eu")),
+        ("m-by-a-from-x-from-y", "m", ("m-by-a", "m-by-a-from-x", "m-by-a-from-x-from-y")),
+        # A column is called `from`.
+        ("m-by-from-from-eu", "m", ("m-by-from", "m-by-from-from-eu")),
+        ("m-by-a-from-from-eu", "m", ("m-by-a", "m-by-a-from", "m-by-a-from-from-eu")),
+        ("a-by-b-from-c-by-d", "a-by-b-from-c", ("a-by-b-from-c-by-d",)),
+        ("a-by-b-from-c", "a-by-b-from-c", ()),
+    ],
+)
+def test_the_topics_of_a_stage_are_found_by_its_name(stage: str, model: str, topics: tuple[str, ...]) -> None:
+    assert rekeyed_topics(stage, model) == topics
+
+
+def test_the_topics_of_all_re_keys_of_several_sources_are_found() -> None:
+    two_steps = Stream("refunds", "Refunded").by("paymentId", "method").by("customerId", "day")
+    one_step = Stream("sales", "Sold").by("customerId", "day")
+
+    def schema_of(name: str, _topic: str | None) -> Any:
+        return {"type": "record", "name": name, "fields": []}
+
+    *early, _ = declared_stages("days", (two_steps, one_step), (), (), schema_of, several=True)
+
+    assert [(stage.name, stage.rekeyed) for stage in early] == [
+        ("days-by-paymentId-method-from-refunds", "-days-by-paymentId-method-from-refunds"),
+        ("days-by-customerId-day-from-refunds", "-days-by-customerId-day"),
+        ("days-by-customerId-day-from-sales", "-days-by-customerId-day"),
+    ]
+    assert all(stage.rekeyed[1:] in rekeyed_topics(stage.name, "days") for stage in early)
 
 
 def test_a_source_with_a_name_that_is_too_long_for_its_changelog_is_refused() -> None:
@@ -269,7 +301,7 @@ def test_each_source_has_its_schema_of_a_record_recorded(monkeypatch: pytest.Mon
     bind_models([changed(sources=(Stream("eu", "Exported"), Stream("us", "Exported")), version=3, **sold)], SETTINGS)
 
     assert asked == [
-        ("app-accounts-v3-Exported", "Exported of eu"),
+        ("app-accounts-v3-Exported-from-eu", "Exported of eu"),
         ("app-accounts-v3-Exported-from-us", "Exported of us"),
     ]
 
