@@ -29,16 +29,6 @@ CONTROL_CHARACTERS = r"\u0000-\u001f\u007f-\u009f"
 _CONTROL_CHARACTER = re.compile(f"[{CONTROL_CHARACTERS}]")
 # Greater than the key of any state.
 _AFTER_ALL_KEYS = b"\xff"
-<<<<<<< HEAD
-NO_PART_NAMES = frozenset(
-    (
-        *("model", "key", "from", "to", "prefix", "after", "limit", "by", "partial", "partitions", "generation"),
-        *("minPosition", "maxLag", "maxAge"),
-    )
-)
-"""The other parameters of queries: columns of a composite key may not have these names."""
-=======
->>>>>>> fixb
 
 
 def checked_key(key: str, name: str) -> str:
