@@ -421,8 +421,8 @@ BUGS = (
     pinpoint(
         "the rows of an event have its idempotency key, so that one of them counts",
         "engine/stateless.py",
-        "        if not self.multiplies:\n",
-        "        if self.multiplies:\n",
+        '            number = b"#%d" % seen[key]\n',
+        '            number = b""\n',
         "integration/test_transformed_events",
         "test_an_event_is_counted_with_all_of_its_rows_or_is_one_letter",
     ),
@@ -430,13 +430,12 @@ BUGS = (
         "the rows before one that does not fit are sent, and their event is a dead letter too",
         "engine/stateless.py",
         "                    outputs = [\n"
-        "                        builder.build(offset, timestamp_ms, key, frame, self._headers(own, number))\n"
-        "                        for number, (key, frame) in enumerate(zip(keys, frames, strict=True))\n"
+        "                        builder.build(offset, timestamp_ms, key, frame, own)\n"
+        "                        for (key, frame), own in zip(rows, self._headers(rows, forwarded(headers)), strict=True)\n"
         "                    ]\n",
         "                    outputs = []\n"
-        "                    for number, (key, frame) in enumerate(zip(keys, frames, strict=True)):\n"
-        "                        made = builder.build(offset, timestamp_ms, key, frame, self._headers(own, number))\n"
-        "                        outcome.outputs.append(made)\n",
+        "                    for (key, frame), own in zip(rows, self._headers(rows, forwarded(headers)), strict=True):\n"
+        "                        outcome.outputs.append(builder.build(offset, timestamp_ms, key, frame, own))\n",
         "integration/test_transformed_events",
         "test_an_event_is_counted_with_all_of_its_rows_or_is_one_letter",
     ),
