@@ -96,10 +96,8 @@ class RowsProcessor:
             for keys, frames, offset, timestamp_ms, value, headers, own_key in zip(*columns, strict=True):
                 try:
                     rows = [*zip(keys, frames, strict=True)]
-                    outputs = [
-                        builder.build(offset, timestamp_ms, key, frame, own)
-                        for (key, frame), own in zip(rows, self._headers(rows, forwarded(headers)), strict=True)
-                    ]
+                    each = zip(rows, self._headers(rows, forwarded(headers)), strict=True)
+                    outputs = [builder.build(offset, timestamp_ms, key, frame, own) for (key, frame), own in each]
                 except PoisonRecordError as error:
                     outcome.dead_letters.append(
                         DeadLetter(offset, timestamp_ms, own_key, value, error.cause, error.detail)

@@ -429,12 +429,9 @@ BUGS = (
     pinpoint(
         "the rows before one that does not fit are sent, and their event is a dead letter too",
         "engine/stateless.py",
-        "                    outputs = [\n"
-        "                        builder.build(offset, timestamp_ms, key, frame, own)\n"
-        "                        for (key, frame), own in zip(rows, self._headers(rows, forwarded(headers)), strict=True)\n"
-        "                    ]\n",
-        "                    outputs = []\n"
-        "                    for (key, frame), own in zip(rows, self._headers(rows, forwarded(headers)), strict=True):\n"
+        "outputs = [builder.build(offset, timestamp_ms, key, frame, own) for (key, frame), own in each]\n",
+        "outputs = []\n"
+        "                    for (key, frame), own in each:\n"
         "                        outcome.outputs.append(builder.build(offset, timestamp_ms, key, frame, own))\n",
         "integration/test_transformed_events",
         "test_an_event_is_counted_with_all_of_its_rows_or_is_one_letter",
