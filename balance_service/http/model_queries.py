@@ -215,7 +215,7 @@ class ModelQueries:
     async def key(self, request: web.Request, target: KeyTarget, parameters: type[KeyParameters]) -> web.Response:
         """Answers for the key at a target that a read model declares."""
         answers = self.of(target.model, generation_of(request))
-        return await self._one(request, answers, target, parameters)
+        return await self._one(request, answers, target, parameters.of)
 
     async def key_of_any(self, request: web.Request) -> web.StreamResponse:
         """Answers for the key at the target that every read model has, or with a stream."""
@@ -234,9 +234,13 @@ class ModelQueries:
             form = f"{target.path}?{asked}" if asked else f"{target.path}/KEY"
             columns = ", ".join(key_type.columns) if asked else "one column"
             raise InvalidInputError(f"the key of '{name}' is {columns}: ask for {form}")
+        # As with other parameters, a peer may name more.
+        if parameters.of_columns and FORWARDED_HEADER not in request.headers:
+            parameters.check_names(request, key_type.columns)
+        read = partial(parameters.of, columns=key_type.columns)
         if not accepts_events(request.headers):
-            return await self._one(request, answers, target, parameters)
-        given = parameters.of(request)
+            return await self._one(request, answers, target, read)
+        given = read(request)
         if given.min_position is not None or given.max_lag is not None or given.max_age is not None:
             raise InvalidInputError(
                 "a stream begins with the owner's newest state: omit minPosition, maxLag and maxAge"
@@ -245,10 +249,14 @@ class ModelQueries:
         return await self._streamed(request, given, answers, Selection(key=given.key))
 
     async def _one(
-        self, request: web.Request, answers: ModelAnswers, target: KeyTarget, parameters: type[KeyParameters]
+        self,
+        request: web.Request,
+        answers: ModelAnswers,
+        target: KeyTarget,
+        read: Callable[[web.Request], KeyParameters],
     ) -> web.Response:
         def parse() -> KeyQuery:
-            given = parameters.of(request)
+            given = read(request)
             return target.query(given.key, given)
 
         asker = asker_of(request)

@@ -18,7 +18,7 @@ from balance_service.errors import InvalidInputError
 from balance_service.model.keys import CONTROL_CHARACTERS, MAX_KEY_BYTES, checked_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from aiohttp import web
 
@@ -191,8 +191,12 @@ class Parameters(Validated):
                 raise InvalidInputError(f"the query has '{name[:_MOST_NAME]}', which is not known here; {told}")
 
     @classmethod
-    def of(cls, request: web.Request) -> Self:
+    def of(cls, request: web.Request, columns: Collection[str] | None = None) -> Self:
         """Validates the parameters of a request.
+
+        Args:
+            columns: those of a composite key; the query's other parameters are ignored, since a peer may know more. By
+                default, every parameter that is not known is a column.
 
         Raises:
             InvalidInputError: a parameter is missing, malformed or repeated.
@@ -200,19 +204,22 @@ class Parameters(Validated):
         in_path = _from_path(request)
         values = dict(in_path)
         given = [(name, value) for name in cls.in_header for value in request.headers.getall(name, ())]
-        own = cls.not_in_header - {cls.of_columns}
-        given += [pair for pair in _query(request) if (pair[0] in own or cls.of_columns) and pair[0] not in in_path]
+        query = _query(request)
+        wanted = own = cls.not_in_header - {cls.of_columns}
+        if cls.of_columns:
+            wanted = own.union({name for name, _ in query} - cls.in_header if columns is None else columns)
+        given += [pair for pair in query if pair[0] in wanted and pair[0] not in in_path]
         for name, value in given:
             if name in values:
                 raise InvalidInputError(f"{name} is given more than once")
             values[name] = value
         if not cls.of_columns:
             return cls.parse(values)
-        columns = {name: value for name, value in values.items() if name not in own | cls.in_header}
+        found = {name: value for name, value in values.items() if name not in own | cls.in_header}
         for name in cls.columns:
-            if name not in columns:
+            if name not in found:
                 raise InvalidInputError(f"{name} is missing")
-        return cls.parse({**values, cls.of_columns: columns})
+        return cls.parse({**values, cls.of_columns: found})
 
 
 class _OfGeneration(Parameters):

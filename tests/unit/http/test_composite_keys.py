@@ -29,6 +29,7 @@ from balance_service.http.model_queries import (
 from balance_service.http.openapi import document
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
+from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.queries import Queries
 from balance_service.http.route import Handlers
 from balance_service.http.scatter import Scatter
@@ -88,13 +89,13 @@ KEYS = [MODEL.key_type.fields(key) for key in sorted(STATES)]
 WITH_DAYS = {card: [key["day"] for key in KEYS if key["card"] == card] for card in CARDS}
 
 
-def asked(folder: Path, *targets: str) -> list[tuple[int, Any]]:
+def asked(folder: Path, *targets: str, headers: Mapping[str, str] | None = None) -> list[tuple[int, Any]]:
     """The status and the parsed body of each answer of an instance that has the states."""
 
     async def answer_to(response: ClientResponse) -> tuple[int, Any]:
         return response.status, json.loads(await response.text())
 
-    return requested(folder, targets, {}, answer_to)
+    return requested(folder, targets, headers or {}, answer_to)
 
 
 def followed(folder: Path, target: str, count: int) -> list[Any]:
@@ -185,7 +186,10 @@ REFUSED = {
     f"{ALL}/keys/a": f"the key of '{NAME}' is card, day: ask for {ALL}/keys?card=…&day=…",
     f"{ALL}/keys": "the key must be of the form card=…&day=…",
     f"{ALL}/keys?card=a": "the key must be of the form card=…&day=…",
-    f"{ALL}/keys?card=a&day=1&dya=2": "the key must be of the form card=…&day=…",
+    f"{ALL}/keys?card=a&day=1&dya=2": "the query has 'dya', which is not known here; it may have card, day, "
+    "generation, maxAge, maxLag, minPosition",
+    f"{ALL}/keys?card=a&day=1&Last-Event-ID=1/0:1": "the query has 'Last-Event-ID', which is not known here; it may "
+    "have card, day, generation, maxAge, maxLag, minPosition",
     f"{ALL}/keys?card=a&day=x": "day must be a number of at most 64 bits, such as 42",
     f"{ALL}/keys?card=&day=1": "card must have 1 to 256 bytes of UTF-8",
     f"{ALL}/keys?card=a&card=b&day=1": "card is given more than once",
@@ -209,6 +213,21 @@ def test_a_query_that_composite_keys_do_not_have_is_refused(tmp_path: Path) -> N
     assert {target: (status, problem["detail"]) for target, (status, problem) in answers.items()} == {
         target: (400, why) for target, why in REFUSED.items()
     }
+
+
+def test_a_peer_may_name_parameters_that_are_not_known_here(tmp_path: Path) -> None:
+    day = int(WITH_DAYS["a"][0])
+    more = "newer=1&Last-Event-ID=x"
+    (one,) = asked(tmp_path / "one", f"{ALL}/keys?card=a&day={day}&{more}", headers={FORWARDED_HEADER: "localhost:1"})
+    (listed,) = asked(
+        tmp_path / "all",
+        f"{ALL}/entries?card=a&to={day}&partitions={PARTITION}&{more}",
+        headers={FORWARDED_HEADER: "localhost:1"},
+    )
+
+    state = {"key": {"card": "a", "day": day}, "value": {"total": 100 * day, "purchases": 1}}
+    assert one == (200, state)
+    assert listed[0] == 200, listed
 
 
 def test_the_keys_with_the_same_first_columns_are_a_range(tmp_path: Path) -> None:
