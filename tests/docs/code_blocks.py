@@ -33,8 +33,8 @@ _OTHERS = {
     *(".", "cd", "echo", "export", "git", "kill", "printf", "sha256sum", "pip", "pytest", "python", "python3"),
     *("docker", "docker-compose", "kafka-acls.sh", "kafka-consumer-groups.sh", "kafka-topics.sh", "kubectl", "openssl"),
 }
-# Of composite keys, which are parameters of the routes of any model.
-_KEY_COLUMNS = {"customerId"}
+# Of composite keys, which are parameters of the routes of any model: the end of the path → the columns.
+_KEY_COLUMNS = {end: {"customerId"} for end in ("keys", "entries", "changes")}
 _COMMENT = re.compile(r"""(?<!\S)#(?:[^'"]|'[^']*'|"[^"]*")*$|(?<!\S)# .*$""")
 _SUBSTITUTION = re.compile(r"\$\([^()]*\)")
 _ENDS = frozenset("|&;\n")
@@ -158,8 +158,9 @@ def _check_curl(arguments: Sequence[str]) -> None:
         names = {name for name, _ in parse_qsl(url.query, keep_blank_values=True)}
         if url.scheme not in ("http", "https") or url.hostname not in _LOCAL or not url.path.strip("/"):
             continue
+        columns = _KEY_COLUMNS.get(url.path.rpartition("/")[2], set()) if "/models/" in url.path else set()
         if not any(
-            method == route.method and re.fullmatch(route.path, url.path) and names - _KEY_COLUMNS <= route.parameters
+            method == route.method and re.fullmatch(route.path, url.path) and names - columns <= route.parameters
             for route in _routes()
         ):
             raise ValueError(f"no route answers {method} {url.path} with {', '.join(sorted(names)) or 'no parameters'}")

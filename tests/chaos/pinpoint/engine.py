@@ -359,7 +359,7 @@ BUGS = (
         "config = transactional_config(settings, stage.transactional_id(task_id.partition))",
         'config = transactional_config(settings, f"{stage.transactional_id(task_id.partition)}-{id(settings)}")',
         "e2e/test_generation_faults",
-        "test_a_switch_that_a_stalled_owner_would_commit_late_has_no_effect",
+        "test_a_switch_during_which_an_owner_stalls_is_made_once",
     ),
     pinpoint(
         "a switch takes no dead letters over",
