@@ -51,8 +51,8 @@ class Collection:
     """The path of a collection: all states, one key, a range of keys, and the number of keys.
 
     `key` is the parameter with the key; those with its columns, in their order, if the key has several: then a range is
-    one of the last column. Answers call the key `noun`. `PATH/count` and `PATH/count/local` are numbers of keys, so no key
-    is found there.
+    one of the last column. Answers call the key `noun`. `PATH/count` and `PATH/count/local` are the numbers of keys: no
+    key is found there.
     """
 
     path: str
