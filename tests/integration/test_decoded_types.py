@@ -227,7 +227,8 @@ class Named(ReadModel):
 
     name = "test-named"
     source = Stream("pos", "PosInvoice").select("customerName")
-    emits = Emit("named")
+    # Only code of the model's own receives the event.
+    emits = Emit("named", "PosInvoice", make=dict)
 
 
 def test_an_event_with_null_in_a_selected_column_is_decoded(spark: SparkSession) -> None:

@@ -393,7 +393,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=int(os.environ.get("TRANSFORMS", "6")), suppress_health_check=[*HealthCheck])
+@settings(max_examples=int(os.environ.get("TRANSFORMS", "3")), suppress_health_check=[*HealthCheck])
 @given(drawn=steps(), fields=EVENTS)
 def test_rows_of_any_code_are_those_of_spark(
     spark: SparkSession, drawn: list[tuple[str, ...]], fields: list[Any]
