@@ -29,8 +29,15 @@ _STORIES = tuple(
     f"tests/e2e/test_{name}.py" for name in ("two_instances", "standbys", "kill", "rebuild", "dead_letters")
 )
 
-# They take minutes: a record that ends the JVM restarts it five times, and recorded instances start twice.
-_LATER = tuple(f"test_{name}.py" for name in ("spark_faults", "recorded_data", "memory"))
+# They take minutes: a record that ends the JVM restarts it five times, recorded instances start twice, and each
+# transform is analysed and run by Spark.
+_LATER = tuple(
+    f"test_{name}.py"
+    for name in (
+        *("spark_faults", "recorded_data", "memory"),
+        *("transformed_rows", "transforms_refused", "transform_fingerprints"),
+    )
+)
 
 # The time of CI is limited: it plays a third of the other end-to-end tests a day, each file every third day.
 _DAYS = 3
