@@ -393,7 +393,13 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=int(os.environ.get("TRANSFORMS", "3")), suppress_health_check=[*HealthCheck])
+# The same few by default; `TRANSFORMS=100` draws others.
+@settings(
+    max_examples=int(os.environ.get("TRANSFORMS", "3")),
+    derandomize="TRANSFORMS" not in os.environ,
+    database=None,
+    suppress_health_check=[*HealthCheck],
+)
 @given(drawn=steps(), fields=EVENTS)
 def test_rows_of_any_code_are_those_of_spark(
     spark: SparkSession, drawn: list[tuple[str, ...]], fields: list[Any]
