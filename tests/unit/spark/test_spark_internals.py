@@ -105,6 +105,7 @@ JAVA: dict[str, dict[str, list[str]]] = {
         "org.apache.spark.unsafe.types.UTF8String": ["static fromBytes(byte[])", "isValid()"],
     },
     "java/Attempt.java": {
+        "org.apache.spark.TaskKilledException": [],
         "org.apache.spark.sql.catalyst.InternalRow": [],
         "org.apache.spark.sql.catalyst.expressions.ConditionalExpression": [],
         "org.apache.spark.sql.catalyst.expressions.Expression": [],
