@@ -107,29 +107,31 @@ class RowsProcessor:
                         outcome.outputs += outputs
         return outcome
 
-    def _headers(self, rows: Sequence[tuple[bytes, bytes]], own: Headers) -> Iterator[Headers]:
-        """Yields the headers of each row of an event.
+    def _headers(self, rows: Sequence[tuple[bytes, bytes]], own: Headers) -> Sequence[Headers]:
+        """Returns the headers of each row of an event.
 
-        Each row counts once, so each has an idempotency key of its own, numbered among the rows of its key: an event
-        that is sent again may have its rows in another order, such as those of a map.
+        Each of several rows counts once, so each has an idempotency key of its own, numbered among the rows of its
+        key: an event that is sent again may have its rows in another order, such as those of a map.
 
         Raises:
             PoisonRecordError: with the headers, the rows take too many bytes.
         """
+        if not self.multiplies:
+            return [own]
         size = sum(len(name) + len(value or b"") for name, value in own) * len(rows)
-        if self.multiplies and size > _MOST_HEADER_BYTES:
+        if size > _MOST_HEADER_BYTES:
             raise PoisonRecordError(
                 TRANSFORM_TOO_LARGE, f"the headers of its {len(rows):,} rows take {size:,} bytes: send smaller ones"
             )
+        headers: list[Headers] = []
         seen: Counter[bytes] = Counter()
         for key, _ in rows:
             number = b"#%d" % seen[key]
             seen[key] += 1
-            yield (
-                own
-                if not self.multiplies
-                else [(name, value + number if name == IDEMPOTENCY_HEADER and value else value) for name, value in own]
+            headers.append(
+                [(name, value + number if name == IDEMPOTENCY_HEADER and value else value) for name, value in own]
             )
+        return headers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
