@@ -18,7 +18,8 @@ from balance_service.errors import FatalError, PoisonRecordError, RetriableError
 from balance_service.model.events import event_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.batch import KeyedUpdate, TaskBatch
@@ -194,17 +195,28 @@ class FoldProcessor:
         Raises:
             PoisonRecordError: the state does not fit its schema or the changelog.
         """
-        try:
-            frame = self.state_codec.encode(state)
-            # A state of standard folds survives encoding unchanged.
-            kept = state if self.read_model.standard_folds else self.state_codec.decode(frame)
-        except Exception as error:  # fastavro raises any exception its writer or reader runs into
-            why = self.state_codec.misfit(state) or error
-            raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {why}") from error
-        if len(frame) + ENVELOPE_BYTES > self.largest_bytes:
+        frame = self.state_codec.encode_unchanged(state)
+        kept: State
+        if frame is not None:
+            # Own code may hold on to the record, and change it.
+            kept = {**state}
+        else:
+            try:
+                frame = self.state_codec.encode(state)
+                # A state of standard folds survives encoding unchanged.
+                kept = state if self.read_model.standard_folds else self.state_codec.decode(frame)
+            except Exception as error:  # fastavro raises any exception its writer or reader runs into
+                why = self.state_codec.misfit(state) or error
+                raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {why}") from error
+        if len(frame) > self.largest_frame:
             why = f"the changelog does not accept its {len(frame)} bytes"
             raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {why}")
         return kept, frame
+
+    @property
+    def largest_frame(self) -> int:
+        """The most bytes of a state's frame that the changelog accepts."""
+        return self.largest_bytes - ENVELOPE_BYTES
 
     def _states(self, store: StateStore, keys: Iterable[bytes]) -> dict[bytes, State | None]:
         wanted = list(keys)
@@ -238,37 +250,64 @@ class _OneByOne:
         Raises:
             TaskHaltedError: the read model's own code fails on an event.
         """
-        # A state of an own fold may change when it is encoded, such as a float that is rounded. Encoding each state
-        # makes the result independent of where batches end.
+        # A state of an own fold may change when it is encoded, such as a float that is rounded, and may be changed by
+        # its code later. Encoding each state makes the result independent of where batches end. A state that lasts is
+        # encoded once.
         is_sent = self.emission is not None and self.emission.takes_each_frame
-        return self._fold(before, events, frames_each=is_sent or not self.processor.read_model.standard_folds)
+        model = self.processor.read_model
+        lasts = None if is_sent else model.lasts
+        return self._fold(before, events, lasts, frames_each=is_sent or not (model.standard_folds or lasts))
 
-    def _fold(self, before: State | None, events: Sequence[KeyedUpdate], *, frames_each: bool) -> bool:
-        processor = self.processor
-        records = tuple(processor.read_model.stages[-1].events)
+    def _fold(
+        self,
+        before: State | None,
+        events: Sequence[KeyedUpdate],
+        lasts: Callable[[Any, int], bool] | None,
+        *,
+        frames_each: bool,
+    ) -> bool:
+        """As `fold`.
+
+        Args:
+            lasts: says which states stay as the code returns them; None if the code is lent each state.
+            frames_each: whether each state is encoded, and not only the last.
+        """
+        processor, keys = self.processor, self.idempotency_keys
+        model, most_bytes, has_keys = processor.read_model, processor.largest_frame, not keys.are_none
+        records = tuple(model.stages[-1].events)
         letters: list[DeadLetter] = []
         outputs: list[Output] = []
-        state, duplicates, last, frame = before, 0, None, None
-        last_to_send, state_in_topic = None, before
+        state: Any = before if lasts is None or before is None else model.lent(before)
+        duplicates, last, frame = 0, None, None
+        last_to_send, state_in_topic = None, state
         blocked_after = self.blocked.get(events[0].key, events[-1].offset)
         for update in events:
             try:
                 if update.offset > blocked_after:
                     why = f"the event of this key at offset {blocked_after} could not be applied yet"
                     raise PoisonRecordError(BEHIND_CAUSE, why)
-                if self.idempotency_keys.is_repeated(update):
+                if has_keys and keys.is_repeated(update):
                     duplicates += 1
                     continue
                 event = event_of(records, update.update, update.timestamp_ms)
-                following, following_frame = processor.step(state, update, event), None
-                if frames_each and following is not None:
-                    following, following_frame = processor.framed(following)
+                following_frame = None
+                if lasts is not None:
+                    following = call_own_code(model.next_instance, state, update.key, event)
+                    if following is not None and not lasts(following, most_bytes):
+                        return self._framing_each(before, events)
+                else:
+                    following = processor.step(state, update, event)
+                    if frames_each and following is not None:
+                        following, following_frame = processor.framed(following)
                 if self.emission is not None:
                     outputs += self.emission.of_event(update, event, following, following_frame)
             except PoisonRecordError as error:
                 if update.record is None:
-                    self.idempotency_keys.forget(events)
+                    keys.forget(events)
                     return False
+                if lasts is not None:
+                    # The code may have changed even an instance that is frozen.
+                    return self._framing_each(before, events)
                 if isinstance(error, OwnCodeFailedError):
                     if self.after or last is not None:
                         processor.tolerance.applied(self.partition)
@@ -283,22 +322,24 @@ class _OneByOne:
                     state_in_topic = state if last_to_send is None else state_in_topic
                     last_to_send = update
                 state, frame, last = following, following_frame, update
-                self.idempotency_keys.remember(update)
+                if has_keys:
+                    keys.remember(update)
         if last is not None:
+            if lasts is not None:
+                state, state_in_topic = (None if one is None else model.recorded(one) for one in (state, state_in_topic))
             if frame is None and state is not None:
                 try:
                     _, frame = processor.framed(state)
                 except PoisonRecordError:
                     # Encoding the state after each event finds the event that made it unfit.
-                    self.idempotency_keys.forget(events)
-                    return self._fold(before, events, frames_each=True)
+                    return self._framing_each(before, events)
             if self.emission is not None and last_to_send is not None and state != state_in_topic:
                 try:
                     outputs += self.emission.of_last(last_to_send, state, frame)
                 except OwnCodeFailedError as error:
                     # The output depends on all of the events, so none of them is applied.
                     self._require_retried(error, last_to_send)
-                    self.idempotency_keys.forget(events)
+                    keys.forget(events)
                     refused = {letter.offset for letter in letters}
                     rest = [event.record for event in events if event.record and event.offset not in refused]
                     self.outcome.dead_letters += [
@@ -311,6 +352,10 @@ class _OneByOne:
         self.outcome.outputs += outputs
         self.outcome.duplicates += duplicates
         return True
+
+    def _framing_each(self, before: State | None, events: Sequence[KeyedUpdate]) -> bool:
+        self.idempotency_keys.forget(events)
+        return self._fold(before, events, None, frames_each=True)
 
     def _require_retried(self, error: OwnCodeFailedError, event: KeyedUpdate, why_not: str | None = "") -> None:
         model = self.processor.read_model.name

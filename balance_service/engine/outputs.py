@@ -202,7 +202,8 @@ class BatchEmission:
             value = None if frame is None else emission.codec.frame(opened(frame)[1])
             return (self.builder.build(*at, value),)
         if emission.emit.fields:
-            body = emission.read_model.made(update.update, state, update.key)
+            record = None if state is None else emission.read_model.recorded(state)
+            body = emission.read_model.made(update.update, record, update.key)
             return () if body is None else (self.builder.build(*at, emission.codec.frame(body)),)
         sent = records_of_own_code(emission.read_model.sent, state, event)
         return [self.builder.build(*at, encoded(emission.codec, record)) for record in sent]

@@ -32,6 +32,8 @@ source has a column with its simple name: the event's fields, or None if the eve
 
 
 class Event(dict[str, Any]):
+    __slots__ = ("record", "timestamp_ms")
+
     record: str
     """The simple name of its record."""
     timestamp_ms: int

@@ -322,9 +322,9 @@ class ReadModel:
         return self._making.body(update, None if state is None else self._answered(state), of_key)
 
     def sent(self, state: State | None, event: Event | None) -> Sent:
-        """Returns the records to emit for a stored state. Called by the engine. Raises as `emit`."""
+        """Returns the records to emit for a state, or an instance that lasts. Called by the engine. Raises as `emit`."""
         told = event if self._for_emit is None else self._for_emit(event)
-        return self.emit(None if state is None else self._states.from_record(self._answered(state)), told)
+        return self.emit(None if state is None else self._states.lent(self._answered(state)), told)
 
     def _answered(self, state: State) -> State:
         """Returns a stored state as the model declares it."""
@@ -342,9 +342,10 @@ class ReadModel:
         Raises:
             PoisonRecordError: the update cannot be applied to this state.
         """
-        before = self._key(key) if state is None else state
         if not self._steps:
-            return None if event is None else self._folded(state, event)
+            folded = self.next_instance(None if state is None else self._states.lent(state), key, event)
+            return None if folded is None else self._states.to_record(folded)
+        before = self._key(key) if state is None else state
         after = {column: before[column] for column in self.key_columns}
         name = ""
         try:
@@ -354,10 +355,26 @@ class ReadModel:
             raise PoisonRecordError(f"{self.name}-overflow", f"the new '{name}' does not fit into its type") from None
         return after
 
-    def _folded(self, state: State | None, event: Event) -> State | None:
-        told = event if self._for_fold is None else self._for_fold(event)
-        after = self.fold(None if state is None else self._states.from_record(state), told)
-        return None if after is None else self._states.to_record(after)
+    def next_instance(self, state: Any, key: bytes, event: Event | None) -> Any:
+        """As `next_state` of a model that overrides `fold`, from what it receives to what it returns."""
+        if state is None:
+            self._key(key)
+        if event is None:
+            return None
+        return self.fold(state, event if self._for_fold is None else self._for_fold(event))
+
+    @property
+    def lasts(self) -> Callable[[Any, int], bool] | None:
+        """Says of a state that the model's own `fold` returns whether it lasts: see `lasting`. None if none does."""
+        return None if self.standard_folds else self._states.lasts
+
+    def lent(self, state: State) -> Any:
+        """Returns what the model's own code receives of a stored state, which it may change."""
+        return self._states.lent(state)
+
+    def recorded(self, state: Any) -> State:
+        """Returns a state, a record or an instance that lasts, as a record."""
+        return state if isinstance(state, dict) else self._states.to_record(state)
 
     def _with_instances(self, output: Emit) -> Emit:
         make = output.make
