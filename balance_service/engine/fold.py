@@ -15,7 +15,6 @@ from balance_service.engine.outputs import ENVELOPE_BYTES
 from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, Tolerance, call_own_code
 from balance_service.engine.records import MISPLACED
 from balance_service.errors import FatalError, PoisonRecordError, RetriableError
-from balance_service.model.events import event_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from balance_service.engine.records import DeadLetter, Output, Position
     from balance_service.engine.store import StateStore
     from balance_service.model.addition import Addition
-    from balance_service.model.events import Event, State
+    from balance_service.model.events import State
     from balance_service.model.read_model import ReadModel
 
 STATE_UNFIT = "state-does-not-fit"
@@ -185,7 +184,7 @@ class FoldProcessor:
             some["key"], some, frames, lambda keys: self.misplaced.partitioning.of_rows(keys) == partition
         )
 
-    def step(self, state: State | None, update: KeyedUpdate, event: Event | None = None) -> State | None:
+    def step(self, state: State | None, update: KeyedUpdate, event: Any = None) -> State | None:
         """Returns the next state, or None if the fold deletes it. Raises as `call_own_code`."""
         return call_own_code(self.read_model.next_state, state, update.key, update.update, event)
 
@@ -274,7 +273,6 @@ class _OneByOne:
         """
         processor, keys = self.processor, self.idempotency_keys
         model, most_bytes, has_keys = processor.read_model, processor.largest_frame, not keys.are_none
-        records = tuple(model.stages[-1].events)
         letters: list[DeadLetter] = []
         outputs: list[Output] = []
         state: Any = before if lasts is None or before is None else model.lent(before)
@@ -289,10 +287,13 @@ class _OneByOne:
                 if has_keys and keys.is_repeated(update):
                     duplicates += 1
                     continue
-                event = event_of(records, update.update, update.timestamp_ms)
+                event = None if model.standard_folds else model.told(update.update, update.timestamp_ms)
                 following_frame = None
                 if lasts is not None:
-                    following = call_own_code(model.next_instance, state, update.key, event)
+                    try:
+                        following = model.next_instance(state, update.key, event)
+                    except Exception:  # Own code may raise anything, after it changed even an instance that is frozen.
+                        return self._framing_each(before, events)
                     if following is not None and not lasts(following, most_bytes):
                         return self._framing_each(before, events)
                 else:
@@ -306,7 +307,6 @@ class _OneByOne:
                     keys.forget(events)
                     return False
                 if lasts is not None:
-                    # The code may have changed even an instance that is frozen.
                     return self._framing_each(before, events)
                 if isinstance(error, OwnCodeFailedError):
                     if self.after or last is not None:
@@ -326,7 +326,8 @@ class _OneByOne:
                     keys.remember(update)
         if last is not None:
             if lasts is not None:
-                state, state_in_topic = (None if one is None else model.recorded(one) for one in (state, state_in_topic))
+                state = None if state is None else model.recorded(state)
+                state_in_topic = None if state_in_topic is None else model.recorded(state_in_topic)
             if frame is None and state is not None:
                 try:
                     _, frame = processor.framed(state)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from balance_service.engine.records import Position
     from balance_service.kafka.messages import Headers
     from balance_service.kafka.topics import Topic, Topics
-    from balance_service.model.events import Emit, Event, State
+    from balance_service.model.events import Emit, State
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.settings import Settings
@@ -65,7 +65,7 @@ class OutputBuilder:
 
     def __init__(self, target: Target, source: str, partition: int) -> None:
         self._target = target
-        self._origin = _origin_prefix(source, partition)
+        self._origin = _origin_prefix(source, partition).encode()
         self._sent_by = SENDER_HEADER, target.sender.encode()
         # Records without a key have no order to keep. An event that is read again goes to the same partition.
         self._without_key = partition % target.partitions
@@ -94,7 +94,7 @@ class OutputBuilder:
         if size + ENVELOPE_BYTES > target.largest_bytes:
             raise PoisonRecordError(UNFIT, f"a record of {size} bytes is too large for topic '{target.topic}'")
         partition = self._without_key if key is None else BY_KEY
-        origin = ORIGIN_HEADER, f"{self._origin}{offset}".encode()
+        origin = ORIGIN_HEADER, self._origin + b"%d" % offset
         return Output(offset, target.topic, partition, key, value, timestamp_ms, [*headers, origin, self._sent_by])
 
 
@@ -156,13 +156,11 @@ class BatchEmission:
         """Whether outputs of an event are sent now: not if they were sent before, or if another generation sends."""
         return self.batch.is_to_be_sent(update.offset, self.sent_before)
 
-    def of_event(
-        self, update: KeyedUpdate, event: Event | None, state: State | None, frame: bytes | None
-    ) -> Sequence[Output]:
+    def of_event(self, update: KeyedUpdate, event: Any, state: State | None, frame: bytes | None) -> Sequence[Output]:
         """Returns the outputs of an event, given the state after it.
 
         Args:
-            event: the event of the update if the read model's own code needs it; None for a tombstone.
+            event: what the read model's own `fold` took; None if it took none.
             frame: the frame of the state if `takes_each_frame`.
 
         Raises:
@@ -171,7 +169,10 @@ class BatchEmission:
         if self.emission.emit.each is not Each.EVENT:
             return ()
         # Made even if sent before: otherwise, whether an event is applied would depend on it.
-        made = self._made(update, event, state, frame)
+        emission, told = self.emission, None
+        if emission.emit.record is not None and not emission.emit.fields:
+            told = emission.read_model.told_to_emit(event, update.update, update.timestamp_ms)
+        made = self._made(update, told, state, frame)
         return made if self.sends_for(update) else ()
 
     def of_last(self, update: KeyedUpdate, state: State | None, frame: bytes | None) -> Sequence[Output]:
@@ -193,9 +194,7 @@ class BatchEmission:
         except PoisonRecordError as error:
             raise OwnCodeFailedError(error) from error
 
-    def _made(
-        self, update: KeyedUpdate, event: Event | None, state: State | None, frame: bytes | None
-    ) -> Sequence[Output]:
+    def _made(self, update: KeyedUpdate, event: Any, state: State | None, frame: bytes | None) -> Sequence[Output]:
         emission, at = self.emission, (update.offset, update.timestamp_ms, update.key)
         if emission.emit.record is None:
             # The output has the schema of the states, but may have another schema id in its topic's subject.

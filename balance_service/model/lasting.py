@@ -40,10 +40,13 @@ def lasting(owner: type, fields: Mapping[str, ValueType]) -> Callable[[Any, int]
     data = [at for at, kind in enumerate(kinds) if kind is bytes]
     of_fields = attrgetter(*fields)
     values_of = of_fields if len(fields) > 1 else lambda instance: (of_fields(instance),)
-    own_bytes, has_dict = _MOST_BYTES * (len(fields) + 1), hasattr(owner, "__dict__") and not _has_slots(owner)
+    own_bytes = _MOST_BYTES * (len(fields) + 1)
+    slots = [vars(base).get("__slots__") for base in owner.__mro__[:-1]]
+    has_dict, in_slots = None in slots, {name for some in slots for name in some or ()}
+    in_dict = sum(name not in in_slots for name in fields)
 
     def lasts(instance: Any, most_bytes: int) -> bool:
-        if instance.__class__ is not owner or (has_dict and len(instance.__dict__) != len(kinds)):
+        if instance.__class__ is not owner or (has_dict and len(instance.__dict__) != in_dict):
             return False
         values = values_of(instance)
         if tuple(map(type, values)) not in shapes:
@@ -70,10 +73,6 @@ def _size_of(text: str, most_bytes: int) -> int:
         return len(text.encode())
     except UnicodeEncodeError:
         return most_bytes + 1
-
-
-def _has_slots(owner: type) -> bool:
-    return all("__slots__" in vars(base) for base in owner.__mro__[:-1])
 
 
 def _is_frozen(owner: type) -> bool:

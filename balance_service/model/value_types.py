@@ -208,7 +208,9 @@ def _plain(schema: Any, kind: type, **more: Any) -> Callable[[Place], ValueType]
                 place.mistyped(kind.__name__, value)
             return value
 
-        return ValueType(schema=schema, write=write, **{"default": write, "written_as_is": kind, "lasting": kind, **more})
+        return ValueType(
+            schema=schema, write=write, **{"default": write, "written_as_is": kind, "lasting": kind, **more}
+        )
 
     return of
 
