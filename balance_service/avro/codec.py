@@ -8,8 +8,9 @@ from __future__ import annotations
 import io
 import json
 import struct
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import fastavro
@@ -327,14 +328,13 @@ class AvroCodec(AvroReader):
             UnreadableRecordError: they are a frame of another schema, which this one cannot read.
             RetriableError: the writer's schema is not cached, and the registry cannot be reached or does not have it.
         """
-        try:
+        # `decode_foreign` says what is wrong.
+        with suppress(Exception):
             if frame.startswith(self._header):
                 body = io.BytesIO(frame)
                 body.seek(len(self._header))
-                record: dict[str, Any] = fastavro.schemaless_reader(body, self._schema, None)
-                return record
-        except Exception:
-            pass  # `decode_foreign` says what is wrong.
+                record: Any = fastavro.schemaless_reader(body, self._schema, None)
+                return cast("dict[str, Any]", record)
         try:
             return self.decode_foreign(frame)
         except PoisonRecordError as error:

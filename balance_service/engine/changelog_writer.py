@@ -176,13 +176,13 @@ class ChangelogWriter:
             except _NOT_QUEUED:
                 self._produce(producer, changelog, own_partition, state, state_key)
             count += 1
-        for _, topic, partition, key, value, timestamp_ms, headers in outputs:
+        for _, topic, partition, key, value, timestamp_ms, with_headers in outputs:
             self._written_to.add(topic)
-            at = max(timestamp_ms, _EARLIEST_MS)
+            more: dict[str, Any] = {"timestamp": max(timestamp_ms, _EARLIEST_MS), "headers": with_headers}
             try:
-                produce(topic, value, key, partition, timestamp=at, headers=headers)
+                produce(topic, value, key, partition, **more)
             except _NOT_QUEUED:
-                self._produce(producer, topic, partition, value, key, timestamp=at, headers=headers)
+                self._produce(producer, topic, partition, value, key, **more)
         for letter in dead_letters:
             key, value, headers = self._envelope.of(letter)
             report = delivery.report

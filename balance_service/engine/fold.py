@@ -17,7 +17,7 @@ from balance_service.engine.records import MISPLACED
 from balance_service.errors import FatalError, PoisonRecordError, RetriableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
     from balance_service.avro.codec import AvroCodec
@@ -249,65 +249,76 @@ class _OneByOne:
         Raises:
             TaskHaltedError: the read model's own code fails on an event.
         """
-        # A state of an own fold may change when it is encoded, such as a float that is rounded, and may be changed by
-        # its code later. Encoding each state makes the result independent of where batches end. A state that lasts is
-        # encoded once.
+        return self._has_applied_all(before, events) or self._fold(before, events)
+
+    def _has_applied_all(self, before: State | None, events: Sequence[KeyedUpdate]) -> bool:
+        """As `fold`, if the code of the read model applies every event. Otherwise returns False and changes nothing."""
+        processor, emission, model = self.processor, self.emission, self.processor.read_model
+        if model.standard_folds or self.blocked or not self.idempotency_keys.are_none:
+            return False
+        if emission is not None and not emission.is_for_each_event:
+            return False
+        key, told, fold, most_bytes = events[0].key, model.told, model.fold, processor.largest_frame
+        lasts = model.lasts if emission is None or emission.is_by_code else None
+        state: Any = before if before is None or lasts is None else model.lent(before)
+        outputs: list[Output] = []
+        frame: bytes | None = None
+        try:
+            if before is None:
+                model.check_key(key)
+            for update in events:
+                event = told(update.update, update.timestamp_ms)
+                if lasts is not None:
+                    # The code can only change an instance that lasts by force, and then it must not fail.
+                    state = None if event is None else fold(state, event)
+                    if state is not None and not lasts(state, most_bytes):
+                        return False
+                else:
+                    lent = None if state is None else model.lent(state)
+                    state = None if event is None else fold(lent, event)
+                    frame = None
+                    if state is not None:
+                        state, frame = processor.framed(model.recorded(state))
+                if emission is not None:
+                    outputs += emission.of_event(update, event, state, frame)
+            if lasts is not None and state is not None:
+                _, frame = processor.framed(model.recorded(state))
+        except Exception:  # Own code may raise anything. `_fold` finds the event.
+            return False
+        self.after[key] = frame
+        self.outcome.outputs += outputs
+        return True
+
+    def _fold(self, before: State | None, events: Sequence[KeyedUpdate], *, frames_each: bool = False) -> bool:
+        """As `fold`."""
+        # A state of an own fold may change when it is encoded, such as a float that is rounded, and its code may hold
+        # on to it. Encoding each state makes the result independent of where batches end.
         is_sent = self.emission is not None and self.emission.takes_each_frame
-        model = self.processor.read_model
-        lasts = None if is_sent else model.lasts
-        return self._fold(before, events, lasts, frames_each=is_sent or not (model.standard_folds or lasts))
-
-    def _fold(
-        self,
-        before: State | None,
-        events: Sequence[KeyedUpdate],
-        lasts: Callable[[Any, int], bool] | None,
-        *,
-        frames_each: bool,
-    ) -> bool:
-        """As `fold`.
-
-        Args:
-            lasts: says which states stay as the code returns them; None if the code is lent each state.
-            frames_each: whether each state is encoded, and not only the last.
-        """
-        processor, keys = self.processor, self.idempotency_keys
-        model, most_bytes, has_keys = processor.read_model, processor.largest_frame, not keys.are_none
+        frames_each = frames_each or is_sent or not self.processor.read_model.standard_folds
+        processor, model = self.processor, self.processor.read_model
         letters: list[DeadLetter] = []
         outputs: list[Output] = []
-        state: Any = before if lasts is None or before is None else model.lent(before)
-        duplicates, last, frame = 0, None, None
-        last_to_send, state_in_topic = None, state
+        state, duplicates, last, frame = before, 0, None, None
+        last_to_send, state_in_topic = None, before
         blocked_after = self.blocked.get(events[0].key, events[-1].offset)
         for update in events:
             try:
                 if update.offset > blocked_after:
                     why = f"the event of this key at offset {blocked_after} could not be applied yet"
                     raise PoisonRecordError(BEHIND_CAUSE, why)
-                if has_keys and keys.is_repeated(update):
+                if self.idempotency_keys.is_repeated(update):
                     duplicates += 1
                     continue
                 event = None if model.standard_folds else model.told(update.update, update.timestamp_ms)
-                following_frame = None
-                if lasts is not None:
-                    try:
-                        following = model.next_instance(state, update.key, event)
-                    except Exception:  # Own code may raise anything, after it changed even an instance that is frozen.
-                        return self._framing_each(before, events)
-                    if following is not None and not lasts(following, most_bytes):
-                        return self._framing_each(before, events)
-                else:
-                    following = processor.step(state, update, event)
-                    if frames_each and following is not None:
-                        following, following_frame = processor.framed(following)
+                following, following_frame = processor.step(state, update, event), None
+                if frames_each and following is not None:
+                    following, following_frame = processor.framed(following)
                 if self.emission is not None:
                     outputs += self.emission.of_event(update, event, following, following_frame)
             except PoisonRecordError as error:
                 if update.record is None:
-                    keys.forget(events)
+                    self.idempotency_keys.forget(events)
                     return False
-                if lasts is not None:
-                    return self._framing_each(before, events)
                 if isinstance(error, OwnCodeFailedError):
                     if self.after or last is not None:
                         processor.tolerance.applied(self.partition)
@@ -322,25 +333,22 @@ class _OneByOne:
                     state_in_topic = state if last_to_send is None else state_in_topic
                     last_to_send = update
                 state, frame, last = following, following_frame, update
-                if has_keys:
-                    keys.remember(update)
+                self.idempotency_keys.remember(update)
         if last is not None:
-            if lasts is not None:
-                state = None if state is None else model.recorded(state)
-                state_in_topic = None if state_in_topic is None else model.recorded(state_in_topic)
             if frame is None and state is not None:
                 try:
                     _, frame = processor.framed(state)
                 except PoisonRecordError:
                     # Encoding the state after each event finds the event that made it unfit.
-                    return self._framing_each(before, events)
+                    self.idempotency_keys.forget(events)
+                    return self._fold(before, events, frames_each=True)
             if self.emission is not None and last_to_send is not None and state != state_in_topic:
                 try:
                     outputs += self.emission.of_last(last_to_send, state, frame)
                 except OwnCodeFailedError as error:
                     # The output depends on all of the events, so none of them is applied.
                     self._require_retried(error, last_to_send)
-                    keys.forget(events)
+                    self.idempotency_keys.forget(events)
                     refused = {letter.offset for letter in letters}
                     rest = [event.record for event in events if event.record and event.offset not in refused]
                     self.outcome.dead_letters += [
@@ -353,10 +361,6 @@ class _OneByOne:
         self.outcome.outputs += outputs
         self.outcome.duplicates += duplicates
         return True
-
-    def _framing_each(self, before: State | None, events: Sequence[KeyedUpdate]) -> bool:
-        self.idempotency_keys.forget(events)
-        return self._fold(before, events, None, frames_each=True)
 
     def _require_retried(self, error: OwnCodeFailedError, event: KeyedUpdate, why_not: str | None = "") -> None:
         model = self.processor.read_model.name

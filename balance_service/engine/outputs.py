@@ -148,9 +148,18 @@ class BatchEmission:
     sent_before: int
 
     @property
+    def is_for_each_event(self) -> bool:
+        return self.emission.emit.each is Each.EVENT
+
+    @property
+    def is_by_code(self) -> bool:
+        """Whether the read model's own code makes the records, so that the state may be an instance that lasts."""
+        return self.emission.emit.record is not None and not self.emission.emit.fields
+
+    @property
     def takes_each_frame(self) -> bool:
         """Whether `of_event` sends the framed state itself."""
-        return self.emission.emit.each is Each.EVENT and self.emission.emit.record is None
+        return self.is_for_each_event and self.emission.emit.record is None
 
     def sends_for(self, update: KeyedUpdate) -> bool:
         """Whether outputs of an event are sent now: not if they were sent before, or if another generation sends."""
@@ -166,12 +175,12 @@ class BatchEmission:
         Raises:
             PoisonRecordError: the outputs cannot be sent, so the event must not be applied.
         """
-        if self.emission.emit.each is not Each.EVENT:
+        if not self.is_for_each_event:
             return ()
         # Made even if sent before: otherwise, whether an event is applied would depend on it.
-        emission, told = self.emission, None
-        if emission.emit.record is not None and not emission.emit.fields:
-            told = emission.read_model.told_to_emit(event, update.update, update.timestamp_ms)
+        told = None
+        if self.is_by_code:
+            told = self.emission.read_model.told_to_emit(event, update.update, update.timestamp_ms)
         made = self._made(update, told, state, frame)
         return made if self.sends_for(update) else ()
 
@@ -201,8 +210,7 @@ class BatchEmission:
             value = None if frame is None else emission.codec.frame(opened(frame)[1])
             return (self.builder.build(*at, value),)
         if emission.emit.fields:
-            record = None if state is None else emission.read_model.recorded(state)
-            body = emission.read_model.made(update.update, record, update.key)
+            body = emission.read_model.made(update.update, state, update.key)
             return () if body is None else (self.builder.build(*at, emission.codec.frame(body)),)
         sent = records_of_own_code(emission.read_model.sent, state, event)
         return [self.builder.build(*at, encoded(emission.codec, record)) for record in sent]

@@ -225,5 +225,5 @@ def records_of_own_code(code: Callable[P, Any], *args: P.args, **kwargs: P.kwarg
     return call_own_code(_all, code, *args, **kwargs)
 
 
-def _all(code: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> list[Any]:
+def _all(code: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> list[Any]:
     return [*listed(code(*args, **kwargs))]

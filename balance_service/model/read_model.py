@@ -360,10 +360,12 @@ class ReadModel:
         Raises:
             PoisonRecordError: the update cannot be applied to this state.
         """
-        if not self._steps:
-            folded = self.next_instance(None if state is None else self._states.lent(state), key, event)
-            return None if folded is None else self._states.to_record(folded)
         before = self._key(key) if state is None else state
+        if not self._steps:
+            if event is None:
+                return None
+            folded = self.fold(None if state is None else self._states.lent(state), event)
+            return None if folded is None else self._states.to_record(folded)
         after = {column: before[column] for column in self.key_columns}
         name = ""
         try:
@@ -373,11 +375,9 @@ class ReadModel:
             raise PoisonRecordError(f"{self.name}-overflow", f"the new '{name}' does not fit into its type") from None
         return after
 
-    def next_instance(self, state: Any, key: bytes, event: Any) -> Any:
-        """As `next_state` of a model that overrides `fold`, from what it receives to what it returns."""
-        if state is None:
-            self._key(key)
-        return None if event is None else self.fold(state, event)
+    def check_key(self, key: bytes) -> None:
+        """Checks the key of a state that does not exist yet. Raises PoisonRecordError."""
+        self._key(key)
 
     @property
     def lasts(self) -> Callable[[Any, int], bool] | None:
@@ -389,8 +389,8 @@ class ReadModel:
         return self._states.lent(state)
 
     def recorded(self, state: Any) -> State:
-        """Returns a state, a record or an instance that lasts, as a record."""
-        return state if isinstance(state, dict) else self._states.to_record(state)
+        """Returns the record of a state that the model's own `fold` returns. Raises PoisonRecordError if there is none."""
+        return self._states.to_record(state)
 
     def _with_instances(self, output: Emit) -> Emit:
         make = output.make

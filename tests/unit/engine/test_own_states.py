@@ -37,7 +37,7 @@ LARGE = "x" * (1 << 20)
 
 class Told:
     source = Stream("told", "Told")
-    key = "id"
+    key: str | tuple[str, ...] = "id"
     on_failure = DEAD_LETTER
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from decimal import Decimal  # noqa: TC003
 from enum import Enum
 from functools import cached_property
 from typing import Annotated, Any
@@ -14,7 +15,6 @@ from balance_service import scale
 from balance_service.avro.codec import AvroCodec
 from balance_service.model.converters import converter_of
 from balance_service.testing.fakes import FakeRegistry
-from decimal import Decimal
 
 ROOM = 1 << 20
 
