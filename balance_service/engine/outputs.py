@@ -105,6 +105,8 @@ def encoded(codec: AvroCodec, sent: Any) -> bytes:
         OwnCodeFailedError: the dataclass cannot be a record, for any event.
         PoisonRecordError: it does not fit its schema.
     """
+    if sent.__class__ is dict and (frame := codec.encode_unchanged(sent)) is not None:
+        return frame
     try:
         record = record_of(sent)
     except ConfigurationError as error:

@@ -95,7 +95,7 @@ def record_of(value: Any) -> Any:
         ConfigurationError: the class cannot be a record.
         ValueError: a field's type cannot hold its value exactly.
     """
-    if value.__class__ is dict or not dataclasses.is_dataclass(value) or isinstance(value, type):
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     try:
         return record_converter(type(value)).to_record(value)

@@ -17,7 +17,6 @@ from balance_service.model.made_records import PART, Making
 from balance_service.model.schemas import Schemas
 from balance_service.model.sources import has_several, sources_of
 from balance_service.model.standard_fold import OutOfRangeError, StandardFold
-from balance_service.model.value_types import same
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -389,15 +388,19 @@ class ReadModel:
         return self._states.lent(state)
 
     def recorded(self, state: Any) -> State:
-        """Returns the record of a state that the model's own `fold` returns. Raises PoisonRecordError if there is none."""
+        """Returns the record of what the model's own `fold` returns. Raises PoisonRecordError if it is no state."""
         return self._states.to_record(state)
 
     def _with_instances(self, output: Emit) -> Emit:
         make = output.make
         if make is None or not (readers := self._readers_for("make", make, 0)):
             return output
-        # Each event is of a record that the readers know, or remains what it is.
-        return replace(output, make=lambda event: make(readers.get(event.record, same)(event)))
+
+        def made(event: Event) -> Sent:
+            read = readers.get(event.record)
+            return make(event if read is None else read(event))
+
+        return replace(output, make=made)
 
     def _readers_for(self, name: str, code: Callable[..., Any], number: int) -> Readers:
         """Returns what the model's own code takes events as, as the argument with that number; none for mappings."""
