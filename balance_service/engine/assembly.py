@@ -23,6 +23,7 @@ from balance_service.engine.stateless import (
     RetryProcessor,
     RowsProcessor,
 )
+from balance_service.engine.steps import Steps
 from balance_service.engine.table_partition import TableContext
 from balance_service.engine.transform_failures import TransformFailures
 from balance_service.errors import ConfigurationError, FatalError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from balance_service.engine.processor import StageProcessor
     from balance_service.engine.tables import JoinedTables
     from balance_service.kafka.topics import Topic, Topics
+    from balance_service.model.addition import Addition
     from balance_service.model.events import Emit
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
@@ -162,9 +164,10 @@ def _fold_processor(
     stage: Stage, read_model: ReadModel, services: StageServices, position_codec: AvroCodec, letters: Letters
 ) -> FoldProcessor:
     state_codec = services.codec(stage.changelog, read_model.state_schema)
+    emission, acceleration = _emission(stage, read_model, services), read_model.acceleration(state_codec)
     return FoldProcessor(
         read_model=read_model,
-        acceleration=read_model.acceleration(state_codec),
+        acceleration=acceleration,
         state_codec=state_codec,
         largest_bytes=services.largest_in(services.config(stage.changelog)),
         position_codec=position_codec,
@@ -173,8 +176,15 @@ def _fold_processor(
         misplaced=MisplacedKeys(stage.source, Partitioning(services.partitions(stage.source), stage.partitioner)),
         idempotency_window_ms=services.idempotency_window_ms,
         tolerance=Tolerance(read_model.on_failure),
-        emission=_emission(stage, read_model, services),
+        emission=emission,
+        steps=None if emission is None or acceleration is None else _steps(read_model, acceleration, emission),
     )
+
+
+def _steps(read_model: ReadModel, acceleration: Addition, emission: Emission) -> Steps | None:
+    parts = read_model.parts_of_steps()
+    ((field, _),) = read_model.standard_folds.items()
+    return None if parts is None else Steps(acceleration, field, emission.codec.schema_id, parts)
 
 
 def _emission(stage: Stage, read_model: ReadModel, services: StageServices) -> Emission | None:

@@ -51,8 +51,9 @@ class PartitionUpdates:
     Attributes:
         end: the offset after the last record.
         combined: `key` and the columns that change: one row for each key without an entry in `events`, sorted by key.
-            In a stage without states, one row for each event, in offset order; keys may repeat or be null. None
-            without rows.
+            In a stage without states, one row for each event, in offset order; keys may repeat or be null. The same
+            if each event makes an output of the state after it (`ReadModel.emits_steps`), without the keys of `events`.
+            None without rows.
         events: the events of the other keys, one by one, in offset order.
         applied: how many events there are that are neither ignored nor dead letters.
         ignored: how many records the stage does not take, by the name of their record: those of other types; with an
@@ -87,6 +88,16 @@ def updates_in(combined: pa.RecordBatch, rows: Sequence[int]) -> list[KeyedUpdat
     taken = combined.take(pa.array(rows, pa.int64()))
     updates = zip(taken["key"].to_pylist(), rows_of(taken.drop_columns(["key"])), strict=True)
     return [KeyedUpdate(key, update) for key, update in updates]
+
+
+def events_in(rows: pa.Table) -> list[KeyedUpdate]:
+    """Returns the events of rows that are not combined, without their records."""
+    envelope = [rows[name].to_pylist() for name in ("key", "offset", "timestamp")]
+    changed = rows_of(rows.drop_columns(["key", "offset", "timestamp"]))
+    return [
+        KeyedUpdate(key, update, offset=at, timestamp_ms=timestamp_ms)
+        for key, at, timestamp_ms, update in zip(*envelope, changed, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow.compute as pc
+
 from balance_service.avro.codec import opened
 from balance_service.engine.processor import OwnCodeFailedError, records_of_own_code
 from balance_service.engine.records import BY_KEY, Output
@@ -19,6 +22,9 @@ from balance_service.model.made_records import UNFIT, unfit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.batch import KeyedUpdate, TaskBatch
@@ -97,6 +103,29 @@ class OutputBuilder:
         origin = ORIGIN_HEADER, f"{self._origin}{offset}".encode()
         return Output(offset, target.topic, partition, key, value, timestamp_ms, [*headers, origin, self._sent_by])
 
+    def fit(self, keys: pa.Array, values: pa.Array) -> NDArray[np.bool_]:
+        """Returns which records `build` would not refuse, given keys and values that are not null."""
+        sizes = pc.add(pc.binary_length(keys), pc.binary_length(values)).fill_null(0).to_numpy()
+        return np.asarray(sizes + ENVELOPE_BYTES <= self._target.largest_bytes)
+
+    def build_all(self, rows: pa.Table, values: pa.Array) -> list[Output]:
+        """Returns what `build` does for each of many records that fit, and have a key and no headers.
+
+        Args:
+            rows: `offset`, `timestamp` and `key` of the source records.
+        """
+        topic, sent_by, origin = self._target.topic, self._sent_by, self._origin.encode()
+        columns = (
+            rows["offset"].to_pylist(),
+            rows["key"].to_pylist(),
+            values.to_pylist(),
+            rows["timestamp"].to_pylist(),
+        )
+        return [
+            Output(at, topic, BY_KEY, key, value, timestamp_ms, [(ORIGIN_HEADER, origin + b"%d" % at), sent_by])
+            for at, key, value, timestamp_ms in zip(*columns, strict=True)
+        ]
+
 
 def encoded(codec: AvroCodec, sent: Any) -> bytes:
     """Returns the frame of an output, a mapping or an instance of a dataclass.
@@ -151,6 +180,12 @@ class BatchEmission:
     def takes_each_frame(self) -> bool:
         """Whether `of_event` sends the framed state itself."""
         return self.emission.emit.each is Each.EVENT and self.emission.emit.record is None
+
+    def are_sent(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """As `sends_for`, of many events."""
+        if self.batch.is_silent:
+            return np.zeros(len(offsets), dtype=bool)
+        return np.asarray((offsets >= self.sent_before) | np.isin(offsets, [*self.batch.unsent]))
 
     def sends_for(self, update: KeyedUpdate) -> bool:
         """Whether outputs of an event are sent now: not if they were sent before, or if another generation sends."""

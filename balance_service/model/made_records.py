@@ -29,6 +29,9 @@ MISFIT = "the record to send does not fit its schema"
 PART = "#"
 """How the names of columns with parts of outputs begin. No field of a model can have such a name."""
 _PROMOTED = {("int", "long"), ("float", "double")}
+_LIMIT = (1 << 63) - 1
+# The number of bytes, 1, and the byte.
+_ZERO = b"\2\0"
 _EXACT = Context(prec=80, traps=[InvalidOperation, Inexact])
 
 
@@ -178,6 +181,17 @@ class OfOne:
     of: OfState | str
 
 
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A field of a record that is a sum of the state, a decimal of the same scale; see `model.addition.written`.
+
+    The unscaled numbers are below `limit`.
+    """
+
+    prefix: bytes
+    limit: int
+
+
 def parts_of(emit: Emit, made: Schema, number: int) -> list[OfEvent | OfOne]:
     """Returns the parts of an output's record, in order.
 
@@ -221,6 +235,24 @@ class Making:
                     self._parts.append(part.encoded({}))
                 case OfEvent(column=column):
                     self._parts.append(column)
+
+    def of_total(self, field: str, scale: int) -> list[bytes | str | Total] | None:
+        """Returns the parts of the record, in order: bytes, the name of a column, or the sum after the event.
+
+        None if another field of the state than this sum of a scale is a part.
+        """
+        parts: list[bytes | str | Total] = []
+        for part in self._parts:
+            match part:
+                case bytes() | str():
+                    parts.append(part)
+                case OfOne(kind=kind, of=of), write:
+                    inner, _ = without_null(kind)
+                    is_decimal = simple_name(inner) == "decimal" and inner["type"] == "bytes"
+                    if of != OfState(field) or not is_decimal or inner.get("scale", 0) != scale:
+                        return None
+                    parts.append(Total(write(Decimal(0))[: -len(_ZERO)], min(10 ** inner["precision"], _LIMIT)))
+        return parts
 
     def body(self, columns: Mapping[str, Any], state: State | None, key: Mapping[str, Any]) -> bytes | None:
         """Returns the encoded record; None if there is no event, or no state, and the record has a field of it.

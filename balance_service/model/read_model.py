@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from balance_service.model.addition import Addition
     from balance_service.model.events import Emit, Event, OnFailure, Order, Sent, State, Update
     from balance_service.model.keys import KeyType
+    from balance_service.model.made_records import Total
     from balance_service.model.stage import Stage
     from balance_service.model.standard_fold import Combination, Form
     from balance_service.model.stream import Stream
@@ -309,6 +310,18 @@ class ReadModel:
         if not self.has_states():
             return emit.make is not None
         return emit.each is EVENT and emit.record is not None and not emit.fields
+
+    @property
+    def emits_steps(self) -> bool:
+        """Whether standard folds and `fields` make an output of each event, so that no code needs the event."""
+        return bool(self.standard_folds) and any(emit.each is EVENT and emit.fields for emit in self.outputs)
+
+    def parts_of_steps(self) -> Sequence[bytes | str | Total] | None:
+        """Returns the parts of the output of each event, if those of the state are the only sum; otherwise None."""
+        if not self.emits_steps or len(self.standard_folds) != 1:
+            return None
+        (field,) = self.standard_folds
+        return self._making.of_total(field, without_null(self.state_fields[field])[0].get("scale", 0))
 
     def made(self, update: Update, state: State | None, key: bytes) -> bytes | None:
         """Returns the encoded record that the model's output makes of its `fields`; None if it sends none.

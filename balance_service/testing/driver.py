@@ -102,7 +102,7 @@ class DrivenTask:
         )
         processor = processor_of(stage, read_model, services)
         if isinstance(processor, FoldProcessor) and not is_accelerated:
-            processor = replace(processor, acceleration=None)
+            processor = replace(processor, acceleration=None, steps=None)
         self.processor = processor
         self.writer = FakeWriter()
         self.store = self._new_store()
@@ -139,7 +139,7 @@ class DrivenTask:
         if not events:
             return TaskBatch(start, PartitionUpdates(end))
         rows = PartitionRows(rows_of(self._read_model, self.stage, events, self._registry))
-        updates = rows.combined(self._read_model.combine, **self._few_rows) if self._has_states else rows.uncombined()
+        updates = rows.folded_by(self._read_model, **self._few_rows) if self._has_states else rows.uncombined()
         return TaskBatch(start, replace(updates, end=end, singles=partial(self._singles, rows)))
 
     def due(self) -> TaskBatch | None:
