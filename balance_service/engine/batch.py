@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from balance_service.avro.arrow_rows import rows_of
@@ -12,6 +13,8 @@ from balance_service.avro.arrow_rows import rows_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
+
+    from numpy.typing import NDArray
 
     from balance_service.engine.dead_letter import Letter
     from balance_service.engine.records import DeadLetter
@@ -129,3 +132,9 @@ class TaskBatch:
     def is_to_be_sent(self, offset: int, sent_before: int) -> bool:
         """Returns whether a record's outputs are sent. Those below `sent_before` were sent, except `unsent`."""
         return not self.is_silent and (offset >= sent_before or offset in self.unsent)
+
+    def are_to_be_sent(self, offsets: NDArray[np.int64], sent_before: int) -> NDArray[np.bool_]:
+        """As `is_to_be_sent`, for many records."""
+        if self.is_silent:
+            return np.zeros(len(offsets), dtype=bool)
+        return np.asarray((offsets >= sent_before) | np.isin(offsets, [*self.unsent]))

@@ -171,16 +171,10 @@ class ChangelogWriter:
             self._produce(producer, self._changelog, self._partition, state, state_key)
             count += 1
         for output in outputs:
-            self._written_to.add(output.topic)
-            self._produce(
-                producer,
-                output.topic,
-                output.partition,
-                output.value,
-                output.key,
-                timestamp=max(output.timestamp_ms, _EARLIEST_MS),
-                headers=output.headers,
-            )
+            _, topic, partition, key, value, timestamp_ms, own = output
+            self._written_to.add(topic)
+            timestamp_ms = max(timestamp_ms, _EARLIEST_MS)
+            self._produce(producer, topic, partition, value, key, timestamp=timestamp_ms, headers=own)
         for letter in dead_letters:
             key, value, headers = self._envelope.of(letter)
             report = delivery.report

@@ -108,11 +108,11 @@ class OutputBuilder:
         sizes = pc.add(pc.binary_length(keys), pc.binary_length(values)).fill_null(0).to_numpy()
         return np.asarray(sizes + ENVELOPE_BYTES <= self._target.largest_bytes)
 
-    def build_all(self, rows: pa.Table, values: pa.Array) -> list[Output]:
+    def build_all(self, rows: pa.Table | pa.RecordBatch, values: pa.Array) -> list[Output]:
         """Returns what `build` does for each of many records that fit, and have a key and no headers.
 
         Args:
-            rows: `offset`, `timestamp` and `key` of the source records.
+            rows: `offset` and `timestamp` of the source records, and the `key` of each record.
         """
         topic, sent_by, origin = self._target.topic, self._sent_by, self._origin.encode()
         columns = (
@@ -183,9 +183,7 @@ class BatchEmission:
 
     def are_sent(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """As `sends_for`, of many events."""
-        if self.batch.is_silent:
-            return np.zeros(len(offsets), dtype=bool)
-        return np.asarray((offsets >= self.sent_before) | np.isin(offsets, [*self.batch.unsent]))
+        return self.batch.are_to_be_sent(offsets, self.sent_before)
 
     def sends_for(self, update: KeyedUpdate) -> bool:
         """Whether outputs of an event are sent now: not if they were sent before, or if another generation sends."""

@@ -240,8 +240,10 @@ def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Decl
     for output in outputs:
         if output.each is not EVENT:
             refuse(model, f"emits the last state of a key to '{output.topic}', but has no states")
-        if bool(output.record) != (output.make is not None or bool(output.fields)):
-            refuse(model, f"emits to '{output.topic}': name both a record type and `fields` or `make`, or neither")
+        if bool(output.record) != (output.make is not None or bool(output.fields) or output.of is not None):
+            refuse(
+                model, f"emits to '{output.topic}': name both a record type and `fields`, `of` or `make`, or neither"
+            )
         if output.where is not None:
             check_condition(model, output.where, events)
         _check_fields(model, output, made, events)
@@ -256,10 +258,10 @@ def _check_fields(
     state: Mapping[str, Any] | None = None,
     key: Sequence[str] = (),
 ) -> None:
-    if not output.fields or output.record is None:
+    if output.record is None or not (output.fields or output.of):
         return
-    if output.make is not None:
-        refuse(model, f"emits to '{output.topic}' with both `fields` and `make`: write one of them")
+    if (output.make is not None) + bool(output.fields) + (output.of is not None) > 1:
+        refuse(model, f"emits to '{output.topic}' with two of `fields`, `of` and `make`: write one of them")
     if why := problem_of(output, made[output.record], events, state or {}, key):
         refuse(model, why)
 
@@ -380,8 +382,9 @@ def _check_outputs(model: Any, outputs: tuple[Emit, ...], *, own_emit: bool) -> 
     if own_emit and not outputs:
         refuse(model, "has an `emit`, but `emits` names no topic")
     for output in outputs:
-        if output.make is not None or output.where is not None:
-            refuse(model, f"emits to '{output.topic}' with `make` or `where`, which only models without states may use")
+        if output.make is not None or output.where is not None or output.of is not None:
+            why = "with `make`, `of` or `where`, which only models without states may use"
+            refuse(model, f"emits to '{output.topic}' {why}")
         if own_emit and output.fields:
             refuse(model, f"emits to '{output.topic}' with `fields`, and has an `emit` of its own: write one of them")
         if (output.record is None) == (own_emit or bool(output.fields)):
@@ -482,6 +485,11 @@ def _transformed(
             refuse(model, f"names '{min(missing)}', but the rows of its `transform` have {_no_column(whole.schema)}")
         transform = whole.only(asked)
         multiplies = transform.analysed.multiplies
+        if any(isinstance(step, By) and step.unchanged for step in source.steps):
+            _check_unchanged(model, source, transform, several=several)
+            made.append(transform)
+            continued.append(source)
+            continue
         if multiplies and not key and not keys:
             refuse(model, "makes several rows of an event: name a `key`, the columns by which they are passed on")
         made.append(transform)
@@ -496,6 +504,22 @@ def _transformed(
             f"{unlike[0]['fields']}; return the same columns, in the same order",
         )
     return tuple(continued), tuple(made)
+
+
+def _check_unchanged(model: Any, source: Stream, transform: Transform, *, several: bool) -> None:
+    """Refuses what cannot be behind a re-key of the events themselves."""
+    says = "passes its events on unchanged"
+    if several or sum(isinstance(step, By) for step in source.steps) > 1:
+        refuse(model, f"{says}, and has several sources or re-keys: let the rows be passed on")
+    if any(isinstance(step, Join) for step in source.steps):
+        refuse(model, f"{says}, and joins: let the rows be passed on, and joined")
+    if transform.analysed.multiplies:
+        refuse(model, f"{says}, and makes several rows of an event, which are passed on together: remove `unchanged`")
+    for column in next(step.columns for step in source.steps if isinstance(step, By)):
+        if transform.analysed.untouched(column) != column:
+            refuse(
+                model, f"{says} by '{column}', which its `transform` computes: keep the column as it is in the event"
+            )
 
 
 def _conditions_of_rows(source: Stream) -> set[str]:

@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from balance_service.errors import ConfigurationError
-from balance_service.model.conditions import checked
+from balance_service.model.conditions import checked, column_name
 from balance_service.model.converters import annotated_type, record_converter
 from balance_service.model.value_types import located
 
@@ -228,6 +228,12 @@ class Emit:
     default. An event that leaves no state sends none that has a field of the state.
     """
 
+    of: str | None = None
+    """A column of the event that is an array of records: each is sent, with the fields that the record type has.
+
+    As `fields`, it needs no code of the model's own. For models without states.
+    """
+
     def __init__(
         self,
         topic: str,
@@ -236,18 +242,21 @@ class Emit:
         where: Condition | None = None,
         make: Callable[[Any], Sent] | None = None,
         fields: Mapping[str, str | OfState] | None = None,
+        of: str | None = None,
     ) -> None:
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "record", None if record is None else DeclaredRecord.named(record))
         object.__setattr__(self, "each", each)
         object.__setattr__(self, "where", None if where is None else checked(where))
         object.__setattr__(self, "make", make)
-        object.__setattr__(self, "fields", {name: _source(of) for name, of in (fields or {}).items()})
+        object.__setattr__(self, "fields", {name: _source(one) for name, one in (fields or {}).items()})
+        object.__setattr__(self, "of", None if of is None else column_name(of, "of"))
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns of the event that `fields` and `where` name."""
-        taken = {of.partition(".")[0] for of in self.fields.values() if isinstance(of, str)}
+        """The columns of the event that `fields`, `of` and `where` name."""
+        named = [self.of, *self.fields.values()]
+        taken = {one.partition(".")[0] for one in named if isinstance(one, str)}
         return frozenset(taken) if self.where is None else self.where.columns | taken
 
 

@@ -64,6 +64,9 @@ def _problems(
 ) -> Iterator[str]:
     fields, name = fields_of(made), made["name"]
     to = f"emits {name} to '{emit.topic}'"
+    if emit.of is not None:
+        yield from _problems_of_items(to, emit.of, made, events)
+        return
     if unknown := emit.fields.keys() - fields.keys():
         yield f"{to} with '{min(unknown)}', which is no field of it; it has {', '.join(fields)}"
     for field in made["fields"]:
@@ -82,6 +85,23 @@ def _problems(
             yield f"{its} of the event's '{of}': `each=LAST` has no event, only the key {known} and `OfState`"
         else:
             yield from _of_events(its, of, wanted, events)
+
+
+def _problems_of_items(to: str, column: str, made: Schema, events: Mapping[str, Schema]) -> Iterator[str]:
+    for record, schema in events.items():
+        kind = without_null(fields_of(schema).get(column))[0]
+        items = without_null(kind["items"])[0] if kind is not None and simple_name(kind) == "array" else None
+        if items is None or simple_name(items) != "record":
+            yield f"{to} of each of the event's '{column}', which is no array of records in {record}"
+            continue
+        given = fields_of(items)
+        for one in made["fields"]:
+            its = f"{to} with a '{one['name']}' of the event's '{column}'"
+            if one["name"] not in given:
+                if "default" not in one:
+                    yield f"{its}, whose records have none; they have {', '.join(given)}"
+            elif why := misfit(given[one["name"]], one["type"]):
+                yield f"{its}: {why}"
 
 
 def _of_events(its: str, path: str, wanted: Any, events: Mapping[str, Schema]) -> Iterator[str]:
@@ -211,6 +231,12 @@ def parts_of(emit: Emit, made: Schema, number: int) -> list[OfEvent | OfOne]:
         paths = before.paths if of is None else {**before.paths, one["name"]: of}
         parts.append(OfEvent(before.column, {"type": "record", "name": made["name"], "fields": fields}, paths))
     return parts
+
+
+def each_of(made: Schema, item: Mapping[str, Any]) -> bytes:
+    """Returns the record, encoded, that an output sends of one of an array. Raises PoisonRecordError if it is unfit."""
+    schema = expanded(made)
+    return OfEvent("", schema, {name: name for name in fields_of(schema) if name in item}).encoded(item)
 
 
 def columns_of(emits: Sequence[Emit], made: Mapping[str, Schema]) -> Iterator[tuple[Emit, OfEvent]]:

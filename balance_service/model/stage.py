@@ -228,9 +228,10 @@ def stages_of_stream(
     Args:
         suffix: the end of the names of all stages but the last.
         schema_of: (simple name, topic that it is read from or None) → schema.
-        transform: the rows that the first stage makes of its events.
+        transform: the rows that the first stage makes of its events; the last one, after a re-key of the events.
     """
     done: list[Stage] = []
+    is_behind = any(isinstance(step, By) and step.unchanged for step in source.steps)
     schemas: Mapping[str, Schema] = {record: schema_of(record, source.topic) for record in source.records}
     stage = Stage(
         name=name,
@@ -239,7 +240,7 @@ def stages_of_stream(
         partitioner=source.partitioner,
         tombstones=source.tombstones,
         schemas=schemas,
-        transform=transform,
+        transform=None if is_behind else transform,
         columns=None if transform is None else _read_by(transform, [*schemas.values()]),
     )
     for step in source.steps:
@@ -260,6 +261,10 @@ def stages_of_stream(
                 done.append(replace(stage, name=f"{name}-by-{'-'.join(by)}{suffix}", by=by, makes=makes))
                 schemas = stage.schemas if makes is None or record is None else {record: makes}
                 stage = Stage(name=name, owner=name, source=done[-1].name, schemas=schemas, key=by, reads_rekeyed=True)
+                if is_behind:
+                    # Both read the same columns, so a record that does not decode is a dead letter of the first.
+                    columns = done[0].columns
+                    stage = replace(stage, transform=transform, columns=columns)
     return [*done, stage]
 
 

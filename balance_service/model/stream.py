@@ -97,6 +97,7 @@ class By:
 
     columns: tuple[str, ...]
     record: str | None = None
+    unchanged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class Stream:
         """Keeps the events for which a condition (`col`) holds. The others are counted as ignored."""
         return self._with(Where(checked(condition)))
 
-    def by(self, *columns: str, record: str | type | None = None) -> Stream:
+    def by(self, *columns: str, record: str | type | None = None, unchanged: bool = False) -> Stream:
         """Re-keys the records: writes each to an internal topic, with the value of a column, or of several, as its key.
 
         Text is encoded as UTF-8, an int or a long so that its bytes sort in numeric order; a composite key sorts as its
@@ -154,10 +155,13 @@ class Stream:
 
         Args:
             record: after joins, the simple name of the schema of the joined record, or its dataclass.
+            unchanged: in a model with a `transform`, that the events themselves are passed on, by columns that they
+                have, and the rows are made of them there. A changed `transform` then needs no other topic. By default,
+                the rows are passed on, with the columns that are used.
         """
         for column in columns:
             refuse_spark(column, "by")
-        return self._with(By(columns, None if record is None else DeclaredRecord.named(record)))
+        return self._with(By(columns, None if record is None else DeclaredRecord.named(record), unchanged))
 
     def select(self, *columns: str) -> Stream:
         """Reads only these columns, and those that the stream, the key, conditions and standard folds name.

@@ -18,7 +18,7 @@ from balance_service.errors import PoisonRecordError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.converters import record_of
 from balance_service.model.keys import MAX_KEY_BYTES, ColumnKey, cause_of, key_problems, key_type_of
-from balance_service.model.made_records import columns_of, output_column
+from balance_service.model.made_records import columns_of, each_of, output_column
 from balance_service.model.placing import place_stages
 from balance_service.spark.combine import IGNORED, NOTE
 
@@ -186,8 +186,9 @@ def driven_stages(read_model: ReadModel, *, after_joins: bool = False) -> list[S
     stages, joined = place_stages(read_model.stages, "driver", str), set[str]()
     if not after_joins:
         return stages
+    behind = {stage.source for stage in stages if stage.transform is not None and stage.reads_rekeyed}
     for stage in reversed(stages):
-        if stage.makes is not None or stage.rekeyed in joined:
+        if stage.makes is not None or (stage.passes_on and stage.rekeyed in joined | behind):
             joined.add(stage.source)
     return [
         stage
@@ -334,7 +335,11 @@ def _sent(read_model: ReadModel, given: InputEvent) -> dict[str, Any]:
         for emit, part in columns_of(outputs, read_model.made_schemas)
     }
     for number, emit in enumerate(() if read_model.has_states() else outputs):
-        if not emit.fields:
+        if emit.of is not None:
+            items, made = given.values[emit.of], read_model.made_schemas[str(emit.record)]
+            is_sent = items is not None and _is_sent(emit, given)
+            sent[output_column(number)] = [each_of(made, item) for item in items] if is_sent else None
+        elif not emit.fields:
             sent[output_column(number)] = True if _is_sent(emit, given) else None
     return sent
 
@@ -389,7 +394,11 @@ def _column_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]
     types |= {part.column: pa.binary() for _, part in columns_of(read_model.outputs, read_model.made_schemas)}
     if read_model.has_states():
         return types
-    whole = {output_column(n): pa.bool_() for n, emit in enumerate(read_model.outputs) if not emit.fields}
+    whole = {
+        output_column(n): pa.bool_() if emit.of is None else pa.list_(pa.binary())
+        for n, emit in enumerate(read_model.outputs)
+        if not emit.fields
+    }
     return types | unchanged | whole
 
 

@@ -427,6 +427,22 @@ BUGS = (
         "test_an_event_is_counted_with_all_of_its_rows_or_is_one_letter",
     ),
     pinpoint(
+        "a key's first step of a batch has what the keys before it added",
+        "engine/steps.py",
+        "    totals[by_key] = sums + (before - others)[of_rows[by_key]]\n",
+        "    totals[by_key] = sums + before[of_rows[by_key]]\n",
+        "unit/engine/test_steps",
+        "test_the_result_is_the_same_at_every_border_of_batches",
+    ),
+    pinpoint(
+        "the steps of a key with an output that does not fit are made in columns all the same",
+        "engine/steps.py",
+        "        apply[of_rows[~fits]] = False\n",
+        "",
+        "unit/engine/test_steps",
+        "test_the_result_is_the_same_at_every_border_of_batches",
+    ),
+    pinpoint(
         "the rows before one that does not fit are sent, and their event is a dead letter too",
         "engine/stateless.py",
         "outputs = [builder.build(offset, timestamp_ms, key, frame, own) for (key, frame), own in each]\n",
