@@ -35,7 +35,7 @@ _LATER = tuple(
     f"test_{name}.py"
     for name in (
         *("spark_faults", "recorded_data", "memory"),
-        *("transformed_rows", "transforms_refused", "transform_fingerprints"),
+        *("transformed_rows", "transforms_refused", "transform_fingerprints", "transform_bounds"),
     )
 )
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from balance_service.avro.schemas import fields_of, type_name, without_null
-from balance_service.model.conditions import checked, column_name, refuse_spark
+from balance_service.model.conditions import checked, column_name, is_of_spark
 from balance_service.model.events import DeclaredRecord
 
 if TYPE_CHECKING:
@@ -155,8 +155,8 @@ class Stream:
         Args:
             record: after joins, the simple name of the schema of the joined record, or its dataclass.
         """
-        for column in columns:
-            refuse_spark(column, "by")
+        for column in filter(is_of_spark, columns):
+            column_name(column, "by")
         return self._with(By(columns, None if record is None else DeclaredRecord.named(record)))
 
     def select(self, *columns: str) -> Stream:

@@ -145,6 +145,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     ),
     "a map of arrays": (expression("map_from_arrays(tags, tags)"), "uses map_from_arrays", "use an array of structs"),
     "a map of columns": (expression("map(text, n)"), "uses map", "use an array of structs"),
+    "a format of an event": (expression("format_string(text, n)"), "uses format_string", "write a constant"),
     "a null": (expression("null"), "whose type is void", "cast it to a type"),
     "a collation": (expression("collate(text, 'UTF8_LCASE')"), "whose collation is", "cast it to a type"),
     "a member without a name": (expression("named_struct('a b', n)"), "whose member 'a b'", "cast it to a type"),

@@ -16,15 +16,15 @@ from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.model.generations import Comparison, Generations, Switch
 from balance_service.model.loading import load_models
 from balance_service.model.placing import hosted_stages, newest
-from balance_service.model.transform import ROW, Transform
 from balance_service.model.versions import OTHER_TRANSFORM, Versions, declaration_of
 from balance_service.read_models.leaderboard import Leaderboard
 from balance_service.read_models.purchases import Purchases
 from balance_service.read_models.rewards import Rewards
 from balance_service.settings import load_settings
+from tests.support.fakes import FakeAnalysis
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
 Money = Annotated[Decimal, scale(2)]
 FUNDS = Stream("balance", "FundsAdded")
@@ -216,33 +216,8 @@ def test_a_declaration_that_changed_under_its_version_is_noticed() -> None:
     assert not same.has_changed("funds", 2)
 
 
-class Analysed:
-    """A `transform` that changes nothing, and its fingerprint."""
-
-    multiplies = False
-    explained = ""
-
-    def __init__(self, fingerprint: str) -> None:
-        self._fingerprint = fingerprint
-
-    def used(self, names: Collection[str]) -> frozenset[str]:
-        return frozenset(names)
-
-    def untouched(self, name: str) -> str | None:
-        return name
-
-    def fingerprint(self, _names: Collection[str]) -> str:
-        return self._fingerprint
-
-    def apply(self, *_: Any) -> Any:
-        raise AssertionError
-
-
 def transformed(monkeypatch: pytest.MonkeyPatch, fingerprint: str) -> ReadModel:
-    def analysed(_model: Any, schemas: Mapping[str, Any], _source: Any) -> Transform:
-        return Transform({**schemas["FundsAdded"], "name": ROW}, Analysed(fingerprint))
-
-    monkeypatch.setattr("balance_service.model.declaration.transform_of", analysed)
+    FakeAnalysis.take_place(monkeypatch, fingerprint)
     return changed(transform=lambda _self, events: events, amount=RunningSum("amount"))
 
 
