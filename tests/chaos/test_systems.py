@@ -108,7 +108,8 @@ class _Systems:
             )
             for number in range(3 if _MINUTES else 2)
         ]
-        created = run(self._settings, "topics", "create")
+        # Spark analyses a transform.
+        created = run(self._settings, "topics", "create", seconds=180)
         assert created.code == 0, created
         self._workload = resources.enter_context(SystemWorkload(self._stack, plan.seed))
         for member in self._members:

@@ -160,7 +160,7 @@ def test_the_model_keeps_the_contract() -> None:
 ARTICLES = ("tea", "Tea", "milk", "rye", "salt")
 _SERVICE = ("-m", "balance_service")
 STORES, HOURS, BASKETS = 7, 3, 6_000
-_FIRST, _CATCH_UP_SECONDS = 300, 90.0
+_FIRST, _CATCH_UP_SECONDS = 300, 150.0
 
 
 def line_of(number: int) -> str:
@@ -255,7 +255,7 @@ def test_outputs_and_answers_equal_a_recount_after_a_kill(project: Project, stac
     produce = ("produce", "baskets", "--key-separator", "|")
     lines = [line_of(number).encode() for number in range(BASKETS)]
     with running(*instances):
-        sent = run(on(stack, settings), *produce, stdin=b"".join(lines[:_FIRST]))
+        sent = run(on(stack, settings), *produce, stdin=b"".join(lines[:_FIRST]), seconds=_CATCH_UP_SECONDS)
         assert sent.code == 0, sent
         eventually(lambda: outputs(stack) > 0, "the first outputs are sent")
         with started(on(stack, settings), *produce, stdin=b"".join(lines[_FIRST:])) as producing:
