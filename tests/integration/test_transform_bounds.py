@@ -64,10 +64,10 @@ def spark() -> Iterator[SparkSession]:
 @pytest.mark.parametrize("sql", HOSTILE)
 def test_a_value_that_an_event_makes_large_is_its_dead_letter(spark: SparkSession, sql: str) -> None:
     def code(events: DataFrame) -> DataFrame:
-        return events.select("id", F.expr(sql).alias("c"))
+        return events.withColumn("c", F.expr(sql)).drop("items", "counts")
 
     model = Transformed(code)
-    plain = sent([mixed(), mixed(small=None, text=None, place=None, photo=None)])
+    plain = sent([mixed(big=5), mixed(big=5, text=None, place=None, photo=None)])
     first, hostile, last = outcomes(model, [plain[0], *sent([mixed(**HOSTILE[sql])]), plain[1]])
 
     assert hostile.failure is not None

@@ -259,15 +259,15 @@ public final class Bounded {
         size += row.isNullAt(i) ? SLOT_BYTES : sizeOf(isLarge(kind) ? row.get(i, kind) : null, kind);
       }
     } else if (type instanceof ArrayType) {
-      size += sizeOf((ArrayData) value, ((ArrayType) type).elementType());
+      size += sizeOfItems((ArrayData) value, ((ArrayType) type).elementType());
     } else if (type instanceof MapType) {
-      size += sizeOf(((MapData) value).keyArray(), ((MapType) type).keyType());
-      size += sizeOf(((MapData) value).valueArray(), ((MapType) type).valueType());
+      size += sizeOfItems(((MapData) value).keyArray(), ((MapType) type).keyType());
+      size += sizeOfItems(((MapData) value).valueArray(), ((MapType) type).valueType());
     }
     return size;
   }
 
-  private static long sizeOf(ArrayData items, DataType kind) {
+  private static long sizeOfItems(ArrayData items, DataType kind) {
     long size = (long) items.numElements() * SLOT_BYTES;
     for (int i = 0; isLarge(kind) && i < items.numElements(); i++) {
       size += items.isNullAt(i) ? 0 : sizeOf(items.get(i, kind), kind);
