@@ -236,8 +236,8 @@ class _Systems:
                 for (store, item), (lines, revenue) in item_sales.items():
                     answer = http.get("/api/models/item-sales/keys", params={"storeId": store, "item": item})
                     if f'"value":{{"lines":{lines},"revenue":{revenue:.2f}}}' not in answer.text:
-                        should = (lines, revenue)
-                        yield Violation("wrong", f"{member.name} answers {answer.text} of {item}, not {should}")
+                        sold = (lines, revenue)
+                        yield Violation("wrong", f"{member.name} answers {answer.text} of {item}, not {sold}")
                 answers = {
                     "/leaderboard": leaderboard,
                     "/leaderboard/count": {"count": len(leaderboard)},

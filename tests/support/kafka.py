@@ -304,7 +304,9 @@ class Rows:
         self._registry.__exit__()
 
     def _serializer_of(self, schema: Mapping[str, Any]) -> AvroSerializer:
-        return AvroSerializer(self._registry, json.dumps(schema), conf={"subject.name.strategy": by_record_name})
+        conf = {"subject.name.strategy": by_record_name}
+        made: AvroSerializer = AvroSerializer(self._registry, json.dumps(schema), conf=conf)
+        return made
 
     def add_field(self, name: str) -> None:
         """Makes a schema of the shipped one and a further field, which is null, and uses that from now on."""
