@@ -210,7 +210,7 @@ class ModelQueries:
             for edge in flow.edges
         ]
         nodes = [{"id": node.id, "kind": node.kind, "name": node.name} for node in flow.nodes]
-        return json_response({"nodes": nodes, "edges": edges})
+        return json_response({"nodes": nodes, "edges": edges, **({"plans": flow.plans} if flow.plans else {})})
 
     async def key(self, request: web.Request, target: KeyTarget, parameters: type[KeyParameters]) -> web.Response:
         """Answers for the key at a target that a read model declares."""

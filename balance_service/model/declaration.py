@@ -173,6 +173,15 @@ def _named(columns: Iterable[Any]) -> str:
     return " and ".join([column.__name__ if isinstance(column, type) else repr(column) for column in columns])
 
 
+def _check_reserved(model: Any, names: Iterable[str]) -> None:
+    """Refuses fields and records whose columns Spark would not tell apart from others: it ignores case."""
+    known = {*_TAKEN}
+    for name in names:
+        if name.lower() in known:
+            refuse(model, f"has a field or record called '{name}', which is a reserved name in upper and lower case")
+        known.add(name.lower())
+
+
 def _check_partitioners(model: Any, source: Stream) -> None:
     """Refuses a model that would look for a key on another partition than its producers write it to."""
     tables = [step.table for step in source.steps if isinstance(step, Join)]
@@ -294,8 +303,7 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     _check_queries(model, key_type)
     if bool(folds) == own_fold:
         refuse(model, "has both standard folds and a `fold` of its own" if folds else "has no fold")
-    if taken := (_TAKEN & {*folds, *events}) | (folds.keys() & events.keys()):
-        refuse(model, f"has a field or record called '{min(taken)}', which is a reserved name")
+    _check_reserved(model, [*folds, *events])
     _check_outputs(model, outputs, own_emit=own_emit)
     made = _made(model, outputs)
     for output in outputs:
@@ -627,6 +635,7 @@ def checked_stages(
         _check_selected(model, source, first)
     for stage in stages:
         events = events_of(model, stage)
+        _check_reserved(model, events)
         for condition in stage.conditions:
             check_condition(model, condition, events if stage.transform is None else stage.schemas)
         _check_joins(model, stage, events)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from balance_service.avro.schemas import fields_of, type_name, without_null
-from balance_service.model.conditions import checked, column_name, refuse_spark
+from balance_service.model.conditions import checked, column_name, is_of_spark
 from balance_service.model.events import DeclaredRecord
 
 if TYPE_CHECKING:
@@ -159,8 +159,8 @@ class Stream:
                 have, and the rows are made of them there. A changed `transform` then needs no other topic. By default,
                 the rows are passed on, with the columns that are used.
         """
-        for column in columns:
-            refuse_spark(column, "by")
+        for column in filter(is_of_spark, columns):
+            column_name(column, "by")
         return self._with(By(columns, None if record is None else DeclaredRecord.named(record), unchanged))
 
     def select(self, *columns: str) -> Stream:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
 
 LACKS_VERSION = "BALANCE_MODELS has only"
-"""In the sentence of `why_still`: an operator has to decide, and no waiting helps."""
+OTHER_TRANSFORM = "has another `transform` or declaration"
+"""In the sentences of `why_still`: an operator has to decide, and no waiting helps."""
 
 
 class Versions:
@@ -116,10 +117,22 @@ class Versions:
         return _without_class(self._newest[name], self._generations_of(name).declarations[generation])
 
     def why_still(self, stage: Stage) -> str:
-        """Returns why a stage is not folded here; empty if it is."""
+        """Returns why a stage is not folded here; empty if it is.
+
+        The fingerprint of a `transform` says exactly what is computed. Code in Python has none, so another declaration
+        of a model without a `transform` is only a warning.
+        """
         name, generation = stage.owner, stage.generation
-        if name not in self._newest or stage.passes_on or self.knows(name, generation):
+        if name not in self._newest or stage.passes_on:
             return ""
+        if self.knows(name, generation):
+            if stage.transform is None or not self.has_changed(name, generation):
+                return ""
+            return (
+                f"version {self._version(name, generation)} of '{name}' {OTHER_TRANSFORM} here than the one that "
+                f"generation {generation} was begun with, so its answers stand still: give back what it had, give the "
+                "class the next `version`, or rebuild the model and switch"
+            )
         known = " and ".join(map(str, sorted(self._models[name])))
         return (
             f"generation {generation} of '{name}' has version {self._version(name, generation)}, and {LACKS_VERSION} "

@@ -54,6 +54,8 @@ log = structlog.get_logger(__name__)
 
 _SAMPLED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
 _MOST_NAMES = 16
+# Of `java/Bounded.java`: how the failure of an expression begins that would make too large a value.
+_TOO_LARGE = "[TRANSFORM_TOO_LARGE]"
 # No field of a model can have these names.
 _FRAME, _CAUSE, _SCHEMA_ID, _PARTITION, _FAILURE = "#frame", "#cause", "#schema id", "#partition", "#failure"
 # The columns of records that `_key` and so on are in a transform; `_topic` is a constant.
@@ -233,7 +235,7 @@ class Decoder:
         cause = F.col(_CAUSE)
         detail = F.when(cause == F.col(f"`{_FRAME}`.cause"), F.col(f"`{_FRAME}`.detail"))
         if self._stage.transform is not None:
-            detail = F.coalesce(detail, F.when(cause == TRANSFORM_FAILED, F.col(_FAILURE)))
+            detail = F.coalesce(detail, F.when(cause.isin(TRANSFORM_FAILED, TRANSFORM_TOO_LARGE), F.col(_FAILURE)))
         detail = F.coalesce(detail, F.when(cause == UNFIT, self._made.detail()))
         of_key = detail_column(self._read_model, self._stage, cause)
         keep_record = F.when(cause.isNull(), F.col("idempotency_key").isNotNull()).otherwise(cause != IGNORED)
@@ -275,7 +277,8 @@ class Decoder:
         has_row = made.row.isNotNull()
         if transform.analysed.multiplies:
             has_row = F.coalesce(F.size(made.row) > 0, F.lit(False))
-        cause = F.when(made.failure.isNotNull(), TRANSFORM_FAILED).when(~has_row, IGNORED)
+        cause = F.when(made.failure.startswith(_TOO_LARGE), TRANSFORM_TOO_LARGE)
+        cause = cause.when(made.failure.isNotNull(), TRANSFORM_FAILED).when(~has_row, IGNORED)
         judged = {_CAUSE: F.coalesce(_CAUSE, cause), _FAILURE: made.failure, ROW: made.row}
         rows: DataFrame = made.records.withColumns(judged)
         if self._writing is None:

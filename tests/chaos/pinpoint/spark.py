@@ -284,4 +284,20 @@ BUGS = (
         "integration/test_transformed_rows",
         "test_rows_are_those_of_spark",
     ),
+    pinpoint(
+        "what a small event makes large is made",
+        "spark/java/Bounded.java",
+        "    if (bytes > MOST_BYTES) {\n",
+        "    if (bytes < 0) {\n",
+        "integration/test_transform_bounds",
+        "test_a_value_that_an_event_makes_large_is_its_dead_letter",
+    ),
+    pinpoint(
+        "the columns beside the rows of an event are not counted with them",
+        "spark/java/Bounded.java",
+        "        size += sizeOf(values[i], kind);\n",
+        "",
+        "integration/test_transform_bounds",
+        "test_a_wide_column_beside_many_rows_is_a_dead_letter",
+    ),
 )
