@@ -229,8 +229,8 @@ MUTATIONS = (
     Mutation(
         "partitions are computed by CRC32",
         "balance_service/kafka/partitioner.py",
-        "    return _FUNCTIONS[partitioner].of_one(key) % partitions\n",
-        "    return zlib.crc32(key) % partitions\n",
+        "_MURMUR2 = _Function(confluent_kafka.murmur2, ",
+        "_MURMUR2 = _Function(confluent_kafka.consistent, ",
         QUIET,
         (*WRONG, "silent", "stuck"),
     ),
