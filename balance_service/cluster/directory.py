@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException
@@ -104,7 +104,7 @@ class PublishedModel(Struct, names={"has_number_keys": "numberKeys"}):
 
     @property
     def _own_key(self) -> RecordKey | None:
-        return RecordKey.of_format(cast("KeyFormat", self.key_format)) if self.key_format in KEY_FORMATS else None
+        return RecordKey.of_format(self.key_format) if self.key_format in KEY_FORMATS else None
 
 
 def key_columns(key_type: KeyType) -> tuple[KeyColumn, ...]:

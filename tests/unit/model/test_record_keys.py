@@ -66,7 +66,7 @@ def test_no_two_keys_are_one_and_stores_sort_them_as_values(
     stored = {value: key_type.stored(as_kafka_writes(form, value)) for value in values}
 
     assert len({*stored.values()}) == len({*values})
-    in_order = sorted(stored, key=lambda value: value.encode() if isinstance(value, str) else value)  # type: ignore[arg-type, return-value]
+    in_order = sorted(stored, key=lambda value: value.encode() if isinstance(value, str) else value)
     assert sorted(stored, key=stored.__getitem__) == in_order
 
 
