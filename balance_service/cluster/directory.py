@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from balance_service.cluster.signatures import RecordSignatures
     from balance_service.kafka.clients import ClientConfig
     from balance_service.model.keys import KeyType
-    from balance_service.model.record_keys import KeyFormat
 
 log = structlog.get_logger(__name__)
 

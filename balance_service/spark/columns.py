@@ -115,7 +115,9 @@ def reserved_cause(stage: Stage, key: Column) -> Column:
     """Returns the cause of an event whose key begins as reserved ones do; null for others."""
     if stage.may_have_any_key:
         return F.lit(None).cast("string")
-    return F.when(key >= F.lit(bytearray(RESERVED_PREFIX)), "key-reserved")
+    # A text does not begin so: it is UTF-8.
+    cause = "key-reserved" if stage.own_key is None else stage.own_key.cause
+    return F.when(key >= F.lit(bytearray(RESERVED_PREFIX)), cause)
 
 
 def cause_column(read_model: ReadModel, stage: Stage) -> Column:

@@ -364,7 +364,9 @@ def _misfit(read_model: ReadModel, stage: Stage, given: InputEvent, key: bytes |
         and key != read_model.key_type.of(given.values)
     ):
         return f"key-is-not-{cause_of(read_model.key_columns)}"
-    return "key-reserved" if key is not None and key >= RESERVED_PREFIX and not stage.may_have_any_key else None
+    if key is None or key < RESERVED_PREFIX or stage.may_have_any_key:
+        return None
+    return "key-reserved" if stage.own_key is None else stage.own_key.cause
 
 
 def _sent(read_model: ReadModel, given: InputEvent) -> dict[str, Any]:
