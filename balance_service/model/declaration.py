@@ -15,9 +15,10 @@ from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import col
 from balance_service.model.converters import converter_of, record_converter, unconverted
 from balance_service.model.events import ANY, EVENT, PER_KEY, DeclaredRecord, Emit, OnFailure, Order
+from balance_service.model.key_forms import form_misfit, join_key_misfit, sent_misfit
 from balance_service.model.keys import ColumnKey, KeyType, key_type_of
 from balance_service.model.made_records import problem_of
-from balance_service.model.record_keys import KEY_FORMATS, NO_KEYS, RecordKey, is_record_key
+from balance_service.model.record_keys import RecordKey, is_record_key
 from balance_service.model.sources import declared_stages, has_several, sources_misfit, sources_of
 from balance_service.model.standard_fold import StandardFold, columns_of
 from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, Table, Where, join_misfit
@@ -34,12 +35,6 @@ if TYPE_CHECKING:
     from balance_service.model.standard_fold import Combination, Form
     from balance_service.model.transform import Transform
 
-TABLE_KEYS: Mapping[str, Sequence[str]] = {
-    "string": ("string", "int", "long"),
-    "int": ("int",),
-    "long": ("int", "long"),
-}
-"""The forms that the keys of tables may have, and the Avro types of the columns that they are joined on."""
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _MOST_VERSION = 2**31 - 1
 _MOST_NAMES = 20
@@ -117,7 +112,8 @@ def check_class(model: Any) -> None:
     for source in sources:
         _check_steps(model, source)
         _check_partitioners(model, source)
-        _check_record_keys(model, source)
+        if why := form_misfit(model, source):
+            refuse(model, why)
     _check_owners(model, [record for source in sources for record in source.records])
     steps = [step for source in sources for step in source.steps]
     _check_owners(model, [step.table.record for step in steps if isinstance(step, Join)])
@@ -215,40 +211,6 @@ def _check_partitioners(model: Any, source: Stream) -> None:
             )
 
 
-def _check_record_keys(model: Any, source: Stream) -> None:
-    """Checks the forms of the keys of a source, and of the tables that it is joined with."""
-    has_key = is_record_key(getattr(model, "key", None))
-    is_rekeyed = any(isinstance(step, By) for step in source.steps)
-    if has_key and is_rekeyed:
-        refuse(model, "has the key RECORD_KEY, and a source that is re-keyed: the key is the column of the `.by`")
-    form = source.key_format
-    if form in NO_KEYS and not is_rekeyed:
-        refuse(
-            model,
-            f"has '{source.topic}' with key_format=\"{form}\": such a key {NO_KEYS[form]}, so that no query could find "
-            'its state: re-key the source by the columns that the key repeats, such as `.by("customerId")`',
-        )
-    if form is not None and form not in (*KEY_FORMATS, *NO_KEYS):
-        refuse(
-            model,
-            f"has '{source.topic}' with the key_format {form!r}: it must be one of {', '.join(KEY_FORMATS)}; or of "
-            f"{' and '.join(NO_KEYS)}, before a `.by`",
-        )
-    if form is not None and hasattr(model, "state") and not has_key and not is_rekeyed:
-        refuse(
-            model,
-            f"has '{source.topic}' with a key_format, and the key {getattr(model, 'key', None)!r}: without a `.by`, a "
-            "key_format is that of `key = RECORD_KEY`",
-        )
-    for table in [step.table for step in source.steps if isinstance(step, Join)]:
-        if table.key_format not in TABLE_KEYS:
-            refuse(
-                model,
-                f"joins the table '{table.topic}', which has the key_format {table.key_format!r}: it must be one of "
-                f"{', '.join(TABLE_KEYS)}; a UUID is text",
-            )
-
-
 def check_declaration(model: Any, *, own_fold: bool, own_emit: bool) -> Declared:
     """Checks the declaration of a read model; `model.schemas` finds the schemas that it names.
 
@@ -287,7 +249,8 @@ def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Decl
         if output.where is not None:
             check_condition(model, output.where, events)
         _check_fields(model, output, made, events)
-    _check_sent_keys(model, outputs, _key_of_events(model, stages[-1], events))
+    if why := sent_misfit(outputs, _key_of_events(model, stages[-1], events)):
+        refuse(model, why)
     return Declared(stages=stages, outputs=outputs, made=made)
 
 
@@ -297,26 +260,6 @@ def _key_of_events(model: Any, last: Stage, events: Mapping[str, Schema]) -> Key
         return key_type_of([_part(model, column, events) for column in last.key])
     form = sources_of(model)[0].key_format
     return None if form is None else RecordKey.of_format(form)
-
-
-def _check_sent_keys(model: Any, outputs: Sequence[Emit], key: KeyType | None) -> None:
-    """Refuses an output whose keys cannot have the form that it names.
-
-    Args:
-        key: the type of the states' keys, or of the events' that are sent on.
-    """
-    for output in outputs:
-        form = output.key_format
-        if isinstance(key, RecordKey):
-            fits = form in (None, key.key_format)
-            why = f"its keys are those of '{sources_of(model)[0].topic}', which are sent as they are: {key.key_format}"
-        elif key is None:
-            fits, why = form is None, "its keys may be anything: name the `key_format` of its source, too"
-        else:
-            fits = form is None or (form == "long" and key.is_number)
-            why = f"its keys are {_named(key.columns)}: only a number may be written as a long"
-        if not fits:
-            refuse(model, f"emits to '{output.topic}' with the key_format {form!r}, and {why}")
 
 
 def _check_fields(
@@ -372,7 +315,8 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     if taken := (_TAKEN & {*folds, *events}) | (folds.keys() & events.keys()):
         refuse(model, f"has a field or record called '{min(taken)}', which is a reserved name")
     _check_outputs(model, outputs, own_emit=own_emit)
-    _check_sent_keys(model, outputs, key_type)
+    if why := sent_misfit(outputs, key_type):
+        refuse(model, why)
     made = _made(model, outputs)
     for output in outputs:
         _check_fields(model, output, made, events, state, key_type.columns)
@@ -732,14 +676,8 @@ def _check_joins(model: Any, stage: Stage, events: Mapping[str, Schema]) -> None
             )
         for record, schema in events.items():
             kind = fields_of(schema).get(join.on)
-            allowed = TABLE_KEYS[join.table.key_format]
-            if kind is None or simple_name(without_null(kind)[0]) not in allowed:
-                listed = " or ".join(filter(None, [", ".join(allowed[:-1]), allowed[-1]]))
-                refuse(
-                    model,
-                    f"joins {table['name']}, which has {join.table.key_format} keys, on '{join.on}', which is no "
-                    f"{listed} of {record}",
-                )
+            if why := join_key_misfit(join, kind):
+                refuse(model, f"joins {table['name']}, {why} of {record}")
     if stage.joins and stage.makes is not None:
         if len(stage.records) > 1:
             refuse(model, f"joins records of several types: {', '.join(stage.records)}")

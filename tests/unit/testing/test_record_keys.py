@@ -245,7 +245,7 @@ def model_of(**members: Any) -> type[ReadModel]:
         ({"source": Stream("o", Order), "state": KeyedOrders}, "states with a 'key', which is what answers call"),
         (
             {"source": Stream("o", Order, key_format="int"), "emits": Emit("t", key_format="long")},
-            "key_format 'long', and its keys are those of 'o', which are sent as they are: int",
+            "key_format 'long', and its keys are sent as its source has them: int",
         ),
         (
             {
@@ -272,7 +272,7 @@ def test_a_re_keyed_source_may_say_that_its_keys_are_avro() -> None:
 @pytest.mark.parametrize(
     ("source", "emits", "said"),
     [
-        (Stream("p", Purchase).by("card"), Emit("t", key_format="long"), "card'?: only a number"),
+        (Stream("p", Purchase).by("card"), Emit("t", key_format="long"), "its keys are card: only a number"),
         (Stream("p", Purchase).by("day"), Emit("t", key_format="bytes"), "only a number may be written as a long"),
         (Stream("p", Purchase), Emit("t", key_format="long"), "name the `key_format` of its source, too"),
     ],
