@@ -5,7 +5,7 @@ The service and the test driver call the same functions, each with its own `Stag
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES, is_compacted
 from balance_service.model.events import DeclaredRecord, OnFailure
 from balance_service.model.keys import ColumnKey, key_type_of
+from balance_service.model.record_keys import java_long
 from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
             source=stage.source,
             records=tuple(stage.events),
             outputs=[
-                (emit, services.target(emit.topic, stage), _made(emit, read_model, services))
+                (emit, _target(emit, stage, read_model, services), _made(emit, read_model, services))
                 for emit in read_model.outputs
             ],
             position_codec=position_codec,
@@ -145,8 +146,7 @@ def _join_processor(
         part = ColumnKey.from_column(column, fields_of(makes)[column])
         if part is None:
             raise FatalError(f"stage {stage.name} is keyed by '{column}', which cannot be a key")
-        # Tables are keyed by text.
-        parts.append(part if stage.next_table is None else ColumnKey(column, is_number=False))
+        parts.append(part)
     return JoinProcessor(
         source=stage.source,
         record=stage.records[0],
@@ -154,6 +154,7 @@ def _join_processor(
         schema=makes,
         codec=services.codec(target.topic, makes),
         key_type=key_type_of(parts),
+        next_table=stage.next_table,
         target=target,
         position_codec=position_codec,
         letters=letters,
@@ -173,7 +174,9 @@ def _fold_processor(
         position_codec=position_codec,
         letters=letters,
         marker_codec=services.codec(stage.changelog, load_schema("IdempotencyMarker")),
-        misplaced=MisplacedKeys(stage.source, Partitioning(services.partitions(stage.source), stage.partitioner)),
+        misplaced=MisplacedKeys(
+            stage.source, Partitioning(services.partitions(stage.source), stage.partitioner, stage.key_format)
+        ),
         idempotency_window_ms=services.idempotency_window_ms,
         tolerance=Tolerance(read_model.on_failure),
         emission=emission,
@@ -194,10 +197,23 @@ def _emission(stage: Stage, read_model: ReadModel, services: StageServices) -> E
     return Emission(
         read_model=read_model,
         emit=emit,
-        target=services.target(emit.topic, stage),
+        target=_target(emit, stage, read_model, services),
         codec=_made(emit, read_model, services) or services.codec(emit.topic, read_model.state_schema),
         source=stage.source,
     )
+
+
+def _target(emit: Emit, stage: Stage, read_model: ReadModel, services: StageServices) -> Target:
+    """Returns the topic of an output, with the form of its keys: by default, that of the stage's."""
+    target, form = services.target(emit.topic, stage), emit.key_format
+    if stage.own_key is not None:
+        form = stage.key_format
+        return replace(target, sent_key=stage.own_key.sent, key_format="" if stage.own_key.is_text else form)
+    if form is None:
+        return target
+    # Keys that no re-key and no state has made are sent on as they are.
+    encodes = stage.key is not None or read_model.has_states()
+    return replace(target, sent_key=java_long if encodes else None, key_format=form)
 
 
 def _made(emit: Emit, read_model: ReadModel, services: StageServices) -> AvroCodec | None:
@@ -230,13 +246,18 @@ def table_contexts(
                 f"BALANCE_MODELS: the table '{topic}' is declared to hold {records[0]} by classes that differ; import "
                 "one class in all read models"
             )
+        form = tables[0].key_format
+        if any(table.key_format != form for table in tables):
+            raise ConfigurationError(
+                f"BALANCE_MODELS: the table '{topic}' is declared to have keys of several forms: name one `key_format`"
+            )
         contexts[topic] = TableContext(
             settings=settings,
             topics=topics,
             topic=prepared[topic],
             codec=AvroReader(registry, schema),
             history_ms=history // timedelta(milliseconds=1),
-            misplaced=MisplacedKeys(topic, Partitioning(prepared[topic].partitions, tables[0].partitioner)),
+            misplaced=MisplacedKeys(topic, Partitioning(prepared[topic].partitions, tables[0].partitioner, form)),
         )
     return contexts
 

@@ -131,12 +131,14 @@ class FoldProcessor:
         if not self.letters.keeps_order or not (updates.dead_letters or self.letters.blocks_keys(store)):
             return {}
         combined = (some["key"].to_pylist() for some in updates.slices())
-        keys = {update.key for update in updates.events}.union(*combined)
+        sent = self.read_model.key_type.sent
+        # Dead letters have the keys of their records.
+        keys = {sent(key): key for key in {update.key for update in updates.events}.union(*combined)}
         blocked = self.letters.blocked_after(store, keys, batch.retried)
         for letter in updates.dead_letters:
             if letter.key in keys and letter.key is not None and blocks_key(letter.cause):
                 blocked[letter.key] = min(letter.offset, blocked.get(letter.key, letter.offset))
-        return blocked
+        return {keys[key]: offset for key, offset in blocked.items()}
 
     def _stepped(
         self,

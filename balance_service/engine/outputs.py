@@ -19,9 +19,10 @@ from balance_service.kafka.messages import headers_of
 from balance_service.model.converters import record_of
 from balance_service.model.events import Each
 from balance_service.model.made_records import UNFIT, unfit
+from balance_service.model.record_keys import KEY_FORMAT_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -41,7 +42,7 @@ ORIGIN_HEADER = "origin"
 """Names the source record that a record was made of: `topic:partition:offset`."""
 SENDER_HEADER = "sent-by"
 """Names the stage that sent a record, and its source topic: see `sender_of`. Several stages may send to one topic."""
-_OF_ONE_HOP = frozenset({ORIGIN_HEADER, SENDER_HEADER})
+_OF_ONE_HOP = frozenset({ORIGIN_HEADER, SENDER_HEADER, KEY_FORMAT_HEADER})
 ENVELOPE_BYTES = 2 << 10
 """Upper bound of the size of a batch with one record, without the record's key, value and headers."""
 
@@ -51,7 +52,8 @@ class Target:
     """A topic that a stage sends to.
 
     `largest_bytes` is the largest batch that topic and producer accept. A compacted topic rejects records without a
-    key. `sender` identifies the stage in the records: see `sender_of`.
+    key. `sender` identifies the stage in the records: see `sender_of`. `sent_key` makes the keys of records of the
+    stage's keys, in the form that a header names, `key_format`; empty for none.
     """
 
     topic: str
@@ -59,6 +61,8 @@ class Target:
     largest_bytes: int
     is_compacted: bool
     sender: str
+    sent_key: Callable[[bytes], bytes] | None = None
+    key_format: str = ""
 
 
 def sender_of(stage: str, source_topic_id: str) -> str:
@@ -72,7 +76,9 @@ class OutputBuilder:
     def __init__(self, target: Target, source: str, partition: int) -> None:
         self._target = target
         self._origin = _origin_prefix(source, partition)
-        self._sent_by = SENDER_HEADER, target.sender.encode()
+        self._own = [(SENDER_HEADER, target.sender.encode())]
+        if target.key_format:
+            self._own.append((KEY_FORMAT_HEADER, target.key_format.encode()))
         # Records without a key have no order to keep. An event that is read again goes to the same partition.
         self._without_key = partition % target.partitions
 
@@ -94,6 +100,8 @@ class OutputBuilder:
             raise PoisonRecordError(
                 UNFIT, f"a record without a key does not fit into '{target.topic}', which is compacted"
             )
+        if key is not None and target.sent_key is not None:
+            key = target.sent_key(key)
         size = len(key or b"") + len(value or b"")
         for name, of in headers:
             size += len(name) + len(of or b"")
@@ -101,7 +109,7 @@ class OutputBuilder:
             raise PoisonRecordError(UNFIT, f"a record of {size} bytes is too large for topic '{target.topic}'")
         partition = self._without_key if key is None else BY_KEY
         origin = ORIGIN_HEADER, f"{self._origin}{offset}".encode()
-        return Output(offset, target.topic, partition, key, value, timestamp_ms, [*headers, origin, self._sent_by])
+        return Output(offset, target.topic, partition, key, value, timestamp_ms, [*headers, origin, *self._own])
 
     def fit(self, keys: pa.Array, values: pa.Array) -> NDArray[np.bool_]:
         """Returns which records `build` would not refuse, given keys and values that are not null."""
@@ -145,6 +153,12 @@ def encoded(codec: AvroCodec, sent: Any) -> bytes:
     except Exception as error:  # fastavro raises any exception its writer runs into
         why = codec.misfit(record) or error
         raise unfit(str(why)) from error
+
+
+def is_in_our_form(headers: Headers) -> bool:
+    """Whether a record was sent by a stage of ours under a key in the form of its store: a number in our order."""
+    names = {name for name, _ in headers}
+    return SENDER_HEADER in names and KEY_FORMAT_HEADER not in names
 
 
 def forwarded(headers: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, bytes | None]]:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from balance_service.engine.tables import JoinedTables
     from balance_service.model.events import Emit, Event
     from balance_service.model.keys import KeyType
+    from balance_service.model.stream import Table
 
 Row = Mapping[str, Any]
 Headers = list[tuple[str, bytes | None]]
@@ -228,7 +229,7 @@ class JoinProcessor:
 
     A header names the version of each row: `playerVersion: partition:offset`. The result is kept: an event is joined
     again only if the commit failed. `record` is the simple name of the event type; `schema` and `codec` are those of
-    the result.
+    the result. Its keys are of `key_type`, or as the table has them that it is joined with next.
     """
 
     source: str
@@ -240,6 +241,7 @@ class JoinProcessor:
     target: Target
     position_codec: AvroCodec
     letters: Letters
+    next_table: Table | None = None
 
     def outcome(self, batch: TaskBatch, partition: int, position: Position, _store: StateStore) -> BatchOutcome:
         """Raises as `JoinedTables.as_of`."""
@@ -260,7 +262,7 @@ class JoinProcessor:
         for join in self.joined.joins:
             if event[join.on] is None:
                 raise PoisonRecordError(_FIELD_NULL, f"the event has no '{join.on}'")
-            own, version = self.joined.as_of(join, join.key_of(event[join.on]), timestamp_ms, partition)
+            own, version = self.joined.as_of(join, join.table.key_of(event[join.on]), timestamp_ms, partition)
             if version is not None and version.frame is not None:
                 if version.frame not in rows:
                     rows[version.frame] = self.joined.row(join, version.frame)
@@ -283,6 +285,8 @@ class JoinProcessor:
         for column in self.key_type.columns:
             if record[column] is None:
                 raise PoisonRecordError(_FIELD_NULL, f"the joined record has no '{column}'")
+        if self.next_table is not None:
+            return self.next_table.sent_key(record[self.key_type.columns[0]])
         key = self.key_type.of(record)
         if key.startswith(RESERVED_PREFIX):
             raise PoisonRecordError(_KEY_RESERVED, "the key of the joined record begins with 0xFF")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from balance_service.model.conditions import Condition
+    from balance_service.model.record_keys import KeyFormat
 
 State = Mapping[str, Any]
 """The state of a key: an Avro record of the read model's state schema."""
@@ -211,7 +212,8 @@ class Emit:
 
     A record type is named by the simple name of its schema, or by its dataclass. Without one, a model with states emits
     the state itself, and one without states the event's record unchanged. The record's key is the key of the state;
-    without states, the key of the event's record.
+    without states, the key of the event's record. With `key_format="long"`, a number is written as Java's
+    LongSerializer does, and not in the order of our stores; a model with `key = RECORD_KEY` writes it as it was read.
     """
 
     topic: str
@@ -227,7 +229,8 @@ class Emit:
     The record is made without code of the model's own: in Spark, if the model has no states. Other fields have their
     default. An event that leaves no state sends none that has a field of the state.
     """
-
+    key_format: KeyFormat | None = None
+    """The form of the keys; None if they are as the stores, or the event's records, have them."""
     of: str | None = None
     """A column of the event that is an array of records: each is sent, with the fields that the record type has.
 
@@ -243,6 +246,7 @@ class Emit:
         make: Callable[[Any], Sent] | None = None,
         fields: Mapping[str, str | OfState] | None = None,
         of: str | None = None,
+        key_format: KeyFormat | None = None,
     ) -> None:
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "record", None if record is None else DeclaredRecord.named(record))
@@ -251,6 +255,7 @@ class Emit:
         object.__setattr__(self, "make", make)
         object.__setattr__(self, "fields", {name: _source(one) for name, one in (fields or {}).items()})
         object.__setattr__(self, "of", None if of is None else column_name(of, "of"))
+        object.__setattr__(self, "key_format", key_format)
 
     @property
     def columns(self) -> frozenset[str]:

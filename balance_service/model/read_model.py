@@ -87,6 +87,8 @@ class ReadModel:
     A source that is re-keyed (`Stream.by`) determines the key, so the model need not name it. `sources`, and the rows
     of a `transform` unless this column is the untouched key of the events, are re-keyed by it without a `Stream.by`.
     Each column of a re-key is a string, an int or a long.
+
+    `RECORD_KEY` is the key of Kafka's record, in the source's `key_format`: neither events nor states repeat it.
     """
     state: ClassVar[str | type]
     """The simple name of the states' schema, or a dataclass (`states`). A model that only emits has none.
@@ -201,6 +203,8 @@ class ReadModel:
         self.key, self.key_columns = self.key_type.declared, self.key_type.columns
         self._states = declared.state
         self.state_fields = fields_of(expanded(self.state_schema))
+        # The state of standard folds has the columns of its key, unless that is the record's own.
+        self._repeated = [column for column in self.key_columns if column in self.state_fields]
         as_kept = {name: type_name(kind) for name, kind in declared.kinds.items() if name not in self.key_columns}
         self.field_types = getattr(own, "fields", as_kept)
         if own.view is not ReadModel.view:
@@ -358,7 +362,7 @@ class ReadModel:
         before = self._key(key) if state is None else state
         if not self._steps:
             return None if event is None else self._folded(state, event)
-        after = {column: before[column] for column in self.key_columns}
+        after = {column: before[column] for column in self._repeated}
         name = ""
         try:
             for name, step in self._steps:

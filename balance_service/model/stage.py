@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
+    from balance_service.model.record_keys import KeyFormat, RecordKey
     from balance_service.model.stream import Partitioner, Stream, Table
     from balance_service.model.transform import Transform
 
@@ -85,6 +86,8 @@ class Stage:
     """Makes rows of the records, which the stage processes in their place."""
     key: tuple[str, ...] | None = None
     """The columns that are the source records' key; None if the key may be anything."""
+    own_key: RecordKey | None = None
+    """The form of the source records' keys, if the key of the states is that and no column."""
     columns: frozenset[str] | None = None
     """The columns that are read; None for all."""
     joins: tuple[Join, ...] = ()
@@ -145,6 +148,16 @@ class Stage:
     def global_tables(self) -> tuple[Table, ...]:
         """The joined tables that may have any number of partitions."""
         return tuple(dict.fromkeys(join.table for join in self.joins if isinstance(join.table, Global)))
+
+    @property
+    def key_format(self) -> KeyFormat:
+        """The form of the source's keys that the stage looks for; text if they are as the stores have them."""
+        return "string" if self.own_key is None else self.own_key.key_format
+
+    @property
+    def may_have_any_key(self) -> bool:
+        """Whether a key may begin with 0xFF, as negative numbers of a table's topic do: no store has it."""
+        return any(table.key_format != "string" for table in (*self.tables, self.next_table) if table is not None)
 
     @property
     def identity(self) -> str:
