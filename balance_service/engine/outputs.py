@@ -113,6 +113,8 @@ class OutputBuilder:
 
     def fit(self, keys: pa.Array, values: pa.Array) -> NDArray[np.bool_]:
         """Returns which records `build` would not refuse, given keys and values that are not null."""
+        if self._target.sent_key is not None:
+            keys = pa.array(map(self._target.sent_key, keys.to_pylist()), pa.binary())
         sizes = pc.add(pc.binary_length(keys), pc.binary_length(values)).fill_null(0).to_numpy()
         return np.asarray(sizes + ENVELOPE_BYTES <= self._target.largest_bytes)
 
@@ -122,15 +124,13 @@ class OutputBuilder:
         Args:
             rows: `offset` and `timestamp` of the source records, and the `key` of each record.
         """
-        topic, sent_by, origin = self._target.topic, self._sent_by, self._origin.encode()
-        columns = (
-            rows["offset"].to_pylist(),
-            rows["key"].to_pylist(),
-            values.to_pylist(),
-            rows["timestamp"].to_pylist(),
-        )
+        target, own, origin = self._target, self._own, self._origin.encode()
+        keys = rows["key"].to_pylist()
+        if target.sent_key is not None:
+            keys = [*map(target.sent_key, keys)]
+        columns = rows["offset"].to_pylist(), keys, values.to_pylist(), rows["timestamp"].to_pylist()
         return [
-            Output(at, topic, BY_KEY, key, value, timestamp_ms, [(ORIGIN_HEADER, origin + b"%d" % at), sent_by])
+            Output(at, target.topic, BY_KEY, key, value, timestamp_ms, [(ORIGIN_HEADER, origin + b"%d" % at), *own])
             for at, key, value, timestamp_ms in zip(*columns, strict=True)
         ]
 
