@@ -334,3 +334,24 @@ def test_what_cannot_be_behind_a_re_key_is_refused(changed: dict[str, Any], why:
 def test_an_output_of_an_array_is_checked(emit: Emit, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         type("Changed", (Unfolded,), {"__module__": __name__, "emits": emit})()
+
+
+@dataclass
+class Bill:
+    buyer: str
+    lines: list[Item]
+
+
+class Lines(ReadModel):
+    name = "lines"
+    source = Stream("bills", Bill)
+    emits = Emit("lines", Item, of="lines", where=col("buyer") != "no")
+
+
+@pytest.mark.parametrize("combines_few", [False, True])
+def test_an_array_of_the_event_itself_is_sent_without_a_transform(*, combines_few: bool) -> None:
+    with Driver(Lines, combines_few=combines_few) as driver:
+        driver.given(Bill("a", [Item("x", "1"), Item("y", "2", 3)]), Bill("no", [Item("x", "1")]), Bill("b", []))
+
+        sent = [{"buyer": "x", "code": "1", "count": 1}, {"buyer": "y", "code": "2", "count": 3}]
+        assert driver.emitted("lines") == sent
