@@ -323,7 +323,8 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     _check_queries(model, key_type)
     if bool(folds) == own_fold:
         refuse(model, "has both standard folds and a `fold` of its own" if folds else "has no fold")
-    _check_reserved(model, [*folds, *events])
+    # Only an `emit` of the model's own has the events handed over next to the fields.
+    _check_reserved(model, [*folds, *(events if own_emit else events.keys() & folds.keys())])
     _check_outputs(model, outputs, own_emit=own_emit)
     if why := sent_misfit(outputs, key_type):
         refuse(model, why)

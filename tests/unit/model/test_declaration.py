@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from balance_service.model.stream import Partitioner
 
 SUM = RunningSum("FundsAdded.amount")
+AMOUNT = {"source": Stream("amounts", "Amount"), "amount": Count("Amount"), "state": "Counted"}
 NO_STATE = dict.fromkeys(("key", "state", "amount"))
 ship("Narrow", {"customerId": "string", "amount": MONEY})
 ship("Rounded", {"customerId": "string", "amount": {**WIDE_MONEY, "scale": 1}})
 ship("Counted", {"customerId": "string", "amount": "long"})
 ship("COUNTED", {"customerId": "string", "amount": "long"})
+ship("Amount", {"customerId": "string"})
 ship("Note", {"customerId": "string", "amount": MONEY})
 ship("Bare", {"amount": WIDE_MONEY})
 ship("Listed", {"customerId": "string", "amount": {"type": "array", "items": "string"}})
@@ -165,6 +167,7 @@ ADDED = Stream("balance", "FundsAdded")
         ({"amount": Top("FundsAdded.amount", -3)}, "a top keeps at least 1 event, not -3"),
         ({"amount": None, "state": "Stamped", "offset": SUM}, "called 'offset', which is a reserved name"),
         # Spark ignores case in names of columns.
+        ({"emits": Emit("a"), "emit": keep, **AMOUNT}, "called 'Amount', which is a reserved name in upper and lower"),
         (
             {"source": Stream("notes", "Note"), "amount": RunningSum("Note.amount")},
             "called 'Note', which is a reserved",
@@ -253,6 +256,10 @@ def test_a_field_that_may_have_no_value_must_be_nullable() -> None:
             state=ship("Least1", {"id": "string", "amount": WIDE_MONEY}),
             amount=Greatest("Scored.paid"),
         )()
+
+
+def test_a_field_may_be_called_as_a_record_in_another_case() -> None:
+    assert define(**AMOUNT)().standard_folds == {"amount": Count("Amount")}
 
 
 def test_a_field_of_any_name_may_be_folded() -> None:
