@@ -194,9 +194,10 @@ def test_each_answer_tells_the_position_and_the_lag_of_its_own_state(instance: I
     async def run() -> list[bytes]:
         found = []
         async with serving(instance) as server:
-            for move in (lambda: None, lambda: instance.move_to(20), lambda: setattr(instance.clock, "now", 1004.0)):
-                move()
-                instance.lease.renew(instance.clock.now)
+            for position, now in ((10, 1000.0), (20, 1000.0), (20, 1004.0)):
+                instance.move_to(position)
+                instance.clock.now = now
+                instance.lease.renew(now)
                 found += await server.exchange(question(), question(), answers=2)
         return found
 
