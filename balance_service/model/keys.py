@@ -23,8 +23,6 @@ from balance_service.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from balance_service.model.record_keys import RecordKey
-
 MAX_KEY_BYTES = 256
 # In a notation that both Python and JSON Schema accept.
 CONTROL_CHARACTERS = r"\u0000-\u001f\u007f-\u009f"
@@ -368,16 +366,13 @@ def key_type_of(parts: Sequence[ColumnKey]) -> KeyType:
     return parts[0] if len(parts) == 1 else CompositeKey(tuple(parts))
 
 
-def key_problems(key: Sequence[str], by: Sequence[str] | None, own: RecordKey | None) -> dict[str, str]:
+def key_problems(key: Sequence[str], by: Sequence[str] | None) -> dict[str, str]:
     """Returns what is wrong with the key of an event, by the cause of its dead letter.
 
     Args:
         key: the columns that are the key of the states; empty for a model without states.
         by: the columns whose values become the key of the records that a stage passes on; None for a last stage.
-        own: the form of the record's own key, if that is the key of the states.
     """
-    if own is not None:
-        return {"key-null": "the record has no key, and the read model's key is that", own.cause: own.problem}
     problems = {"key-reserved": "the key begins with 0xFF"}
     if by is not None:
         one, is_one = " or ".join(by), len(by) == 1

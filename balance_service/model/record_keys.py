@@ -108,6 +108,11 @@ class RecordKey(ColumnKey):
         return f"{self.column}-malformed"
 
     @property
+    def problems(self) -> dict[str, str]:
+        """As `keys.key_problems`."""
+        return {"key-null": "the record has no key, and the read model's key is that", self.cause: self.problem}
+
+    @property
     def problem(self) -> str:
         """What is wrong with a record's key that has another form, and what to do."""
         said = f"the record's key is not {_FORMS[self.key_format]}: name the `key_format` of the topic's producers"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from balance_service.avro.schemas import fields_of, full_name
+from balance_service.model.keys import key_problems
 from balance_service.model.stream import By, Global, Join, Where
 from balance_service.model.transform import ROW
 
@@ -158,6 +159,10 @@ class Stage:
     def may_have_any_key(self) -> bool:
         """Whether a key may begin with 0xFF, as negative numbers of a table's topic do: no store has it."""
         return any(table.key_format != "string" for table in (*self.tables, self.next_table) if table is not None)
+
+    def key_problems(self, key: Sequence[str]) -> Mapping[str, str]:
+        """As `keys.key_problems`, of the records that the stage reads."""
+        return key_problems(key, self.by) if self.own_key is None else self.own_key.problems
 
     @property
     def identity(self) -> str:

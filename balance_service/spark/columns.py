@@ -15,7 +15,7 @@ from balance_service.avro.named_types import contracted
 from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.model.conditions import COMPARISONS, IN, IS_NULL, LOWER, UPPER, Compound, Not
-from balance_service.model.keys import END_OF_TEXT, ESCAPED_NUL, MAX_KEY_BYTES, SIGN_BIT, cause_of, key_problems
+from balance_service.model.keys import END_OF_TEXT, ESCAPED_NUL, MAX_KEY_BYTES, SIGN_BIT, cause_of
 from balance_service.model.record_keys import MOST_BYTES, OURS
 from balance_service.model.standard_fold import columns_of
 from balance_service.model.transform import FRAMES, KEYS, ROW
@@ -146,7 +146,7 @@ def ignored_column(stage: Stage) -> Column | None:
 def detail_column(read_model: ReadModel, stage: Stage, cause: Column) -> Column:
     """Returns what is wrong with the key of an event that has one of the causes of `cause_column`; null for others."""
     detail = F.when(F.lit(False), "")
-    for name, problem in key_problems(read_model.key_columns, stage.by, stage.own_key).items():
+    for name, problem in stage.key_problems(read_model.key_columns).items():
         detail = detail.when(cause == name, problem)
     return detail
 

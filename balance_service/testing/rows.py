@@ -17,7 +17,7 @@ from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.errors import InvalidInputError, PoisonRecordError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.converters import record_of
-from balance_service.model.keys import MAX_KEY_BYTES, ColumnKey, cause_of, key_problems, key_type_of
+from balance_service.model.keys import MAX_KEY_BYTES, ColumnKey, cause_of, key_type_of
 from balance_service.model.made_records import columns_of, each_of, output_column
 from balance_service.model.placing import place_stages
 from balance_service.spark.combine import IGNORED, NOTE
@@ -336,7 +336,7 @@ def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) ->
     note = None
     if cause or given.idempotency_key:
         note = {"cause": cause, "timestamp": given.timestamp_ms, "record_key": record_key, "value": given.body}
-        note["detail"] = detail or key_problems(read_model.key_columns, stage.by, stage.own_key).get(cause or "", "")
+        note["detail"] = detail or stage.key_problems(read_model.key_columns).get(cause or "", "")
         note["idempotency_key"] = None if cause else given.idempotency_key
     row = {} if cause else _columns(read_model, stage, given) | sent
     return {"offset": offset, "key": None if cause else key, **row, NOTE: [note] if note else None}
