@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from balance_service.avro.codec import opened
@@ -24,7 +25,6 @@ from balance_service.model.record_keys import KEY_FORMAT_HEADER
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from balance_service.avro.codec import AvroCodec
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from balance_service.engine.records import Position
     from balance_service.kafka.messages import Headers
     from balance_service.kafka.topics import Topic, Topics
-    from balance_service.model.events import Emit, Event, State
+    from balance_service.model.events import Emit, State
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.settings import Settings
@@ -75,7 +75,7 @@ class OutputBuilder:
 
     def __init__(self, target: Target, source: str, partition: int) -> None:
         self._target = target
-        self._origin = _origin_prefix(source, partition)
+        self._origin = _origin_prefix(source, partition).encode()
         self._own = [(SENDER_HEADER, target.sender.encode())]
         if target.key_format:
             self._own.append((KEY_FORMAT_HEADER, target.key_format.encode()))
@@ -108,7 +108,7 @@ class OutputBuilder:
         if size + ENVELOPE_BYTES > target.largest_bytes:
             raise PoisonRecordError(UNFIT, f"a record of {size} bytes is too large for topic '{target.topic}'")
         partition = self._without_key if key is None else BY_KEY
-        origin = ORIGIN_HEADER, f"{self._origin}{offset}".encode()
+        origin = ORIGIN_HEADER, self._origin + b"%d" % offset
         return Output(offset, target.topic, partition, key, value, timestamp_ms, [*headers, origin, *self._own])
 
     def fit(self, keys: pa.Array, values: pa.Array) -> NDArray[np.bool_]:
@@ -124,7 +124,7 @@ class OutputBuilder:
         Args:
             rows: `offset` and `timestamp` of the source records, and the `key` of each record.
         """
-        target, own, origin = self._target, self._own, self._origin.encode()
+        target, own, origin = self._target, self._own, self._origin
         keys = rows["key"].to_pylist()
         if target.sent_key is not None:
             keys = [*map(target.sent_key, keys)]
@@ -142,6 +142,8 @@ def encoded(codec: AvroCodec, sent: Any) -> bytes:
         OwnCodeFailedError: the dataclass cannot be a record, for any event.
         PoisonRecordError: it does not fit its schema.
     """
+    if sent.__class__ is dict and (frame := codec.encode_unchanged(sent)) is not None:
+        return frame
     try:
         record = record_of(sent)
     except ConfigurationError as error:
@@ -191,9 +193,18 @@ class BatchEmission:
     sent_before: int
 
     @property
+    def is_for_each_event(self) -> bool:
+        return self.emission.emit.each is Each.EVENT
+
+    @property
+    def is_by_code(self) -> bool:
+        """Whether the read model's own code makes the records, so that the state may be an instance that lasts."""
+        return self.emission.emit.record is not None and not self.emission.emit.fields
+
+    @property
     def takes_each_frame(self) -> bool:
         """Whether `of_event` sends the framed state itself."""
-        return self.emission.emit.each is Each.EVENT and self.emission.emit.record is None
+        return self.is_for_each_event and self.emission.emit.record is None
 
     def are_sent(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """As `sends_for`, of many events."""
@@ -203,22 +214,23 @@ class BatchEmission:
         """Whether outputs of an event are sent now: not if they were sent before, or if another generation sends."""
         return self.batch.is_to_be_sent(update.offset, self.sent_before)
 
-    def of_event(
-        self, update: KeyedUpdate, event: Event | None, state: State | None, frame: bytes | None
-    ) -> Sequence[Output]:
+    def of_event(self, update: KeyedUpdate, event: Any, state: State | None, frame: bytes | None) -> Sequence[Output]:
         """Returns the outputs of an event, given the state after it.
 
         Args:
-            event: the event of the update if the read model's own code needs it; None for a tombstone.
+            event: what the read model's own `fold` took; None if it took none.
             frame: the frame of the state if `takes_each_frame`.
 
         Raises:
             PoisonRecordError: the outputs cannot be sent, so the event must not be applied.
         """
-        if self.emission.emit.each is not Each.EVENT:
+        if not self.is_for_each_event:
             return ()
         # Made even if sent before: otherwise, whether an event is applied would depend on it.
-        made = self._made(update, event, state, frame)
+        told = None
+        if self.is_by_code:
+            told = self.emission.read_model.told_to_emit(event, update.update, update.timestamp_ms)
+        made = self._made(update, told, state, frame)
         return made if self.sends_for(update) else ()
 
     def of_last(self, update: KeyedUpdate, state: State | None, frame: bytes | None) -> Sequence[Output]:
@@ -240,9 +252,7 @@ class BatchEmission:
         except PoisonRecordError as error:
             raise OwnCodeFailedError(error) from error
 
-    def _made(
-        self, update: KeyedUpdate, event: Event | None, state: State | None, frame: bytes | None
-    ) -> Sequence[Output]:
+    def _made(self, update: KeyedUpdate, event: Any, state: State | None, frame: bytes | None) -> Sequence[Output]:
         emission, at = self.emission, (update.offset, update.timestamp_ms, update.key)
         if emission.emit.record is None:
             # The output has the schema of the states, but may have another schema id in its topic's subject.

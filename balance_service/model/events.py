@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, overload
 
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import checked, column_name
@@ -33,6 +33,8 @@ source has a column with its simple name: the event's fields, or None if the eve
 
 
 class Event(dict[str, Any]):
+    __slots__ = ("record", "timestamp_ms")
+
     record: str
     """The simple name of its record."""
     timestamp_ms: int
@@ -44,15 +46,28 @@ class Event(dict[str, Any]):
         self.timestamp_ms = timestamp_ms
 
 
-def event_of(records: Iterable[str], update: Update, timestamp_ms: int) -> Event | None:
-    """Returns the event of an update that carries event fields; None for a tombstone.
+Readers = Mapping[str, Callable[[Mapping[str, Any]], Any]]
+"""What makes instances of dataclasses of events, by the simple name of the event. Other events are an `Event`."""
+
+
+@overload
+def event_of(records: Iterable[str], update: Update, timestamp_ms: int) -> Event | None: ...
+
+
+@overload
+def event_of(records: Iterable[str], update: Update, timestamp_ms: int, readers: Readers) -> Any: ...
+
+
+def event_of(records: Iterable[str], update: Update, timestamp_ms: int, readers: Readers | None = None) -> Any:
+    """Returns the event of an update that carries event fields, as an author's function takes it; None for a tombstone.
 
     Args:
         records: the simple names of the possible records.
     """
     for record in records:
         if (fields := update.get(record)) is not None:
-            return Event(record, fields, timestamp_ms)
+            read = None if not readers else readers.get(record)
+            return Event(record, fields, timestamp_ms) if read is None else read(fields)
     return None
 
 
@@ -73,11 +88,10 @@ class DeclaredRecord(str):
         return name
 
 
-def instances_for(code: Callable[..., Any], number: int, records: Iterable[str]) -> Callable[[Any], Any] | None:
+def readers_for(code: Callable[..., Any], number: int, records: Iterable[str]) -> Readers:
     """Returns what makes instances of dataclasses of a function's events, where its annotation names them.
 
-    It takes an event, or None. An event whose dataclass the annotation does not include remains an `Event`. None is
-    returned if the function gets no instances.
+    An event whose dataclass the annotation does not include remains an `Event`.
 
     Args:
         code: a function of a model's author.
@@ -107,16 +121,7 @@ def instances_for(code: Callable[..., Any], number: int, records: Iterable[str])
             f"takes events as {located(odd[0])}, which is neither a mapping nor the dataclass of a record of the "
             "source: name that dataclass, or annotate the event as `Event`"
         )
-    readers = {record: record_converter(owner).from_record for record, owner in kept.items()}
-    if not readers:
-        return None
-
-    def instance_of(event: Event | None) -> Any:
-        if event is None or (read := readers.get(event.record)) is None:
-            return event
-        return read(event)
-
-    return instance_of
+    return {record: record_converter(owner).from_record for record, owner in kept.items()}
 
 
 def _members(code: Callable[..., Any], number: int, *, is_resolved: bool) -> tuple[Any, ...]:
@@ -276,4 +281,6 @@ def _source(of: object) -> str | OfState:
 def listed(sent: Sent) -> Sequence[Any]:
     if sent is None:
         return ()
+    if sent.__class__ is dict:
+        return (sent,)
     return (sent,) if isinstance(sent, Mapping) or dataclasses.is_dataclass(sent) else sent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -149,10 +150,9 @@ class PartitionRows:
         has_times = "timestamp" in updates.column_names
         times = updates["timestamp"].to_pylist() if has_times else [-1] * len(offsets)
         changed = rows_of(updates.select([name for name in updates.column_names if name not in _ENVELOPE]))
-        return [
-            KeyedUpdate(key, update, kept.get(at), idempotency_keys.get(at), at, timestamp_ms)
-            for key, update, at, timestamp_ms in zip(keys, changed, offsets, times, strict=True)
-        ]
+        found = map(kept.get, offsets) if kept else repeat(None)
+        named = map(idempotency_keys.get, offsets) if once else repeat(None)
+        return [*map(KeyedUpdate, keys, changed, found, named, offsets, times)]
 
     def combined(self, combine: Mapping[str, Combination] | None, *, few_rows: int = _FEW_ROWS) -> PartitionUpdates:
         """Combines the updates of each key.
