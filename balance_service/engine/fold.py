@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from balance_service.engine.batch import updates_in
+from balance_service.engine.batch import events_in, updates_in
 from balance_service.engine.dead_letter import BEHIND_CAUSE, blocks_key
 from balance_service.engine.idempotency import IdempotencyKeys
 from balance_service.engine.outputs import ENVELOPE_BYTES
@@ -17,8 +17,11 @@ from balance_service.engine.records import MISPLACED
 from balance_service.errors import FatalError, PoisonRecordError, RetriableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.batch import KeyedUpdate, TaskBatch
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from balance_service.engine.misplaced import MisplacedKeys
     from balance_service.engine.outputs import BatchEmission, Emission
     from balance_service.engine.records import DeadLetter, Output, Position
+    from balance_service.engine.steps import Steps
     from balance_service.engine.store import StateStore
     from balance_service.model.addition import Addition
     from balance_service.model.events import State
@@ -41,7 +45,7 @@ class FoldProcessor:
 
     `largest_bytes` is the largest batch that the changelog accepts. `acceleration` computes states of combined updates
     without the fold, with the same result; without one, the fold computes all. `emission` is None if the read model
-    emits nothing.
+    emits nothing; `steps` is what folds and emits without the fold, with the same result, if there is such a way.
     """
 
     read_model: ReadModel
@@ -55,6 +59,7 @@ class FoldProcessor:
     idempotency_window_ms: int
     tolerance: Tolerance
     emission: Emission | None = None
+    steps: Steps | None = None
 
     def outcome(self, batch: TaskBatch, partition: int, position: Position, store: StateStore) -> BatchOutcome:
         """As `StageProcessor.outcome`.
@@ -76,8 +81,13 @@ class FoldProcessor:
         )
         outcome = BatchOutcome(keys.stream_time_ms)
         blocked = self._blocked(batch, store)
-        read_again, strangers = self._fold_combined(batch.updates.slices(), partition, store, blocked, outcome)
-        singly = _by_key(batch.updates.events)
+        emission = None if self.emission is None else self.emission.of_batch(batch, partition, position)
+        events, read_again, strangers = batch.updates.events, set[bytes](), set[bytes]()
+        if self.read_model.emits_steps:
+            events = [*events, *self._stepped(batch.updates.combined, partition, store, blocked, emission, outcome)]
+        else:
+            read_again, strangers = self._fold_combined(batch.updates.slices(), partition, store, blocked, outcome)
+        singly = _by_key(events)
         before = self._states(store, singly)
         # The partition of a key that has a state was checked with its first event.
         new = [key for key, state in before.items() if state is None]
@@ -85,7 +95,6 @@ class FoldProcessor:
         strangers |= {key for key, place in places if place != partition}
         if strangers:
             self.misplaced.found(strangers, partition)
-        emission = None if self.emission is None else self.emission.of_batch(batch, partition, position)
         one_by_one = _OneByOne(self, batch, partition, position.source, blocked, emission, keys, outcome)
         for key in singly.keys() - strangers:
             if not one_by_one.fold(before[key], singly[key]):
@@ -122,12 +131,38 @@ class FoldProcessor:
         if not self.letters.keeps_order or not (updates.dead_letters or self.letters.blocks_keys(store)):
             return {}
         combined = (some["key"].to_pylist() for some in updates.slices())
-        keys = {update.key for update in updates.events}.union(*combined)
+        sent = self.read_model.key_type.sent
+        # Dead letters have the keys of their records.
+        keys = {sent(key): key for key in {update.key for update in updates.events}.union(*combined)}
         blocked = self.letters.blocked_after(store, keys, batch.retried)
         for letter in updates.dead_letters:
             if letter.key in keys and letter.key is not None and blocks_key(letter.cause):
                 blocked[letter.key] = min(letter.offset, blocked.get(letter.key, letter.offset))
-        return blocked
+        return {keys[key]: offset for key, offset in blocked.items()}
+
+    def _stepped(
+        self,
+        rows: pa.Table | None,
+        partition: int,
+        store: StateStore,
+        blocked: Mapping[bytes, int],
+        emission: BatchEmission | None,
+        outcome: BatchOutcome,
+    ) -> Sequence[KeyedUpdate]:
+        """Adds the states and outputs of events in columns to the outcome; returns the events of the other keys."""
+        if rows is None:
+            return ()
+        if self.steps is None or emission is None:
+            return events_in(rows)
+        is_blocked = blocked.__contains__ if blocked else None
+        stepped = self.steps.of(rows, store, is_blocked, self._belong(partition), emission)
+        outcome.columns.append((stepped.keys, stepped.frames))
+        outcome.created += stepped.created
+        outcome.outputs += stepped.outputs
+        return events_in(stepped.rest)
+
+    def _belong(self, partition: int) -> Callable[[NDArray[np.uint8]], NDArray[np.bool_]]:
+        return lambda keys: self.misplaced.partitioning.of_rows(keys) == partition
 
     def _fold_combined(
         self,
@@ -180,9 +215,7 @@ class FoldProcessor:
         """
         if self.acceleration is None:
             return [None] * len(frames)
-        return self.acceleration.next_states(
-            some["key"], some, frames, lambda keys: self.misplaced.partitioning.of_rows(keys) == partition
-        )
+        return self.acceleration.next_states(some["key"], some, frames, self._belong(partition))
 
     def step(self, state: State | None, update: KeyedUpdate, event: Any = None) -> State | None:
         """Returns the next state, or None if the fold deletes it. Raises as `call_own_code`."""

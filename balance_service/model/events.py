@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, overload
 
 from balance_service.errors import ConfigurationError
-from balance_service.model.conditions import checked
+from balance_service.model.conditions import checked, column_name
 from balance_service.model.converters import annotated_type, record_converter
 from balance_service.model.value_types import located
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from balance_service.model.conditions import Condition
+    from balance_service.model.record_keys import KeyFormat
 
 State = Mapping[str, Any]
 """The state of a key: an Avro record of the read model's state schema."""
@@ -216,7 +217,8 @@ class Emit:
 
     A record type is named by the simple name of its schema, or by its dataclass. Without one, a model with states emits
     the state itself, and one without states the event's record unchanged. The record's key is the key of the state;
-    without states, the key of the event's record.
+    without states, the key of the event's record. With `key_format="long"`, a number is written as Java's
+    LongSerializer does, and not in the order of our stores; a model with `key = RECORD_KEY` writes it as it was read.
     """
 
     topic: str
@@ -232,6 +234,13 @@ class Emit:
     The record is made without code of the model's own: in Spark, if the model has no states. Other fields have their
     default. An event that leaves no state sends none that has a field of the state.
     """
+    key_format: KeyFormat | None = None
+    """The form of the keys; None if they are as the stores, or the event's records, have them."""
+    of: str | None = None
+    """A column of the event that is an array of records: each is sent, with the fields that the record type has.
+
+    As `fields`, it needs no code of the model's own. For models without states.
+    """
 
     def __init__(
         self,
@@ -241,18 +250,23 @@ class Emit:
         where: Condition | None = None,
         make: Callable[[Any], Sent] | None = None,
         fields: Mapping[str, str | OfState] | None = None,
+        of: str | None = None,
+        key_format: KeyFormat | None = None,
     ) -> None:
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "record", None if record is None else DeclaredRecord.named(record))
         object.__setattr__(self, "each", each)
         object.__setattr__(self, "where", None if where is None else checked(where))
         object.__setattr__(self, "make", make)
-        object.__setattr__(self, "fields", {name: _source(of) for name, of in (fields or {}).items()})
+        object.__setattr__(self, "fields", {name: _source(one) for name, one in (fields or {}).items()})
+        object.__setattr__(self, "of", None if of is None else column_name(of, "of"))
+        object.__setattr__(self, "key_format", key_format)
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns of the event that `fields` and `where` name."""
-        taken = {of.partition(".")[0] for of in self.fields.values() if isinstance(of, str)}
+        """The columns of the event that `fields`, `of` and `where` name."""
+        named = [self.of, *self.fields.values()]
+        taken = {one.partition(".")[0] for one in named if isinstance(one, str)}
         return frozenset(taken) if self.where is None else self.where.columns | taken
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from balance_service.model.addition import Addition
     from balance_service.model.events import Emit, OnFailure, Order, Readers, Sent, State, Update
     from balance_service.model.keys import KeyType
+    from balance_service.model.made_records import Total
     from balance_service.model.stage import Stage
     from balance_service.model.standard_fold import Combination, Form
     from balance_service.model.stream import Stream
@@ -86,6 +87,8 @@ class ReadModel:
     A source that is re-keyed (`Stream.by`) determines the key, so the model need not name it. `sources`, and the rows
     of a `transform` unless this column is the untouched key of the events, are re-keyed by it without a `Stream.by`.
     Each column of a re-key is a string, an int or a long.
+
+    `RECORD_KEY` is the key of Kafka's record, in the source's `key_format`: neither events nor states repeat it.
     """
     state: ClassVar[str | type]
     """The simple name of the states' schema, or a dataclass (`states`). A model that only emits has none.
@@ -200,6 +203,8 @@ class ReadModel:
         self.key, self.key_columns = self.key_type.declared, self.key_type.columns
         self._states = declared.state
         self.state_fields = fields_of(expanded(self.state_schema))
+        # The state of standard folds has the columns of its key, unless that is the record's own.
+        self._repeated = [column for column in self.key_columns if column in self.state_fields]
         as_kept = {name: type_name(kind) for name, kind in declared.kinds.items() if name not in self.key_columns}
         self.field_types = getattr(own, "fields", as_kept)
         if own.view is not ReadModel.view:
@@ -311,6 +316,18 @@ class ReadModel:
             return emit.make is not None
         return emit.each is EVENT and emit.record is not None and not emit.fields
 
+    @property
+    def emits_steps(self) -> bool:
+        """Whether standard folds and `fields` make an output of each event, so that no code needs the event."""
+        return bool(self.standard_folds) and any(emit.each is EVENT and emit.fields for emit in self.outputs)
+
+    def parts_of_steps(self) -> Sequence[bytes | str | Total] | None:
+        """Returns the parts of the output of each event, if those of the state are the only sum; otherwise None."""
+        if not self.emits_steps or len(self.standard_folds) != 1:
+            return None
+        (field,) = self.standard_folds
+        return self._making.of_total(field, without_null(self.state_fields[field])[0].get("scale", 0))
+
     def made(self, update: Update, state: State | None, key: bytes) -> bytes | None:
         """Returns the encoded record that the model's output makes of its `fields`; None if it sends none.
 
@@ -365,7 +382,7 @@ class ReadModel:
                 return None
             folded = self.fold(None if state is None else self._states.lent(state), event)
             return None if folded is None else self._states.to_record(folded)
-        after = {column: before[column] for column in self.key_columns}
+        after = {column: before[column] for column in self._repeated}
         name = ""
         try:
             for name, step in self._steps:

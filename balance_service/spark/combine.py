@@ -21,6 +21,7 @@ from balance_service.observability.tracing import TRACEPARENT_HEADER
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from balance_service.model.read_model import ReadModel
     from balance_service.model.standard_fold import Combination
 
 NOTE = "note"
@@ -163,6 +164,25 @@ class PartitionRows:
         """
         updates, events = self._combined(combine, few_rows)
         return self._with_notes(updates, events)
+
+    def folded_by(self, read_model: ReadModel, *, few_rows: int = _FEW_ROWS) -> PartitionUpdates:
+        """Returns the updates as the last stage of a read model with states folds them.
+
+        Unresolved records become dead letters, so resolve those in `unresolved` first.
+
+        Args:
+            few_rows: up to this number of events, they are single events.
+        """
+        if not read_model.emits_steps:
+            return self.combined(read_model.combine, few_rows=few_rows)
+        rows = self.updates
+        if rows.num_rows <= few_rows:
+            return self._with_notes(None, self.single_updates(rows))
+        alone = self._keys_of_once()
+        if not alone:
+            return self._with_notes(rows, ())
+        apart = pc.is_in(rows["key"], pa.concat_arrays(alone))
+        return self._with_notes(rows.filter(pc.invert(apart)), self.single_updates(rows.filter(apart)))
 
     def uncombined(self) -> PartitionUpdates:
         """Returns all events unchanged, for a stage without states."""
