@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import confluent_kafka
 import numpy as np
 
+from balance_service.model.record_keys import RecordKey
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from balance_service.model.record_keys import KeyFormat
     from balance_service.model.stream import Partitioner
 
 _M = 0x5BD1E995
@@ -111,18 +114,26 @@ def librdkafka_partitioner(partitioner: Partitioner) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """Where the keys of one topic are: its number of partitions, and the function that its producers use."""
+    """Where the keys of one topic are: its number of partitions, and the function and the form that producers use.
+
+    Keys are given as stores have them.
+    """
 
     partitions: int
     partitioner: Partitioner
+    key_format: KeyFormat = "string"
 
     def of(self, key: bytes) -> int:
-        return partition_of(key, self.partitions, self.partitioner)
+        return partition_of(self._sent([key])[0], self.partitions, self.partitioner)
 
     def of_keys(self, keys: Sequence[bytes]) -> list[int]:
         of_one, partitions = _FUNCTIONS[self.partitioner].of_one, self.partitions
-        return [of_one(key, partitions) for key in keys]
+        return [of_one(key, partitions) for key in self._sent(keys)]
 
     def of_rows(self, keys: NDArray[np.uint8]) -> NDArray[np.uint32]:
-        """The partitions of keys of equal length, one row of bytes per key."""
+        """The partitions of keys of text of equal length, one row of bytes per key."""
         return _FUNCTIONS[self.partitioner].of_rows(keys) % np.uint32(self.partitions)
+
+    def _sent(self, keys: Sequence[bytes]) -> Sequence[bytes]:
+        """The keys as the producers write them, of which they are hashed."""
+        return keys if self.key_format == "string" else [*map(RecordKey.of_format(self.key_format).sent, keys)]

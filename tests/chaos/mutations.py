@@ -403,4 +403,43 @@ MUTATIONS = (
         ("wrong",),
         SYSTEMS,
     ),
+    # Transforms: of each invoice, `item_sales` makes none, one or several rows, or fails.
+    Mutation(
+        "a row that a filter drops does not move the position",
+        "balance_service/spark/decode.py",
+        "        rows: DataFrame = made.records.withColumns(judged)\n",
+        "        rows: DataFrame = made.records.withColumns(judged).where(~F.col(_CAUSE).eqNullSafe(IGNORED))\n",
+        QUIET,
+        ("stuck",),
+        SYSTEMS,
+    ),
+    Mutation(
+        "an event with several rows is passed on with the first one",
+        "balance_service/engine/stateless.py",
+        "outputs = [builder.build(offset, timestamp_ms, key, frame, own) for (key, frame), own in each]\n",
+        "outputs = [builder.build(offset, timestamp_ms, key, frame, own) for (key, frame), own in each][:1]\n",
+        QUIET,
+        ("lost",),
+        SYSTEMS,
+    ),
+    Mutation(
+        "an event at which an expression fails takes the next one along",
+        "balance_service/spark/combine.py",
+        '            others = self.notes["offset"].filter(pc.is_valid(self.notes["cause"]))\n',
+        '            others = self.notes["offset"].filter(pc.is_valid(self.notes["cause"]))\n'
+        '            failed = self.notes["offset"].filter(pc.equal(self.notes["cause"], "transform-failed"))\n'
+        "            others = pa.chunked_array([*others.chunks, *pc.add(failed, 1).chunks], pa.int64())\n",
+        QUIET,
+        ("lost",),
+        SYSTEMS,
+    ),
+    Mutation(
+        "an event under a new schema id has no row yet, and is taken for one that a filter drops",
+        "balance_service/spark/decode.py",
+        "judged = {_CAUSE: F.coalesce(_CAUSE, cause), ",
+        "judged = {_CAUSE: F.coalesce(cause, _CAUSE), ",
+        QUIET,
+        ("lost",),
+        SYSTEMS,
+    ),
 )
