@@ -19,6 +19,7 @@ from balance_service.model.events import HALT
 from balance_service.model.generations import Declaration
 from balance_service.model.placing import stages_of
 from balance_service.model.read_model import ReadModel
+from balance_service.model.record_keys import RecordKey
 from balance_service.model.sources import has_several, sources_of
 from balance_service.model.stream import Global
 from balance_service.settings.spark import VALUE_SETTINGS
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from balance_service.model.events import OfState
     from balance_service.model.generations import Generations
     from balance_service.model.keys import KeyType
+    from balance_service.model.record_keys import KeyFormat
     from balance_service.model.stage import Stage
     from balance_service.model.stream import Join
     from balance_service.settings import Settings
@@ -196,7 +198,8 @@ def declaration_of(model: ReadModel) -> Declaration:
         "events": {name: contracted(schema) for name, schema in last.wanted_schemas.items()},
         "folds": {name: repr(fold) for name, fold in model.standard_folds.items()},
         "outputs": [
-            [emit.topic, emit.record, emit.each.value, str(emit.where), *_taken(emit.fields)] for emit in model.outputs
+            [emit.topic, emit.record, emit.each.value, str(emit.where), *_taken(emit.fields), *_form(emit.key_format)]
+            for emit in model.outputs
         ],
         "made": {name: contracted(schema) for name, schema in model.made_schemas.items()},
         "state": state,
@@ -242,7 +245,14 @@ def _taken(fields: Mapping[str, str | OfState]) -> Sequence[Any]:
 
 def _key(key_type: KeyType) -> Any:
     parts = [[part.column, part.is_number] for part in key_type.parts]
+    if isinstance(key_type, RecordKey):
+        return [*parts[0], *_form(key_type.key_format)]
     return parts if key_type.is_composite else parts[0]
+
+
+def _form(key_format: KeyFormat | None) -> Sequence[Mapping[str, Any]]:
+    """Returns what a fingerprint has of a form of keys; nothing if none is named, as before there were any."""
+    return [] if key_format is None else [{"keys": key_format}]
 
 
 def _described(stage: Stage) -> Mapping[str, Any]:
@@ -259,7 +269,8 @@ def _described(stage: Stage) -> Mapping[str, Any]:
 
 def _joined(join: Join) -> Sequence[Any]:
     table = join.table
-    return [table.topic, table.record, isinstance(table, Global), str(table.history), join.on, join.take, join.missing]
+    known = table.topic, table.record, isinstance(table, Global), str(table.history), join.on, join.take, join.missing
+    return [*known, *_form(None if table.key_format == "string" else table.key_format)]
 
 
 def _digest(described: Mapping[str, Any]) -> str:

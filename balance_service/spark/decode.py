@@ -19,10 +19,11 @@ from balance_service.avro.codec import SCHEMA_HEADER, AvroCodec, framed
 from balance_service.avro.registry import ask_together
 from balance_service.avro.rules import rules_of
 from balance_service.avro.schemas import full_name, is_shipped, subject_of
-from balance_service.engine.records import RESERVED_PREFIX
+from balance_service.engine.outputs import SENDER_HEADER
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.made_records import UNFIT
+from balance_service.model.record_keys import KEY_FORMAT_HEADER
 from balance_service.model.transform import ENVELOPE, FRAMES, ROW, TRANSFORM_FAILED, TRANSFORM_TOO_LARGE
 from balance_service.observability.tracing import TRACEPARENT_HEADER
 from balance_service.spark.columns import (
@@ -32,6 +33,8 @@ from balance_service.spark.columns import (
     ignored_column,
     key_column,
     read_schemas,
+    reserved_cause,
+    stored_key,
     update_columns,
 )
 from balance_service.spark.combine import IGNORED, NOTE, UNRESOLVED
@@ -229,8 +232,7 @@ class Decoder:
                 _CAUSE: F.coalesce(_CAUSE, cause_column(self._read_model, self._stage)),
             }
         )
-        is_reserved = F.col("key") >= F.lit(bytearray(RESERVED_PREFIX))
-        refused = F.coalesce(_CAUSE, F.when(is_reserved, "key-reserved"), self._made.cause())
+        refused = F.coalesce(_CAUSE, reserved_cause(self._stage, F.col("key")), self._made.cause())
         judged = updates.withColumn(_CAUSE, refused)
         cause = F.col(_CAUSE)
         detail = F.when(cause == F.col(f"`{_FRAME}`.cause"), F.col(f"`{_FRAME}`.detail"))
@@ -311,11 +313,12 @@ class Decoder:
     def _framed(self, records: DataFrame) -> DataFrame:
         """Returns the records with a struct for each type of event. One of them is set, or there is a cause."""
         frame = ClassicColumn(self._frames.of(F.col("value")._jc))
+        named = (_first_header(F.col("headers"), name) for name in (SENDER_HEADER, KEY_FORMAT_HEADER))
         read = records.select(
             F.col("partition").alias(_PARTITION),
             "offset",
             "timestamp",
-            "key",
+            stored_key(self._stage, F.col("key"), *named).alias("key"),
             F.col("key").alias("record_key"),
             "value",
             "headers",
@@ -323,15 +326,16 @@ class Decoder:
             *(_kept_trace(F.col("headers")).alias(name) for name in self._traceparent),
             frame.alias(_FRAME),
         )
-        lacks_key = F.lit(False) if self._takes_any_key else F.col("key").isNull()
+        lacks_key = F.lit(False) if self._takes_any_key else F.col("record_key").isNull()
         lacks_value = F.lit(False) if self._takes_tombstones else F.col("value").isNull()
+        own = self._stage.own_key
         # Its value may look like a frame.
         names_schema = F.col("value").isNotNull() & _first_header(F.col("headers"), SCHEMA_HEADER).isNotNull()
+        cause = F.when(lacks_key, "key-null")
+        if own is not None:
+            cause = cause.when(F.col("key").isNull(), own.cause)
         cause = (
-            F.when(lacks_key, "key-null")
-            .when(names_schema, UNRESOLVED)
-            .when(lacks_value, "value-null")
-            .otherwise(F.col(f"`{_FRAME}`.cause"))
+            cause.when(names_schema, UNRESOLVED).when(lacks_value, "value-null").otherwise(F.col(f"`{_FRAME}`.cause"))
         )
         events = {name: F.col(f"`{_FRAME}`.`{name}`") for name in self._stage.records}
         schema_id = F.when(~names_schema, F.col(f"`{_FRAME}`.schema_id"))

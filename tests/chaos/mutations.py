@@ -164,9 +164,7 @@ MUTATIONS = (
         "balance_service/engine/changelog_reader.py",
         "            if answers and key == POSITION_KEY:\n",
         "            if answers and key == POSITION_KEY:\n"
-        "                ahead = StoreBatch()\n"
-        "                ahead.put(key, value or b'')\n"
-        "                yield Part(ahead, offset_of(message) + 1, True)\n"
+        "                yield Part(self._batch[-1:], offset_of(message) + 1, True)\n"
         "                time.sleep(0.05)\n",
         QUIET,
         WRONG,
@@ -229,8 +227,8 @@ MUTATIONS = (
     Mutation(
         "partitions are computed by CRC32",
         "balance_service/kafka/partitioner.py",
-        "    return _FUNCTIONS[partitioner].of_one(key) % partitions\n",
-        "    return zlib.crc32(key) % partitions\n",
+        "_MURMUR2 = _Function(confluent_kafka.murmur2, ",
+        "_MURMUR2 = _Function(confluent_kafka.consistent, ",
         QUIET,
         (*WRONG, "silent", "stuck"),
     ),
@@ -312,8 +310,8 @@ MUTATIONS = (
         # The position is then taken for the end of the store's contents.
         "the first part of a large commit stores its end offset",
         "balance_service/engine/store.py",
-        "                batch.put(_WRITTEN_UP_TO_KEY, changelog_offset",
-        "                batch.put(_CHANGELOG_OFFSET_KEY, changelog_offset",
+        "[*last, (_WRITTEN_UP_TO_KEY, changelog_offset",
+        "[*last, (_CHANGELOG_OFFSET_KEY, changelog_offset",
         "kill-at-part-stored=4",
         WRONG,
     ),

@@ -8,8 +8,8 @@ BUGS = (
     pinpoint(
         "an event whose record does not fit is sent without it",
         "spark/decode.py",
-        'F.when(is_reserved, "key-reserved"), self._made.cause())',
-        'F.when(is_reserved, "key-reserved"))',
+        'reserved_cause(self._stage, F.col("key")), self._made.cause())',
+        'reserved_cause(self._stage, F.col("key")))',
         "integration/test_made_records",
         "test_an_unfit_record_is_one_dead_letter_and_its_neighbours_are_made",
     ),
@@ -64,8 +64,8 @@ BUGS = (
     pinpoint(
         "a value whose schema a header names is read as a frame",
         "spark/decode.py",
-        "            .when(names_schema, UNRESOLVED)\n",
-        "            .when(names_schema & F.lit(False), UNRESOLVED)\n",
+        "cause.when(names_schema, UNRESOLVED)",
+        "cause.when(names_schema & F.lit(False), UNRESOLVED)",
         "integration/test_bad_records",
         "test_every_kind_of_bad_record_becomes_one_dead_letter_and_stops_nothing",
     ),
@@ -299,5 +299,13 @@ BUGS = (
         "",
         "integration/test_transform_bounds",
         "test_a_wide_column_beside_many_rows_is_a_dead_letter",
+    ),
+    pinpoint(
+        "a number that was sent in our order is the key of another one",
+        "spark/columns.py",
+        "                is_of_form &= ~(sent_by.isNotNull() & key_format.isNull())\n",
+        "                is_of_form &= F.lit(True)\n",
+        "integration/test_record_keys",
+        "test_a_number_that_this_service_sent_in_its_own_order_is_no_long",
     ),
 )

@@ -42,6 +42,7 @@ def record(address: str, *tasks: Mapping[str, Any], incarnation: str = "i1", pro
             "partitioner": "crc32",
             "numberKeys": False,
             "keyColumns": [],
+            "keyFormat": "",
             "versions": [1],
             "problem": problem,
         }

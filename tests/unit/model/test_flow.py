@@ -43,7 +43,7 @@ def test_the_flowchart_is_drawn_from_the_declaration() -> None:
         '    n2[("app-rewards-by-customerCardNo")]',
         '    n1 -->|"by customerCardNo"| n2',
         '    n3["rewards"]',
-        "    n2 --> n3",
+        '    n2 -->|"transform"| n3',
         '    n4[["Rewards"]]',
         "    n3 --- n4",
         '    n5[("notifications")]',
