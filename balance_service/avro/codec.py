@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAGIC = 0
 SCHEMA_HEADER = "__value_schema_id"
 """Names the schema of a record whose value has no frame. Source: Confluent's `HeaderSchemaIdSerializer`."""
-SCHEMA_GUID_UNKNOWN = "schema-guid-unknown"
+SCHEMA_GUID_UNKNOWN, SCHEMA_ID_UNKNOWN = "schema-guid-unknown", "schema-id-unknown"
 VALUES_TOO_MANY = "values-too-many"
 _GUID_MAGIC = 1
 _GUID_BYTES = 16
@@ -268,7 +268,7 @@ class AvroReader:
         registered = self._registry.writer_schema(schema_id)
         if registered is None:
             message = f"a record names schema {schema_id}, which the registry does not know"
-            raise PoisonRecordError("schema-id-unknown", message)
+            raise PoisonRecordError(SCHEMA_ID_UNKNOWN, message)
         if registered.problem:
             raise PoisonRecordError(registered.cause, f"schema {schema_id} {registered.problem}")
         try:
@@ -303,6 +303,10 @@ class AvroCodec(AvroReader):
     def frame(self, body: bytes) -> bytes:
         """Returns the frame of an encoded record."""
         return frame_header(self.schema_id) + body
+
+    def reframed(self, frame: bytes) -> bytes:
+        """Returns the frame of a record that another codec of the same schema has encoded."""
+        return self.frame(opened(frame)[1])
 
     def misfit(self, record: Any) -> str:
         """Returns which value of a record `encode` refuses, and why; empty if that is not known."""

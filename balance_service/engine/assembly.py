@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from balance_service.avro.codec import AvroCodec, AvroReader
+from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import fields_of, load_schema, subject_of
 from balance_service.engine.dead_letters import Letters
 from balance_service.engine.fold import FoldProcessor
@@ -26,6 +26,7 @@ from balance_service.engine.stateless import (
 from balance_service.engine.table_partition import TableContext
 from balance_service.engine.transform_failures import TransformFailures
 from balance_service.errors import ConfigurationError, FatalError
+from balance_service.formats.known import FORMATS
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES, is_compacted
 from balance_service.model.events import DeclaredRecord, OnFailure
@@ -224,7 +225,7 @@ def table_contexts(
             settings=settings,
             topics=topics,
             topic=prepared[topic],
-            codec=AvroReader(registry, schema),
+            reader=FORMATS["avro"].reader(registry, schema),
             history_ms=history // timedelta(milliseconds=1),
             misplaced=MisplacedKeys(topic, Partitioning(prepared[topic].partitions, tables[0].partitioner)),
         )

@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from balance_service.avro.codec import opened
 from balance_service.engine.processor import OwnCodeFailedError, records_of_own_code
 from balance_service.engine.records import BY_KEY, Output
 from balance_service.errors import ConfigurationError, PoisonRecordError, TaskHaltedError
@@ -20,9 +19,9 @@ from balance_service.model.made_records import UNFIT, unfit
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from balance_service.avro.codec import AvroCodec
     from balance_service.engine.batch import KeyedUpdate, TaskBatch
     from balance_service.engine.records import Position
+    from balance_service.formats.format import RecordCodec
     from balance_service.kafka.messages import Headers
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.events import Emit, Event, State
@@ -98,8 +97,8 @@ class OutputBuilder:
         return Output(offset, target.topic, partition, key, value, timestamp_ms, [*headers, origin, self._sent_by])
 
 
-def encoded(codec: AvroCodec, sent: Any) -> bytes:
-    """Returns the frame of an output, a mapping or an instance of a dataclass.
+def encoded(codec: RecordCodec, sent: Any) -> bytes:
+    """Returns the value of an output, a mapping or an instance of a dataclass.
 
     Raises:
         OwnCodeFailedError: the dataclass cannot be a record, for any event.
@@ -130,7 +129,7 @@ class Emission:
     read_model: ReadModel
     emit: Emit
     target: Target
-    codec: AvroCodec
+    codec: RecordCodec
     source: str
 
     def of_batch(self, batch: TaskBatch, partition: int, position: Position) -> BatchEmission:
@@ -199,7 +198,7 @@ class BatchEmission:
         emission, at = self.emission, (update.offset, update.timestamp_ms, update.key)
         if emission.emit.record is None:
             # The output has the schema of the states, but may have another schema id in its topic's subject.
-            value = None if frame is None else emission.codec.frame(opened(frame)[1])
+            value = None if frame is None else emission.codec.reframed(frame)
             return (self.builder.build(*at, value),)
         if emission.emit.fields:
             body = emission.read_model.made(update.update, state, update.key)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from balance_service.engine.records import Output, Position
     from balance_service.engine.store import StateStore
     from balance_service.engine.tables import JoinedTables
+    from balance_service.formats.format import RecordCodec
     from balance_service.model.events import Emit, Event
     from balance_service.model.keys import KeyType
 
@@ -145,7 +146,7 @@ class EmitProcessor:
     read_model: str
     source: str
     records: Sequence[str]
-    outputs: Sequence[tuple[Emit, Target, AvroCodec | None]]
+    outputs: Sequence[tuple[Emit, Target, RecordCodec | None]]
     position_codec: AvroCodec
     letters: Letters
     tolerance: Tolerance
@@ -167,7 +168,7 @@ class EmitProcessor:
         return _of_each_event(batch, position, made)
 
     def _made(
-        self, key: bytes | None, row: Row, outputs: Sequence[tuple[Emit, OutputBuilder, AvroCodec | None]]
+        self, key: bytes | None, row: Row, outputs: Sequence[tuple[Emit, OutputBuilder, RecordCodec | None]]
     ) -> list[Output]:
         offset, timestamp_ms = row["offset"], row["timestamp"]
         made: list[Output] = []

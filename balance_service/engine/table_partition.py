@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from structlog.typing import FilteringBoundLogger
 
-    from balance_service.avro.codec import AvroReader
     from balance_service.engine.misplaced import MisplacedKeys
     from balance_service.engine.table_store import TableView
+    from balance_service.formats.format import RecordReader
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Settings
 
@@ -59,7 +59,7 @@ class TableContext:
     settings: Settings
     topics: Topics
     topic: Topic
-    codec: AvroReader
+    reader: RecordReader
     history_ms: int
     misplaced: MisplacedKeys
 
@@ -101,7 +101,7 @@ class TablePartition:
         self.name = f"{context.topic.name}_{partition}"
         """`<topic>_<partition>`."""
         self._log = log.bind(table=self.name)
-        self._rows = TableRows(context.codec, context.misplaced, partition, self._log)
+        self._rows = TableRows(context.reader, context.misplaced, partition, self._log)
         self._thread = threading.Thread(target=self._run, name=f"table-{self.name}", daemon=True)
 
     def start(self) -> None:
@@ -308,11 +308,13 @@ class TableRows:
     the latest timestamp of a joined event. Any thread may read the counters.
     """
 
-    def __init__(self, codec: AvroReader, misplaced: MisplacedKeys, partition: int, log: FilteringBoundLogger) -> None:
+    def __init__(
+        self, reader: RecordReader, misplaced: MisplacedKeys, partition: int, log: FilteringBoundLogger
+    ) -> None:
         self.skipped: Counter[str] = Counter()
         self.late = 0
         self.joined_up_to_ms = -(1 << 63)
-        self._codec = codec
+        self._reader = reader
         self._misplaced = misplaced
         self._partition = partition
         self._log = log
@@ -330,8 +332,8 @@ class TableRows:
                 self._misplaced.found([key], self._partition)
                 raise PoisonRecordError(MISPLACED, self._misplaced.detail(key))
             if frame is not None:
-                frame = self._codec.framed(frame, readable_headers(message) or ())
-                self._codec.decode_foreign(frame)
+                frame = self._reader.framed(frame, readable_headers(message) or ())
+                self._reader.decode_foreign(frame)
         except PoisonRecordError as error:
             self.skipped[error.cause] += 1
             if self.skipped.total() <= _MAX_LOGGED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from balance_service.avro.codec import AvroCodec, frame_header
+from balance_service.avro.codec import AvroCodec
 from balance_service.avro.writer_schema import WriterSchema
 from balance_service.engine.changelog_writer import ChangelogWriter
 from balance_service.engine.table_partition import TablePartition
@@ -121,7 +121,7 @@ class FakeTable(TablePartition):
 
     def put(self, row: TableRow) -> None:
         fields = row.fields
-        frame = None if fields is None else frame_header(self.codec.schema_id) + body_of(fields, self.schema)
+        frame = None if fields is None else self.codec.frame(body_of(fields, self.schema))
         self.store.apply([(row.key, Version(row.timestamp_ms, self._offset, frame))], self._offset + 1)
         self._offset += 1
 
@@ -161,7 +161,7 @@ class FakeTables(Tables):
     def partition_of(self, topic: str, key: bytes) -> int:  # noqa: ARG002
         return 0
 
-    def codec(self, topic: str) -> AvroCodec:
+    def reader(self, topic: str) -> AvroCodec:
         return self._tables[topic].codec
 
     def partition(self, table: TableId) -> FakeTable:

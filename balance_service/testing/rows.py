@@ -11,7 +11,7 @@ from uuid import UUID
 import fastavro
 import pyarrow as pa
 
-from balance_service.avro.codec import frame_header, misfit, parsed
+from balance_service.avro.codec import AvroCodec, misfit, parsed
 from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.errors import PoisonRecordError
@@ -243,13 +243,13 @@ def _transformed(
 
     spark = any_session()
     decoder = Decoder(spark, read_model, stage, registry)
-    ids = {record: registry.register(record, schema) for record, schema in stage.schemas.items()}
-    decoder.resolve(ids.values())
+    codecs = {record: AvroCodec(registry, record, schema) for record, schema in stage.schemas.items()}
+    decoder.resolve(codec.schema_id for codec in codecs.values())
     read = {offset: given for offset, given in events.items() if given.unreadable is None}
     records = [
         {
             "key": key_of(read_model, stage, given),
-            "value": given.body and frame_header(ids[given.record]) + given.body,
+            "value": given.body and codecs[given.record].frame(given.body),
             "offset": offset,
             "timestamp": given.timestamp_ms * 1000,
             "headers": given.idempotency_key and [{"key": IDEMPOTENCY_HEADER, "value": given.idempotency_key}],

@@ -1,0 +1,15 @@
+"""The formats that a declaration can name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from balance_service.formats.framed_avro import FramedAvro
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from balance_service.formats.format import Format
+
+FORMATS: Mapping[str, Format] = {one.name: one for one in (FramedAvro(),)}
+"""By name, as `Stage.format` has it."""
