@@ -43,11 +43,12 @@ _JSON_SPACE = b" \t\r\n"
 # `java/Resolving.java` says these too.
 _IS_JSON = (
     "the value is a JSON document, and not an Avro record under a schema of the registry: "
-    "its producer needs an Avro serializer"
+    'declare format="json" for the topic, or let its producer use an Avro serializer'
 )
 # As in `spark/java/Body.java`, which counts them while it reads.
 _VALUES, _VALUES_PER_BYTE = 250_000, 4
 _COUNTLESS = 1 << 60
+_NONE: Mapping[str, Any] = {}
 _RESTORE_THE_REGISTRY = (
     "restore the registry's data, or set BALANCE_SCHEMA_REGISTRY_URL to the registry of then; if both are lost, start "
     "from scratch with another BALANCE_APPLICATION_ID"
@@ -147,11 +148,11 @@ def parsed(schema: Any) -> Any:
     named: dict[str, Any] = {}
     made = fastavro.parse_schema(rewritten(contracted(schema), _with_uuid_as_text), named)
     for field in (field for kind in named.values() for field in kind.get("fields", ()) if "default" in field):
-        field["default"] = _value_of(field["type"], field["default"], named)
+        field["default"] = of_default(field["type"], field["default"], named)
     return made
 
 
-def _value_of(kind: Any, default: Any, named: Mapping[str, Any]) -> Any:
+def of_default(kind: Any, default: Any, named: Mapping[str, Any] = _NONE) -> Any:
     """Returns the value that a default in a schema stands for: text for bytes, a number for a time, parts of a record.
 
     One that is none of its type is returned unchanged: a record that needs it does not fit then.
@@ -163,13 +164,13 @@ def _value_of(kind: Any, default: Any, named: Mapping[str, Any]) -> Any:
     match kind["type"], default:
         case "record", dict():
             return {
-                field["name"]: _value_of(field["type"], default.get(field["name"], field.get("default")), named)
+                field["name"]: of_default(field["type"], default.get(field["name"], field.get("default")), named)
                 for field in kind["fields"]
             }
         case "array", list():
-            return [_value_of(kind["items"], item, named) for item in default]
+            return [of_default(kind["items"], item, named) for item in default]
         case "map", dict():
-            return {key: _value_of(kind["values"], value, named) for key, value in default.items()}
+            return {key: of_default(kind["values"], value, named) for key, value in default.items()}
         case "bytes" | "fixed", str():
             stored: Any = default.encode("latin-1", "replace")
         case "int" | "long", int():

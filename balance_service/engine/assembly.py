@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.engine.processor import StageProcessor
     from balance_service.engine.tables import JoinedTables
+    from balance_service.formats.format import RecordCodec
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.events import Emit
     from balance_service.model.read_model import ReadModel
@@ -68,6 +69,9 @@ class StageServices:
 
     def codec(self, topic: str, schema: Schema) -> AvroCodec:
         return AvroCodec(self.registry, subject_of(topic, schema), schema)
+
+    def output(self, emit: Emit, schema: Schema) -> RecordCodec:
+        return FORMATS[emit.format].codec(self.registry, emit.topic, schema)
 
     def largest_in(self, config: Mapping[str, str]) -> int:
         """Returns the largest batch, in bytes, that both the topic and the producer accept."""
@@ -186,13 +190,13 @@ def _emission(stage: Stage, read_model: ReadModel, services: StageServices) -> E
         read_model=read_model,
         emit=emit,
         target=services.target(emit.topic, stage),
-        codec=_made(emit, read_model, services) or services.codec(emit.topic, read_model.state_schema),
+        codec=_made(emit, read_model, services) or services.output(emit, read_model.state_schema),
         source=stage.source,
     )
 
 
-def _made(emit: Emit, read_model: ReadModel, services: StageServices) -> AvroCodec | None:
-    return None if emit.record is None else services.codec(emit.topic, read_model.made_schemas[emit.record])
+def _made(emit: Emit, read_model: ReadModel, services: StageServices) -> RecordCodec | None:
+    return None if emit.record is None else services.output(emit, read_model.made_schemas[emit.record])
 
 
 def table_contexts(
@@ -215,6 +219,10 @@ def table_contexts(
         records = sorted({table.record for table in tables})
         if len(records) > 1:
             raise ConfigurationError(f"BALANCE_MODELS: the table '{topic}' is declared to hold {' and '.join(records)}")
+        if len({table.format for table in tables}) > 1:
+            raise ConfigurationError(
+                f"BALANCE_MODELS: the table '{topic}' is declared in two formats; write one of them"
+            )
         schema, history = joined[0][1], max(table.history for table in tables)
         if any(isinstance(table.record, DeclaredRecord) and one != schema for table, one in joined):
             raise ConfigurationError(
@@ -225,7 +233,8 @@ def table_contexts(
             settings=settings,
             topics=topics,
             topic=prepared[topic],
-            reader=FORMATS["avro"].reader(registry, schema),
+            reader=FORMATS[tables[0].format].reader(registry, schema),
+            format=tables[0].format,
             history_ms=history // timedelta(milliseconds=1),
             misplaced=MisplacedKeys(topic, Partitioning(prepared[topic].partitions, tables[0].partitioner)),
         )

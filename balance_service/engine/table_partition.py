@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from balance_service.engine.table_store import TableView
     from balance_service.formats.format import RecordReader
     from balance_service.kafka.topics import Topic, Topics
+    from balance_service.model.events import FormatName
     from balance_service.settings import Settings
 
 
@@ -60,6 +61,7 @@ class TableContext:
     topics: Topics
     topic: Topic
     reader: RecordReader
+    format: FormatName = "avro"
     history_ms: int
     misplaced: MisplacedKeys
 
@@ -269,13 +271,15 @@ class TablePartition:
 
     def _open(self, topic_id: str) -> TableStore:
         store = TableStore(self._path, self._context.history_ms)
-        # By another partitioner, other records are rows.
+        # By another partitioner, or in another format, other records are rows.
         identity = f"{topic_id} {self._context.misplaced.partitioning.partitioner}"
+        if self._context.format != "avro":
+            identity += f" {self._context.format}"
         if store.identity == identity:
             return store
         if store.identity is not None or store.offset is not None:
             store.close()
-            self._log.warning("the store is of another topic, or by another partitioner: it is read from its start")
+            self._log.warning("the store is of another topic, partitioner or format: it is read from its start")
             Database.wipe(self._path)
             store = TableStore(self._path, self._context.history_ms)
         store.identity = identity

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import checked
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from balance_service.model.conditions import Condition
+
+FormatName = Literal["avro", "json", "cloudevents"]
+"""How the records of a topic are encoded: as Avro in the frame of a schema registry, or as JSON (`formats`)."""
+FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
 
 State = Mapping[str, Any]
 """The state of a key: an Avro record of the read model's state schema."""
@@ -227,6 +231,8 @@ class Emit:
     The record is made without code of the model's own: in Spark, if the model has no states. Other fields have their
     default. An event that leaves no state sends none that has a field of the state.
     """
+    format: FormatName = "avro"
+    """Of the records. An event's record that is sent unchanged keeps the format of the source."""
 
     def __init__(
         self,
@@ -236,6 +242,7 @@ class Emit:
         where: Condition | None = None,
         make: Callable[[Any], Sent] | None = None,
         fields: Mapping[str, str | OfState] | None = None,
+        format: FormatName = "avro",  # noqa: A002  (the word of every source and output)
     ) -> None:
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "record", None if record is None else DeclaredRecord.named(record))
@@ -243,6 +250,7 @@ class Emit:
         object.__setattr__(self, "where", None if where is None else checked(where))
         object.__setattr__(self, "make", make)
         object.__setattr__(self, "fields", {name: _source(of) for name, of in (fields or {}).items()})
+        object.__setattr__(self, "format", format)
 
     @property
     def columns(self) -> frozenset[str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from balance_service.avro.schemas import Schema
+    from balance_service.model.events import FormatName
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stream import Partitioner
     from balance_service.settings import Settings
@@ -192,11 +193,16 @@ def read_by_all(topic: str, known: Schema | None, schema: Schema) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class TopicRecords:
-    """Records by simple name, whether records without a value are valid, and the function that places keys."""
+    """Records by simple name, whether records without a value are valid, the function that places keys, and the format.
+
+    `type` is as that of `Stage`.
+    """
 
     records: Mapping[str, Schema]
     tombstones: bool
     partitioner: Partitioner
+    format: FormatName
+    type: str | None
 
 
 def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings) -> TopicRecords:
@@ -209,6 +215,7 @@ def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings
     """
     records: dict[str, dict[str, Schema]] = {}
     partitioners: dict[str, Partitioner] = {}
+    formats: dict[str, tuple[FormatName, str | None]] = {}
     with_tombstones = set()
 
     def add(to: str, found: Mapping[str, Schema]) -> None:
@@ -222,13 +229,15 @@ def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings
             if not stage.reads_rekeyed:
                 add(stage.source, stage.schemas)
                 partitioners.setdefault(stage.source, stage.partitioner)
+                formats.setdefault(stage.source, (stage.format, stage.type))
                 if stage.tombstones:
                     with_tombstones.add(stage.source)
             for join in stage.joins:
                 table = settings.topic_of(join.table.topic)
                 add(table, {join.table.record: stage.rows[join.table.record]})
                 partitioners.setdefault(table, join.table.partitioner)
+                formats.setdefault(table, (join.table.format, None))
                 with_tombstones.add(table)
     if topic not in records:
         raise ConfigurationError(f"no read model reads topic '{topic}'; name one of {', '.join(sorted(records))}")
-    return TopicRecords(records[topic], topic in with_tombstones, partitioners[topic])
+    return TopicRecords(records[topic], topic in with_tombstones, partitioners[topic], *formats[topic])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from balance_service.avro.schemas import fields_of, type_name, without_null
 from balance_service.model.conditions import checked, column_name, refuse_spark
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
+    from balance_service.model.events import FormatName
 
 
 Partitioner = Literal["murmur2", "crc32", "fnv1a", "any"]
@@ -33,6 +34,8 @@ def days(count: int) -> timedelta:
 
 
 _A_DAY = timedelta(days=1)
+# In a `Stream`, `type` is the name of a field.
+_Class: TypeAlias = type
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -49,14 +52,21 @@ class Table:
     history: timedelta
     partitioner: Partitioner
     """The function of the topic's producers. Only a `Global` may have another than murmur2."""
+    format: FormatName
 
     def __init__(
-        self, topic: str, record: str | type, history: timedelta = _A_DAY, partitioner: Partitioner = "murmur2"
+        self,
+        topic: str,
+        record: str | type,
+        history: timedelta = _A_DAY,
+        partitioner: Partitioner = "murmur2",
+        format: FormatName = "avro",  # noqa: A002  (the word of every source and output)
     ) -> None:
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "record", DeclaredRecord.named(record))
         object.__setattr__(self, "history", history)
         object.__setattr__(self, "partitioner", partitioner)
+        object.__setattr__(self, "format", format)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -117,6 +127,10 @@ class Stream:
     `partitioner` is how the topic's producers assign keys to partitions: `murmur2` is Java's default,
     `crc32` librdkafka's, `fnv1a` sarama's. After a re-key (`by`) it may be `any`. For a model with a `transform`,
     `keyed_by` is the column whose value is the records' key; by default, the model's key.
+
+    `format` is that of the values: Avro in the frame of a schema registry, or JSON, bare or in that frame, whose schema
+    is the dataclass or a file. If a JSON topic has several records, `type` names the field that tells them, or the
+    header, as `header:NAME`. A record is told by its name, or by the `__kind__` of its dataclass. Others are ignored.
     """
 
     topic: str
@@ -126,27 +140,33 @@ class Stream:
     tombstones: bool
     partitioner: Partitioner
     keyed_by: str | None
+    format: FormatName
+    type: str | None
 
     def __init__(
         self,
         topic: str,
-        *records: str | type,
+        *records: str | _Class,
         tombstones: bool = False,
         partitioner: Partitioner = "murmur2",
         keyed_by: str | None = None,
+        format: FormatName = "avro",  # noqa: A002  (the word of every source and output)
+        type: str | None = None,  # noqa: A002  (the word of CloudEvents and of most documents)
     ) -> None:
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "records", tuple(map(DeclaredRecord.named, records)))
         object.__setattr__(self, "tombstones", tombstones)
         object.__setattr__(self, "partitioner", partitioner)
         object.__setattr__(self, "keyed_by", keyed_by)
+        object.__setattr__(self, "format", format)
+        object.__setattr__(self, "type", type)
         object.__setattr__(self, "steps", ())
 
     def where(self, condition: Condition) -> Stream:
         """Keeps the events for which a condition (`col`) holds. The others are counted as ignored."""
         return self._with(Where(checked(condition)))
 
-    def by(self, *columns: str, record: str | type | None = None) -> Stream:
+    def by(self, *columns: str, record: str | _Class | None = None) -> Stream:
         """Re-keys the records: writes each to an internal topic, with the value of a column, or of several, as its key.
 
         Text is encoded as UTF-8, an int or a long so that its bytes sort in numeric order; a composite key sorts as its
@@ -184,6 +204,8 @@ class Stream:
             tombstones=self.tombstones,
             partitioner=self.partitioner,
             keyed_by=self.keyed_by,
+            format=self.format,
+            type=self.type,
         )
         object.__setattr__(longer, "steps", (*self.steps, step))
         return longer

@@ -75,7 +75,7 @@ class Decoder:
         self._takes_tombstones = stage.tombstones
         jvm: Any = None if read_model is None else spark._jvm
         texts = None if read_model is None else [*map(json.dumps, read_schemas(read_model, stage))]
-        self._rows = FORMATS["avro"].rows(jvm, registry, stage, texts)
+        self._rows = FORMATS[stage.format].rows(jvm, registry, stage, texts)
         self._made: MadeRecords
         self._writing: Any = None
         if read_model is not None:

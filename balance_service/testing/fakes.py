@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from balance_service.avro.codec import AvroCodec
 from balance_service.avro.writer_schema import WriterSchema
 from balance_service.engine.changelog_writer import ChangelogWriter
 from balance_service.engine.table_partition import TablePartition
 from balance_service.engine.table_store import TableStore, Version
 from balance_service.engine.tables import JoinedTables, Tables
 from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
+from balance_service.formats.known import FORMATS
 from balance_service.testing.rows import body_of
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from balance_service.engine.table_store import TableView
     from balance_service.engine.tables import TableId
     from balance_service.errors import BalanceServiceError
+    from balance_service.formats.format import RecordCodec
+    from balance_service.model.events import FormatName
     from balance_service.model.stage import Stage
     from balance_service.testing.rows import TableRow
 else:
@@ -101,7 +103,7 @@ class FakeWriter(ChangelogWriter):
 class FakeTable(TablePartition):
     """The only partition of a table, in a store on disk."""
 
-    def __init__(self, schema: Schema, codec: AvroCodec, path: Path, history_ms: int) -> None:
+    def __init__(self, schema: Schema, codec: RecordCodec, path: Path, history_ms: int) -> None:
         self.schema = schema
         self.codec = codec
         self.store = TableStore(path, history_ms)
@@ -132,14 +134,15 @@ class FakeTables(Tables):
     def __init__(self, read_model: str, stages: Iterable[Stage], registry: FakeRegistry, folder: Path) -> None:
         self._read_model = read_model
         self._tables: dict[str, FakeTable] = {}
-        declared: dict[str, list[tuple[Schema, timedelta]]] = {}
+        declared: dict[str, list[tuple[Schema, timedelta, FormatName]]] = {}
         for stage in stages:
             for join in stage.joins:
-                of_join = stage.rows[join.table.record], join.table.history
+                of_join = stage.rows[join.table.record], join.table.history, join.table.format
                 declared.setdefault(join.table.topic, []).append(of_join)
         for topic, of_topic in declared.items():
-            schema, history = of_topic[0][0], max(history for _, history in of_topic)
-            codec, history_ms = AvroCodec(registry, topic, schema), history // timedelta(milliseconds=1)
+            schema, history = of_topic[0][0], max(history for _, history, _ in of_topic)
+            codec = FORMATS[of_topic[0][2]].codec(registry, topic, schema)
+            history_ms = history // timedelta(milliseconds=1)
             self._tables[topic] = FakeTable(schema, codec, folder / f"table-{len(self._tables)}", history_ms)
 
     def joined(self, stage: Stage) -> JoinedTables:
@@ -161,7 +164,7 @@ class FakeTables(Tables):
     def partition_of(self, topic: str, key: bytes) -> int:  # noqa: ARG002
         return 0
 
-    def reader(self, topic: str) -> AvroCodec:
+    def reader(self, topic: str) -> RecordCodec:
         return self._tables[topic].codec
 
     def partition(self, table: TableId) -> FakeTable:
