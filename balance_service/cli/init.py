@@ -26,13 +26,12 @@ _TAKEN = frozenset({"balance_service", "samples", "tests", *sys.stdlib_module_na
     "topic_format",
     type=click.Choice(["avro", "json"]),
     default="avro",
-    show_default=True,
-    help="The format of the topic that the model reads.",
+    help="Of the topic.",
 )
 def init(folder: Path, *, topic_format: str) -> None:
     """Write a project with a read model, its events, sample events and a test into DIR.
 
-    The project's package has the name of the folder. Existing files are never overwritten.
+    Its package has the folder's name. Existing files are never overwritten.
     """
     for path in write_project(folder, topic_format):
         click.echo(f"wrote {folder / path.relative_to(folder.resolve())}")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from balance_service.avro.schemas import fields_of, type_name, without_null
 from balance_service.model.conditions import checked, column_name, refuse_spark
 from balance_service.model.events import DeclaredRecord
 
 if TYPE_CHECKING:
+    # In a `Stream`, `type` is the name of a field.
+    import builtins
     from collections.abc import Mapping
 
     from balance_service.avro.schemas import Schema
@@ -34,8 +36,6 @@ def days(count: int) -> timedelta:
 
 
 _A_DAY = timedelta(days=1)
-# In a `Stream`, `type` is the name of a field.
-_Class: TypeAlias = type
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -146,7 +146,7 @@ class Stream:
     def __init__(
         self,
         topic: str,
-        *records: str | _Class,
+        *records: str | builtins.type,
         tombstones: bool = False,
         partitioner: Partitioner = "murmur2",
         keyed_by: str | None = None,
@@ -166,7 +166,7 @@ class Stream:
         """Keeps the events for which a condition (`col`) holds. The others are counted as ignored."""
         return self._with(Where(checked(condition)))
 
-    def by(self, *columns: str, record: str | _Class | None = None) -> Stream:
+    def by(self, *columns: str, record: str | builtins.type | None = None) -> Stream:
         """Re-keys the records: writes each to an internal topic, with the value of a column, or of several, as its key.
 
         Text is encoded as UTF-8, an int or a long so that its bytes sort in numeric order; a composite key sorts as its
