@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from balance_service.devtools.produce import produce
+from balance_service.devtools.tail import tail
 from balance_service.engine.decisions import Decision, Verdict
 from balance_service.model.events import Emit
 from balance_service.model.folds import Count, RunningSum
@@ -78,14 +82,19 @@ def test_documents_are_folded_rekeyed_and_sent_and_dead_letters_are_redriven(
     monkeypatch.setitem(KNOWN, model, Totals())
     settings = settings_for(stack, names, tmp_path / "state", models=model, create_topics=True)
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
-    for future in admin.create_topics([NewTopic(topic, 2, 1) for topic in (source_topic, target_topic)]).values():
+    for future in admin.create_topics(
+        [NewTopic(topic, 2, 1, config={"retention.ms": "-1"}) for topic in (source_topic, target_topic)]
+    ).values():
         future.result()
 
     def document(order: str, amount: Any, **more: Any) -> bytes:
         return json.dumps({"order": order, "customer": "ada", "amount": amount, **more}).encode()
 
     with running_engine(settings) as engine, Writer(stack, source_topic) as writer:
-        writer.send("1", document("1", "1.10"))
+        line = b'1|{"order": "1", "customer": "ada", "amount": 1.10}'
+        assert produce(settings, [Totals()], source_topic, [line], key_separator="|") == 1
+        with closing(tail(settings, source_topic, threading.Event(), from_beginning=True)) as lines:
+            assert '"value":{"order":"1","customer":"ada","amount":1.10}' in next(lines)
         writer.send("2", b"\0\0\0\0\7" + document("2", 2.2, unknown=[{"a": None}]))
         writer.send("3", document("3", "0.001"))
         writer.send("4", b'{"order": "4"}')
@@ -113,7 +122,7 @@ def test_documents_are_folded_rekeyed_and_sent_and_dead_letters_are_redriven(
         def attempts() -> int:
             (task,) = [task for task in tasks.all() if task.task_id.partition == partition]
             view: Any = task.view
-            return tasks.hosted.processor.letters.at(view, [offset])[offset].attempt
+            return sum(one.attempt for one in tasks.hosted.processor.letters.page(view, 0, 10))
 
         eventually(lambda: attempts() == 1, "the dead letter is tried again")
         sent = [json.loads(message.value()) for message in read_topic(stack, target_topic)]
