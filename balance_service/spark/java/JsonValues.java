@@ -34,6 +34,8 @@ abstract class JsonValues {
   private static final int LONG_DIGITS = 18;
   // Further away, every number is too large or too small for any type.
   private static final int MOST_EXPONENT = 100000;
+  // Of a time up to its seconds.
+  private static final int SECONDS = 19;
   private static final long SECOND = 1000000L, DAY = 86400L * SECOND;
   // The years 1 to 9999, in microseconds since 1970.
   private static final long FIRST = -719162 * DAY, END = 2932897 * DAY;
@@ -403,7 +405,14 @@ abstract class JsonValues {
     private long time(Json in, JsonToken token) throws IOException {
       boolean isLocal = this.name.startsWith("local-");
       String wanted = "time such as 2026-02-28T12:30:00.123" + (isLocal ? "" : "Z");
-      Matcher found = TIME.matcher(this.text(in, token, "a " + wanted));
+      String text = this.text(in, token, "a " + wanted);
+      if (!isLocal && text.length() > SECONDS && text.charAt(text.length() - 1) == 'Z') {
+        long plain = this.plain(text);
+        if (plain >= FIRST) {
+          return plain;
+        }
+      }
+      Matcher found = TIME.matcher(text);
       if (!found.matches()) {
         throw new Reading.Unreadable(MISFIT, this.path + " is no " + wanted);
       }
@@ -427,6 +436,39 @@ abstract class JsonValues {
       long micros = found.group(7) == null ? 0 : this.micros(found.group(7));
       long seconds = hour * 3600 + (minute - offset) * 60 + second;
       return this.inRange(this.dayOf(found, wanted) * DAY + seconds * SECOND + micros);
+    }
+
+    /** Returns a time of the most common form, such as 2026-02-28T12:30:00.123Z; or of any other, a number below FIRST. */
+    private long plain(String text) {
+      int end = text.length() - 1;
+      int most = this.name.endsWith("millis") ? 3 : 6;
+      boolean hasMarks = text.charAt(4) == '-' && text.charAt(7) == '-' && text.charAt(10) == 'T' && text.charAt(13) == ':'
+        && text.charAt(16) == ':' && (end == SECONDS || text.charAt(SECONDS) == '.' && end > SECONDS + 1);
+      int year = digits(text, 0, 4), month = digits(text, 5, 7), day = digits(text, 8, 10);
+      int hour = digits(text, 11, 13), minute = digits(text, 14, 16), second = digits(text, 17, 19);
+      boolean isRight = year > 0 && month > 0 && month < 13 && day > 0 && day < 29 && hour >= 0 && hour < 24
+        && minute >= 0 && minute < 60 && second >= 0 && second < 60;
+      int micros = end == SECONDS ? 0 : digits(text, SECONDS + 1, Math.min(end, SECONDS + 1 + most));
+      if (!hasMarks || !isRight || micros < 0 || end > SECONDS + 1 + most) {
+        return FIRST - 1;
+      }
+      for (int i = end == SECONDS ? 6 : end - SECONDS - 1; i < 6; i++) {
+        micros *= 10;
+      }
+      return LocalDate.of(year, month, day).toEpochDay() * DAY + (hour * 3600L + minute * 60 + second) * SECOND + micros;
+    }
+
+    /** Returns a number of some digits; -1 if it has other characters. */
+    private static int digits(String text, int start, int end) {
+      int number = 0;
+      for (int i = start; i < end; i++) {
+        int digit = text.charAt(i) - '0';
+        if (digit < 0 || digit > 9) {
+          return -1;
+        }
+        number = number * 10 + digit;
+      }
+      return number;
     }
 
     private long micros(String digits) {

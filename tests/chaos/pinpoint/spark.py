@@ -69,6 +69,22 @@ BUGS = (
         "integration/test_bad_records",
         "test_every_kind_of_bad_record_becomes_one_dead_letter_and_stops_nothing",
     ),
+    in_one_test(
+        "the last of two values of one name in a document counts",
+        "formats/json_document.py",
+        "            if name in found:\n",
+        "            if False:\n",
+        "unit/formats/test_json_decoders",
+        "test_both_decoders_read_the_corpus_alike_and_as_it_says",
+    ),
+    in_one_test(
+        "a document whose value does not fit is not read to its end",
+        "spark/java/JsonResolving.java",
+        "        if (in != null && !e.cause.toString().equals(Json.MALFORMED)) {\n",
+        "        if (false) {\n",
+        "unit/formats/test_json_decoders",
+        "test_both_decoders_refuse_the_same_documents",
+    ),
     pinpoint(
         "a batch is joined before its tables are read to the end",
         "spark/task_runner.py",

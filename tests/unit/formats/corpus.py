@@ -251,7 +251,7 @@ FIELDS: Sequence[tuple[str, str, Any]] = [
     ("other", '{"a":' * 64 + "1" + "}" * 64, (MALFORMED,)),
     ("other", "9" * 1001, (MALFORMED,)),
     ("other", '"' + "x" * 100_000 + '"', None),
-    ("other", "tru", (MALFORMED,)),
+    ("other", "truth", (MALFORMED,)),
     ("other", "nullx", (MALFORMED,)),
     ("other", "truefalse", (MALFORMED,)),
 ]

@@ -229,6 +229,21 @@ def test_random_decimals_are_exact_or_dead_letters(spark: SparkSession) -> None:
     assert differences(spark, stage(ANY), documents) == []
 
 
+def test_random_times_are_read_alike(spark: SparkSession) -> None:
+    chosen, documents = random.Random(50), []
+    for _ in range(3_000):
+        day = f"{chosen.randint(0, 9999):04}-{chosen.randint(0, 13):02}-{chosen.randint(0, 32):02}"
+        time = f"{chosen.randint(0, 24):02}:{chosen.randint(0, 60):02}:{chosen.randint(0, 60):02}"
+        fraction = chosen.choice(["", ".", f".{chosen.randint(0, 9999999)}", f".{chosen.randint(0, 999):03}"])
+        text = day + chosen.choice("TTT t") + time + fraction + chosen.choice(["Z", "Z", "z", "", "+01:00", "-0930"])
+        if chosen.random() < 0.1:
+            at = chosen.randrange(len(text))
+            text = text[:at] + chosen.choice("0-:TZ x٣") + text[at + 1 :]
+        documents.append(f'{{"{chosen.choice(["at", "ms", "ns", "local"])}": "{text}"}}'.encode())
+
+    assert differences(spark, stage(ANY), documents) == []
+
+
 def test_what_the_codec_writes_is_read_as_it_was(spark: SparkSession) -> None:
     codec, of = JsonCodec(dict(ANY)), stage(ANY)
     records = [{name: wanted} for name, _, wanted in FIELDS if not isinstance(wanted, tuple) and name != "other"]
