@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from balance_service.model.read_model import Collection as Collection
     from balance_service.model.read_model import ReadModel as ReadModel
     from balance_service.model.read_model import Routes as Routes
+    from balance_service.model.record_keys import RECORD_KEY as RECORD_KEY
     from balance_service.model.stream import Global as Global
     from balance_service.model.stream import Stream as Stream
     from balance_service.model.stream import Table as Table
@@ -59,6 +60,7 @@ _WHERE = {
         *("add", "product"),
     ),
     "model.read_model": ("Collection", "ReadModel", "Routes"),
+    "model.record_keys": ("RECORD_KEY",),
     "model.value_types": ("EPOCH_MILLIS", "scale"),
     "model.stream": ("Global", "Stream", "Table", "days"),
     "settings": ("Settings", "load_settings"),

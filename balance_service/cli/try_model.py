@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,6 +184,11 @@ class _Input:
             for stage in driven_stages(model, after_joins=self.after_joins)
             for join in stage.joins
         }
+        self._key_of = {
+            join.table.topic: str if join.table.key_format == "string" else int
+            for stage in driven_stages(model, after_joins=self.after_joins)
+            for join in stage.joins
+        }
         self._separator = separator
         self._now_ms = time.time_ns() // 1_000_000
 
@@ -191,21 +196,26 @@ class _Input:
         """Raises InvalidInputError, with the number, if a line is not a record; so does `rows`."""
         from balance_service.testing.rows import InputEvent, tombstone
 
-        takes_tombstones = self.model.stages[0].tombstones
-        if not self.after_joins and self.model.stages[0].format != "avro":
+        first = self.model.stages[0]
+        if not self.after_joins and first.format != "avro":
             yield from self._documents()
             return
         for name, file in self._files:
-            for number, key, fields in self._records(file, self._schemas[name], takes_tombstones=takes_tombstones):
+            for number, text, fields in self._records(file, self._schemas[name], takes_tombstones=first.tombstones):
+                key = text
+                if text is not None and first.own_key is not None:
+                    with _told(file, number):
+                        key = first.own_key.record_key(text.decode())
                 given = InputEvent(name, fields or {}, key, timestamp_ms=self._now_ms)
                 if fields is None:
-                    given = tombstone((key or b"").decode(), timestamp_ms=self._now_ms)
+                    given = tombstone(key or b"", timestamp_ms=self._now_ms)
                 yield replace(given, line=number, file=str(file))
 
     def _documents(self) -> Iterator[InputEvent]:
         """The lines of a JSON topic are its records as they are: what the service refuses is a dead letter here too."""
         from balance_service.testing.rows import InputEvent, tombstone
 
+        first = self.model.stages[0]
         topics = {record: stage.source for stage in self.model.stages for record in stage.schemas}
         for name, file in self._files:
             for number, separator, line in self._lines(file):
@@ -215,9 +225,12 @@ class _Input:
                     if not found or not before:
                         raise InvalidInputError(f"{file}, line {number}: no key before '{separator}'")
                     key = before
+                    if first.own_key is not None:
+                        with _told(file, number):
+                            key = first.own_key.record_key(before.decode())
                 given = InputEvent("", {}, key, timestamp_ms=self._now_ms, body=document.strip(), topic=topics[name])
-                if key is not None and self.model.stages[0].tombstones and document.strip() == b"null":
-                    given = tombstone(key.decode(), timestamp_ms=self._now_ms)
+                if key is not None and first.tombstones and document.strip() == b"null":
+                    given = tombstone(key, timestamp_ms=self._now_ms)
                 yield replace(given, line=number, file=str(file))
 
     def rows(self, topic: str, file: Path) -> Iterator[TableRow]:
@@ -231,7 +244,9 @@ class _Input:
                 raise InvalidInputError(
                     f"{file}, line {number}: a row needs its key, such as `ada{_DEFAULT_SEPARATOR}{{…}}`"
                 )
-            yield TableRow(topic, key, fields, self._now_ms)
+            with _told(file, number):
+                row = TableRow(topic, self._key_of[topic](key.decode()), fields, self._now_ms)
+            yield row
 
     def _records(
         self, file: Path, schema: Schema, *, takes_tombstones: bool
@@ -240,10 +255,8 @@ class _Input:
         from balance_service.avro.from_json import record_line
 
         for number, separator, line in self._lines(file):
-            try:
+            with _told(file, number):
                 yield number, *record_line(line, schema, separator, takes_tombstones=takes_tombstones)
-            except (InvalidInputError, ValueError) as error:
-                raise InvalidInputError(f"{file}, line {number}: {error}") from None
 
     def _lines(self, file: Path) -> Iterator[tuple[int, str | None, bytes]]:
         """Number, separator of its key, and text of each line that is not blank."""
@@ -255,6 +268,15 @@ class _Input:
                 if separator is None and not line.lstrip().startswith(b"{") and _DEFAULT_SEPARATOR.encode() in line:
                     separator = _DEFAULT_SEPARATOR
                 yield number, separator, line
+
+
+@contextmanager
+def _told(file: Path, number: int) -> Iterator[None]:
+    """Adds the place to an error of a line."""
+    try:
+        yield
+    except (InvalidInputError, ValueError) as error:
+        raise InvalidInputError(f"{file}, line {number}: {error}") from None
 
 
 @dataclass(slots=True)

@@ -222,4 +222,8 @@ def call_own_code(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 def records_of_own_code(code: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> list[Any]:
     """Returns the records that a function of the author makes: one, several or none. Raises as `call_own_code`."""
     # A generator must be exhausted within the call: it runs, and fails, only then.
-    return call_own_code(lambda: [*listed(code(*args, **kwargs))])
+    return call_own_code(_all, code, *args, **kwargs)
+
+
+def _all(code: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> list[Any]:
+    return [*listed(code(*args, **kwargs))]

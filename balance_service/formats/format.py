@@ -34,8 +34,15 @@ class RecordReader(Protocol):
 class RecordCodec(RecordReader, Protocol):
     """Writes records of one schema too."""
 
+    @property
+    def header(self) -> bytes | None:
+        """What precedes the Avro body in each value; None if a value is made in another way."""
+
     def encode(self, record: Mapping[str, Any]) -> bytes:
         """Returns the value of a record. Raises an error of any type if the schema does not allow it; see `misfit`."""
+
+    def encode_unchanged(self, record: Mapping[str, Any]) -> bytes | None:
+        """Returns the value of a record of plain values that `decode` returns exactly so; None if that is not known."""
 
     def frame(self, body: bytes) -> bytes:
         """Returns the value of a record whose Avro body, without a header, is known."""

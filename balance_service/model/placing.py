@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.model.events import FormatName
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.record_keys import KeyFormat
     from balance_service.model.stream import Partitioner
     from balance_service.settings import Settings
 
@@ -193,20 +194,23 @@ def read_by_all(topic: str, known: Schema | None, schema: Schema) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class TopicRecords:
-    """Records by simple name, whether records without a value are valid, the function that places keys, and the format.
+    """Records by simple name, whether a record without a value is valid, the function that places keys, their form.
 
-    `type` is as that of `Stage`.
+    `format` and `type` are as those of `Stage`.
     """
 
     records: Mapping[str, Schema]
     tombstones: bool
     partitioner: Partitioner
+    key_format: KeyFormat
     format: FormatName
     type: str | None
 
 
 def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings) -> TopicRecords:
     """Returns the records that read models declare to read from a topic. The first of them names its partitioner.
+
+    The form of its keys is text, unless one of them names another.
 
     A record that several dataclasses declare has the fields of all of them.
 
@@ -216,6 +220,7 @@ def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings
     records: dict[str, dict[str, Schema]] = {}
     partitioners: dict[str, Partitioner] = {}
     formats: dict[str, tuple[FormatName, str | None]] = {}
+    forms: dict[str, KeyFormat] = {}
     with_tombstones = set()
 
     def add(to: str, found: Mapping[str, Schema]) -> None:
@@ -230,6 +235,8 @@ def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings
                 add(stage.source, stage.schemas)
                 partitioners.setdefault(stage.source, stage.partitioner)
                 formats.setdefault(stage.source, (stage.format, stage.type))
+                if stage.own_key is not None:
+                    forms.setdefault(stage.source, stage.key_format)
                 if stage.tombstones:
                     with_tombstones.add(stage.source)
             for join in stage.joins:
@@ -237,7 +244,9 @@ def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings
                 add(table, {join.table.record: stage.rows[join.table.record]})
                 partitioners.setdefault(table, join.table.partitioner)
                 formats.setdefault(table, (join.table.format, None))
+                forms.setdefault(table, join.table.key_format)
                 with_tombstones.add(table)
     if topic not in records:
         raise ConfigurationError(f"no read model reads topic '{topic}'; name one of {', '.join(sorted(records))}")
-    return TopicRecords(records[topic], topic in with_tombstones, partitioners[topic], *formats[topic])
+    form = forms.get(topic, "string")
+    return TopicRecords(records[topic], topic in with_tombstones, partitioners[topic], form, *formats[topic])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.avro.schemas import fields_of, full_name
+from balance_service.model.keys import key_problems
 from balance_service.model.stream import By, Global, Join, Where
 from balance_service.model.transform import ROW
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
     from balance_service.model.events import FormatName
+    from balance_service.model.record_keys import KeyFormat, RecordKey
     from balance_service.model.stream import Partitioner, Stream, Table
     from balance_service.model.transform import Transform
 
@@ -104,6 +106,8 @@ class Stage:
     """Makes rows of the records, which the stage processes in their place."""
     key: tuple[str, ...] | None = None
     """The columns that are the source records' key; None if the key may be anything."""
+    own_key: RecordKey | None = None
+    """The form of the source records' keys, if the key of the states is that and no column."""
     columns: frozenset[str] | None = None
     """The columns that are read; None for all."""
     joins: tuple[Join, ...] = ()
@@ -173,6 +177,20 @@ class Stage:
     def global_tables(self) -> tuple[Table, ...]:
         """The joined tables that may have any number of partitions."""
         return tuple(dict.fromkeys(join.table for join in self.joins if isinstance(join.table, Global)))
+
+    @property
+    def key_format(self) -> KeyFormat:
+        """The form of the source's keys that the stage looks for; text if they are as the stores have them."""
+        return "string" if self.own_key is None else self.own_key.key_format
+
+    @property
+    def may_have_any_key(self) -> bool:
+        """Whether a key may begin with 0xFF, as negative numbers of a table's topic do: no store has it."""
+        return any(table.key_format != "string" for table in (*self.tables, self.next_table) if table is not None)
+
+    def key_problems(self, key: Sequence[str]) -> Mapping[str, str]:
+        """As `keys.key_problems`, of the records that the stage reads."""
+        return key_problems(key, self.by) if self.own_key is None else self.own_key.problems
 
     @property
     def identity(self) -> str:
@@ -256,9 +274,10 @@ def stages_of_stream(
     Args:
         suffix: the end of the names of all stages but the last.
         schema_of: (simple name, topic that it is read from or None) → schema.
-        transform: the rows that the first stage makes of its events.
+        transform: the rows that the first stage makes of its events; the last one, after a re-key of the events.
     """
     done: list[Stage] = []
+    is_behind = any(isinstance(step, By) and step.unchanged for step in source.steps)
     # The registry is asked only for the topics that use it.
     topic = source.topic if source.format == "avro" else None
     schemas: Mapping[str, Schema] = {record: schema_of(record, topic) for record in source.records}
@@ -271,7 +290,7 @@ def stages_of_stream(
         format=source.format,
         type=source.type,
         schemas=schemas,
-        transform=transform,
+        transform=None if is_behind else transform,
         columns=None if transform is None else _read_by(transform, [*schemas.values()]),
     )
     for step in source.steps:
@@ -296,6 +315,10 @@ def stages_of_stream(
                     name=name, owner=name, source=done[-1].name, schemas=schemas, key=by, reads_rekeyed=True
                 )
                 stage = rekeyed if makes is not None else replace(rekeyed, format=stage.format, type=stage.type)
+                if is_behind:
+                    # Both read the same columns, so a record that does not decode is a dead letter of the first.
+                    columns = done[0].columns
+                    stage = replace(stage, transform=transform, columns=columns)
     return [*done, stage]
 
 

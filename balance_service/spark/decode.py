@@ -15,11 +15,12 @@ from pyspark.sql.classic.column import Column as ClassicColumn
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import subject_of
-from balance_service.engine.records import RESERVED_PREFIX
+from balance_service.engine.outputs import SENDER_HEADER
 from balance_service.formats.known import FORMATS
 from balance_service.formats.rows import first_header
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.made_records import UNFIT
+from balance_service.model.record_keys import KEY_FORMAT_HEADER
 from balance_service.model.transform import ENVELOPE, FRAMES, ROW, TRANSFORM_FAILED, TRANSFORM_TOO_LARGE
 from balance_service.observability.tracing import TRACEPARENT_HEADER
 from balance_service.spark.columns import (
@@ -29,6 +30,8 @@ from balance_service.spark.columns import (
     ignored_column,
     key_column,
     read_schemas,
+    reserved_cause,
+    stored_key,
     update_columns,
 )
 from balance_service.spark.combine import IGNORED, NOTE, UNRESOLVED
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
     from balance_service.model.transform import Transform
 
 _SAMPLED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
+# Of `java/Bounded.java`: how the failure of an expression begins that would make too large a value.
+_TOO_LARGE = "[TRANSFORM_TOO_LARGE]"
 # No field of a model can have these names.
 _FRAME, _CAUSE, _SCHEMA_ID, _PARTITION, _FAILURE = "#frame", "#cause", "#schema id", "#partition", "#failure"
 # The columns of records that `_key` and so on are in a transform; `_topic` is a constant.
@@ -137,13 +142,12 @@ class Decoder:
                 _CAUSE: F.coalesce(_CAUSE, cause_column(self._read_model, self._stage)),
             }
         )
-        is_reserved = F.col("key") >= F.lit(bytearray(RESERVED_PREFIX))
-        refused = F.coalesce(_CAUSE, F.when(is_reserved, "key-reserved"), self._made.cause())
+        refused = F.coalesce(_CAUSE, reserved_cause(self._stage, F.col("key")), self._made.cause())
         judged = updates.withColumn(_CAUSE, refused)
         cause = F.col(_CAUSE)
         detail = F.when(cause == F.col(f"`{_FRAME}`.cause"), F.col(f"`{_FRAME}`.detail"))
         if self._stage.transform is not None:
-            detail = F.coalesce(detail, F.when(cause == TRANSFORM_FAILED, F.col(_FAILURE)))
+            detail = F.coalesce(detail, F.when(cause.isin(TRANSFORM_FAILED, TRANSFORM_TOO_LARGE), F.col(_FAILURE)))
         detail = F.coalesce(detail, F.when(cause == UNFIT, self._made.detail()))
         of_key = detail_column(self._read_model, self._stage, cause)
         keep_record = F.when(cause.isNull(), F.col("idempotency_key").isNotNull()).otherwise(cause != IGNORED)
@@ -185,7 +189,8 @@ class Decoder:
         has_row = made.row.isNotNull()
         if transform.analysed.multiplies:
             has_row = F.coalesce(F.size(made.row) > 0, F.lit(False))
-        cause = F.when(made.failure.isNotNull(), TRANSFORM_FAILED).when(~has_row, IGNORED)
+        cause = F.when(made.failure.startswith(_TOO_LARGE), TRANSFORM_TOO_LARGE)
+        cause = cause.when(made.failure.isNotNull(), TRANSFORM_FAILED).when(~has_row, IGNORED)
         judged = {_CAUSE: F.coalesce(_CAUSE, cause), _FAILURE: made.failure, ROW: made.row}
         rows: DataFrame = made.records.withColumns(judged)
         if self._writing is None:
@@ -218,11 +223,12 @@ class Decoder:
     def _framed(self, records: DataFrame) -> DataFrame:
         """Returns the records with a struct for each type of event. One of them is set, or there is a cause."""
         frame = self._rows.of(F.col("value"), F.col("headers"))
+        named = (first_header(F.col("headers"), name) for name in (SENDER_HEADER, KEY_FORMAT_HEADER))
         read = records.select(
             F.col("partition").alias(_PARTITION),
             "offset",
             "timestamp",
-            "key",
+            stored_key(self._stage, F.col("key"), *named).alias("key"),
             F.col("key").alias("record_key"),
             "value",
             "headers",
@@ -230,10 +236,13 @@ class Decoder:
             *(_kept_trace(F.col("headers")).alias(name) for name in self._traceparent),
             frame.alias(_FRAME),
         )
-        lacks_key = F.lit(False) if self._takes_any_key else F.col("key").isNull()
+        lacks_key = F.lit(False) if self._takes_any_key else F.col("record_key").isNull()
         lacks_value = F.lit(False) if self._takes_tombstones else F.col("value").isNull()
+        own = self._stage.own_key
         names_schema = self._rows.names_schema(F.col("value"), F.col("headers"))
         cause = F.when(lacks_key, "key-null")
+        if own is not None:
+            cause = cause.when(F.col("key").isNull(), own.cause)
         schema_id = F.col(f"`{_FRAME}`.schema_id")
         if names_schema is not None:
             cause, schema_id = cause.when(names_schema, UNRESOLVED), F.when(~names_schema, schema_id)
