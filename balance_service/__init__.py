@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from balance_service.model.stream import Stream as Stream
     from balance_service.model.stream import Table as Table
     from balance_service.model.stream import days as days
+    from balance_service.model.value_types import EPOCH_MILLIS as EPOCH_MILLIS
     from balance_service.model.value_types import scale as scale
     from balance_service.settings import Settings as Settings
     from balance_service.settings import load_settings as load_settings
@@ -60,7 +61,7 @@ _WHERE = {
     ),
     "model.read_model": ("Collection", "ReadModel", "Routes"),
     "model.record_keys": ("RECORD_KEY",),
-    "model.value_types": ("scale",),
+    "model.value_types": ("EPOCH_MILLIS", "scale"),
     "model.stream": ("Global", "Stream", "Table", "days"),
     "settings": ("Settings", "load_settings"),
 }

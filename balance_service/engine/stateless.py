@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from balance_service.avro import arrow_rows
-from balance_service.avro.codec import frame_header
 from balance_service.avro.schemas import fields_of
 from balance_service.engine.dead_letter import Letter
 from balance_service.engine.outputs import OutputBuilder, encoded, forwarded
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from balance_service.engine.records import Output, Position
     from balance_service.engine.store import StateStore
     from balance_service.engine.tables import JoinedTables
+    from balance_service.formats.format import RecordCodec
     from balance_service.model.events import Emit, Event
     from balance_service.model.keys import KeyType
     from balance_service.model.stream import Table
@@ -162,7 +162,7 @@ class EmitProcessor:
     read_model: str
     source: str
     records: Sequence[str]
-    outputs: Sequence[tuple[Emit, Target, AvroCodec | None]]
+    outputs: Sequence[tuple[Emit, Target, RecordCodec | None]]
     position_codec: AvroCodec
     letters: Letters
     tolerance: Tolerance
@@ -197,7 +197,7 @@ class EmitProcessor:
         return outcome
 
     def _made(
-        self, key: bytes | None, row: Row, outputs: Sequence[tuple[Emit, OutputBuilder, AvroCodec | None]]
+        self, key: bytes | None, row: Row, outputs: Sequence[tuple[Emit, OutputBuilder, RecordCodec | None]]
     ) -> list[Output]:
         offset, timestamp_ms = row["offset"], row["timestamp"]
         made: list[Output] = []
@@ -356,13 +356,13 @@ def _in_columns(
 
 def _emitted(
     some: pa.RecordBatch,
-    outputs: Sequence[tuple[Emit, OutputBuilder, AvroCodec | None]],
+    outputs: Sequence[tuple[Emit, OutputBuilder, RecordCodec | None]],
     batch: TaskBatch,
     position: Position,
 ) -> tuple[list[Output], pa.RecordBatch]:
     """Returns the outputs of rows in columns, in the order of the outputs; and the rows to look at singly.
 
-    Those have no key, a record that does not fit, or headers that an output keeps.
+    Those have no key, a record that does not fit, headers that an output keeps, or one that is no Avro.
     """
     is_plain = some["key"].is_valid().to_numpy(zero_copy_only=False)
     made: list[tuple[OutputBuilder, NDArray[np.int64], pa.Array]] = []
@@ -370,12 +370,15 @@ def _emitted(
         given = some[output_column(number)]
         rows = np.flatnonzero(given.is_valid().to_numpy(zero_copy_only=False))
         values = some["value"].take(pa.array(rows))
+        if codec is not None and codec.header is None:
+            is_plain[rows] = False
+            continue
         if codec is None:
             is_plain[rows] &= some["headers"].take(pa.array(rows)).is_null().to_numpy(zero_copy_only=False)
         else:
             if emit.of is not None:
                 rows, given = pc.list_parent_indices(given).to_numpy(), pc.list_flatten(given)
-            header, nothing = (pa.scalar(one, pa.binary()) for one in (frame_header(codec.schema_id), b""))
+            header, nothing = (pa.scalar(one, pa.binary()) for one in (codec.header, b""))
             values = pc.binary_join_element_wise(header, given.drop_null(), nothing)
         misfits = ~builder.fit(some["key"].take(pa.array(rows)), values)
         is_plain[rows[misfits]] = False

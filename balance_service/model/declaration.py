@@ -233,6 +233,8 @@ def check_declaration(model: Any, *, own_fold: bool, own_emit: bool) -> Declared
     """
     emits = getattr(model, "emits", ())
     outputs = (emits,) if isinstance(emits, Emit) else tuple(emits)
+    if odd := [one for one in outputs if one.format not in ("avro", "json")]:
+        refuse(model, f"emits to '{odd[0].topic}' in the format {odd[0].format!r}: it must be avro or json")
     if not hasattr(model, "state") and outputs:
         declared = _without_states(model, outputs, own=own_fold or own_emit)
     else:
@@ -503,7 +505,7 @@ def _transformed(
             refuse(model, "has a `transform` and a `select`: the columns that the rows need are read")
         if source.tombstones:
             refuse(model, "has a `transform` and a source with tombstones, which have no columns")
-        schemas = {record: found_schema(model, record, source.topic) for record in source.records}
+        schemas = {record: found_schema(model, record, _asked(source)) for record in source.records}
         try:
             whole = transform_of(model, schemas, source if several else None)
         except ConfigurationError as error:
@@ -741,6 +743,11 @@ def events_of(model: Any, stage: Stage) -> dict[str, Schema]:
             if unread := _unread(kind):
                 refuse(model, f"folds {record}, whose '{column}' has {unread}, a type that events may not have")
     return {**stage.events}
+
+
+def _asked(source: Stream) -> str | None:
+    """Returns the topic whose schemas the registry may have."""
+    return source.topic if source.format == "avro" else None
 
 
 def found_schema(model: Any, name: str, topic: str | None = None) -> Schema:

@@ -283,9 +283,14 @@ class ReadModel:
         raise NotImplementedError
 
     def sent_schemas(self) -> list[tuple[str, Schema]]:
-        """Returns (topic, schema) for each record type that the model emits."""
+        """Returns (topic, schema) for each record type that the model emits in Avro."""
         unchanged = [self.state_schema] if self.has_states() else [*self.stages[-1].schemas.values()]
-        sent = [(emit.topic, [self.made_schemas[emit.record]] if emit.record else unchanged) for emit in self.outputs]
+        kept = "avro" if self.has_states() else self.stages[-1].format
+        sent = [
+            (emit.topic, [self.made_schemas[emit.record]] if emit.record else unchanged)
+            for emit in self.outputs
+            if emit.format == "avro" and (emit.record or kept == "avro")
+        ]
         return [(topic, schema) for topic, schemas in sent for schema in schemas]
 
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.avro.schemas import fields_of, full_name
 from balance_service.model.keys import key_problems
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
+    from balance_service.model.events import FormatName
     from balance_service.model.record_keys import KeyFormat, RecordKey
     from balance_service.model.stream import Partitioner, Stream, Table
     from balance_service.model.transform import Transform
@@ -56,6 +57,20 @@ def rekeyed_topics(stage: str, model: str) -> tuple[str, ...]:
     return (*(stage[:end] for end in ends if end > len(prefix)), stage)
 
 
+class Told(NamedTuple):
+    """What tells the records of a JSON topic, as names of fields and of a header; each empty if nothing does."""
+
+    field: str = ""
+    """Of a document without the header."""
+    header: str = ""
+    data: str = ""
+    """The field that holds the record, of a document without the header."""
+
+
+OF_HEADER = "header:"
+"""Begins a `type` that names a header."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """The tasks of a stage are called `<name>_<partition>`."""
@@ -76,6 +91,10 @@ class Stage:
     """The function that the source's producers use to assign keys to partitions; re-keyed topics have murmur2."""
     tombstones: bool = False
     """Whether a record without a value deletes the state of its key."""
+    format: FormatName = "avro"
+    """Of the source's records. Records that are passed on unchanged keep it."""
+    type: str | None = None
+    """The field, or as `header:NAME` the header, that tells the records of a JSON topic; None if there is only one."""
     written_to: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The topics whose subjects encode the source's records, and the simple names of those: re-keyed records keep the
     encoding that they had on the topic that they were first written to."""
@@ -117,6 +136,15 @@ class Stage:
     @property
     def records(self) -> tuple[str, ...]:
         return tuple(self.schemas)
+
+    @property
+    def told(self) -> Told:
+        """What tells the records of a JSON topic."""
+        if self.format == "cloudevents":
+            return Told("type", "ce_type", "data")
+        # No document has a field that is called as a header.
+        header = (self.type or "").removeprefix(OF_HEADER)
+        return Told(self.type or "", header if header != self.type else "")
 
     @property
     def event_schemas(self) -> Mapping[str, Schema]:
@@ -250,13 +278,17 @@ def stages_of_stream(
     """
     done: list[Stage] = []
     is_behind = any(isinstance(step, By) and step.unchanged for step in source.steps)
-    schemas: Mapping[str, Schema] = {record: schema_of(record, source.topic) for record in source.records}
+    # The registry is asked only for the topics that use it.
+    topic = source.topic if source.format == "avro" else None
+    schemas: Mapping[str, Schema] = {record: schema_of(record, topic) for record in source.records}
     stage = Stage(
         name=name,
         owner=name,
         source=source.topic,
         partitioner=source.partitioner,
         tombstones=source.tombstones,
+        format=source.format,
+        type=source.type,
         schemas=schemas,
         transform=None if is_behind else transform,
         columns=None if transform is None else _read_by(transform, [*schemas.values()]),
@@ -268,7 +300,8 @@ def stages_of_stream(
                 stage = replace(stage, conditions=(*stage.conditions, condition), columns=columns)
             case Join():
                 table = step.table
-                rows = {**stage.rows, table.record: schema_of(table.record, table.topic)}
+                of_rows = schema_of(table.record, table.topic if table.format == "avro" else None)
+                rows = {**stage.rows, table.record: of_rows}
                 stage = replace(stage, joins=(*stage.joins, step), rows=rows)
                 if done and not isinstance(table, Global):
                     done[-1] = replace(done[-1], next_table=table)
@@ -278,7 +311,10 @@ def stages_of_stream(
                     record, makes = ROW, stage.transform.schema
                 done.append(replace(stage, name=f"{name}-by-{'-'.join(by)}{suffix}", by=by, makes=makes))
                 schemas = stage.schemas if makes is None or record is None else {record: makes}
-                stage = Stage(name=name, owner=name, source=done[-1].name, schemas=schemas, key=by, reads_rekeyed=True)
+                rekeyed = Stage(
+                    name=name, owner=name, source=done[-1].name, schemas=schemas, key=by, reads_rekeyed=True
+                )
+                stage = rekeyed if makes is not None else replace(rekeyed, format=stage.format, type=stage.type)
                 if is_behind:
                     # Both read the same columns, so a record that does not decode is a dead letter of the first.
                     columns = done[0].columns

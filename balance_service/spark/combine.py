@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from balance_service.avro.arrow_rows import rows_of
-from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN, SCHEMA_HEADER
+from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN, SCHEMA_HEADER, SCHEMA_ID_UNKNOWN
 from balance_service.engine.batch import KeyedUpdate, PartitionUpdates
 from balance_service.engine.records import DeadLetter
 from balance_service.errors import BalanceServiceError
@@ -32,7 +32,6 @@ IGNORED = "ignored"
 UNRESOLVED = "unresolved"
 """The cause of a record whose schema is not known yet."""
 
-SCHEMA_ID_UNKNOWN = "schema-id-unknown"
 # Combining in Arrow costs as much as this number of single events.
 _FEW_ROWS = 32
 # A batch may hold a million events, and every link is sent with the span.
