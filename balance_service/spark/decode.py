@@ -23,6 +23,7 @@ from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.made_records import UNFIT
+from balance_service.model.record_folds import IGNORED
 from balance_service.model.transform import ENVELOPE, FRAMES, ROW, TRANSFORM_FAILED, TRANSFORM_TOO_LARGE
 from balance_service.observability.tracing import TRACEPARENT_HEADER
 from balance_service.spark.columns import (
@@ -32,9 +33,10 @@ from balance_service.spark.columns import (
     ignored_column,
     key_column,
     read_schemas,
+    refusals_column,
     update_columns,
 )
-from balance_service.spark.combine import IGNORED, NOTE, UNRESOLVED
+from balance_service.spark.combine import NOTE, UNRESOLVED
 from balance_service.spark.made_records import MadeRecords
 from balance_service.spark.row_query import in_short
 
@@ -224,7 +226,8 @@ class Decoder:
                 **columns,
                 **keyed,
                 **self._made.tried(),
-                _CAUSE: F.coalesce(_CAUSE, cause_column(self._read_model, self._stage)),
+                # A truncation has no key.
+                _CAUSE: F.coalesce(refusals_column(self._stage), _CAUSE, cause_column(self._read_model, self._stage)),
             }
         )
         is_reserved = F.col("key") >= F.lit(bytearray(RESERVED_PREFIX))
