@@ -114,9 +114,16 @@ class Rebuilder(Operator):
                 self.post("drop", generation=other.number)
 
     def _until(self, is_so: Callable[[Mapping[str, Any]], bool], seconds: float) -> Iterator[Mapping[str, Any]]:
-        """Yields the generations, as an instance knows them, until they are so; only a standstill prevents that."""
-        deadline = time.monotonic() + seconds
+        """Yields the generations, as an instance knows them, until they are so.
+
+        Fails if that takes so many seconds in which no build gets further: a build's rate is bounded.
+        """
+        deadline, furthest = time.monotonic() + seconds, dict[int, int]()
         while not (known := self.generations()) or not is_so(known):
+            for one in known["generations"] if known else ():
+                if one["status"] == "building" and one["position"] > furthest.get(one["generation"], -1):
+                    furthest[one["generation"]] = one["position"]
+                    deadline = time.monotonic() + seconds
             assert time.monotonic() < deadline, f"not caught up: {known}"
             if known:
                 yield known

@@ -448,9 +448,9 @@ def test_all_records_of_a_union_of_many_are_found_in_a_moment() -> None:
     answers: Answers = {"/subjects": (200, b'["events-value"]'), version("events-value", "latest"): schema(union)}
 
     with answering(answers) as registry:
-        began = time.process_time()
+        began = time.thread_time()
         found = registry.records_of("events")
-        took = time.process_time() - began
+        took = time.thread_time() - began
 
     assert len(found) == 2_000
     assert took < 2
@@ -463,9 +463,9 @@ def test_one_record_of_a_union_of_many_that_name_each_other_is_found_in_a_moment
     answers: Answers = {"/subjects": (200, b'["events-value"]'), version("events-value", "latest"): schema(union)}
 
     with answering(answers) as registry:
-        began = time.process_time()
+        began = time.thread_time()
         found = registry.newest("events", "R7")
-        took = time.process_time() - began
+        took = time.thread_time() - began
 
     assert found is not None
     assert found["name"] == "R7"
