@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from balance_service.model.read_model import Routes as Routes
     from balance_service.model.record_folds import Debezium as Debezium
     from balance_service.model.record_folds import Upsert as Upsert
+    from balance_service.model.record_keys import RECORD_KEY as RECORD_KEY
     from balance_service.model.stream import Global as Global
     from balance_service.model.stream import Stream as Stream
     from balance_service.model.stream import Table as Table
@@ -61,6 +62,7 @@ _WHERE = {
     ),
     "model.read_model": ("Collection", "ReadModel", "Routes"),
     "model.record_folds": ("Debezium", "Upsert"),
+    "model.record_keys": ("RECORD_KEY",),
     "model.value_types": ("scale",),
     "model.stream": ("Global", "Stream", "Table", "days"),
     "settings": ("Settings", "load_settings"),

@@ -292,6 +292,7 @@ class Application:
                     engine.versions.of(owner),
                     rebuilds.problems.get(owner, ""),
                     key_columns(tasks.hosted.key_type),
+                    "" if tasks.hosted.stage.own_key is None else tasks.hosted.stage.own_key.key_format,
                 )
                 for name, tasks in engine.models.items()
                 for owner in [tasks.hosted.stage.owner]

@@ -1,4 +1,4 @@
-"""`PosInvoice` events in bulk; three in four are invoices of members."""
+"""`PosInvoice` events in bulk; three in four are invoices of members, one in four is delivered."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ _SLICE_INVOICES = 100_000
 _STORES = 100
 _MAX_CENTS = 100_000
 _MEMBERS_IN_FOUR = 3
+_DELIVERED_OF = 4
+LINES = 2
+"""Of each invoice."""
 _FREE = Decimal("0.00")
 _TIMEOUT_SECONDS = 120.0
 
@@ -52,6 +55,11 @@ class Invoices:
 def card_number(number: int) -> str:
     """The card of a customer; numbers start at 0."""
     return f"{4929_0000_0000_0000 + number}"
+
+
+def deliveries(invoices: int) -> int:
+    """How many of a topic's invoices are delivered."""
+    return -(-invoices // _DELIVERED_OF)
 
 
 def generate_invoices(stack: LocalStack, invoices: int, customers: int, advance: Callable[[int], None]) -> Invoices:
@@ -123,7 +131,7 @@ def _encoded(
             "storeId": store,
             "customerCardNo": card_number(card),
             "customerType": "PRIME" if is_member else "REGULAR",
-            "deliveryType": "TAKEAWAY",
+            "deliveryType": "TAKEAWAY" if number % _DELIVERED_OF else "HOME-DELIVERY",
             "totalAmount": total,
             "lines": [
                 {"itemCode": "i-1", "description": "one", "quantity": 1, "unitPrice": total, "amount": total},

@@ -16,6 +16,7 @@ MEASURES = (
     "first",
     "listeners",
     "rewards",
+    "purchases",
     "leaderboard",
     "postgresql",
     "quix",
@@ -85,7 +86,7 @@ class Plan:
     invoices: int
     cards: int
     rewards: int
-    """Repetitions of `rewards`."""
+    """Repetitions of `rewards` and `purchases`."""
     players: int
     """Rows of the table of players."""
     scores: int

@@ -25,6 +25,7 @@ from bench.loads import Loads
 from bench.moves import measure_moves, measure_moves_of_many
 from bench.plan import GENERATIONS, read_case, replay_case, tried
 from bench.postgresql import Server
+from bench.purchases import measure_purchases
 from bench.quix import QuixSide
 from bench.reads import measure_local_reads, measure_proxied_reads
 from bench.replay import Replay, replay
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
+    from bench.invoices import Invoices
     from bench.load import Load
     from bench.plan import Plan
     from bench.sides import Side
@@ -60,6 +62,7 @@ class Run:
         self._began = time.monotonic()
         self._console = Console(stderr=True)
         self._loads = Loads(stack)
+        self._of_tills: Invoices | None = None
         self._keep: Callable[[], None] = lambda: None
         self._ours = OurSide(stack)
         self._variants: Sequence[Side] = [OurSide(stack, before)] if before else settings_of(stack, plan)
@@ -79,6 +82,7 @@ class Run:
             "first": self._first_event,
             "listeners": self._listeners,
             "rewards": self._rewards,
+            "purchases": self._purchases,
             "leaderboard": self._leaderboard,
             "postgresql": self._postgresql,
             "quix": self._quix,
@@ -271,13 +275,25 @@ class Run:
             measure_cost(self._stack, side, load, many, self._figures, lambda seen: bar.update(task, completed=seen))
 
     def _rewards(self) -> None:
+        load = self._invoices()
+        self._say("rewards: both sides in turn")
+        measure_rewards(self._stack, load, self._plan, self._figures)
+
+    def _purchases(self) -> None:
+        load = self._invoices()
+        self._say("purchases: both sides in turn")
+        measure_purchases(self._stack, load, self._plan, self._figures)
+
+    def _invoices(self) -> Invoices:
         if self._before is not None:
             raise BalanceServiceError("an earlier checkout may not have it; leave out --before")
-        plan = self._plan
-        with progress_bar(f"{self._elapsed} generating, {plan.cards:,} cards", plan.invoices) as (bar, task):
-            load = generate_invoices(self._stack, plan.invoices, plan.cards, lambda more: bar.advance(task, more))
-        self._say("rewards: both sides in turn")
-        measure_rewards(self._stack, load, plan, self._figures)
+        if self._of_tills is None:
+            plan = self._plan
+            with progress_bar(f"{self._elapsed} generating, {plan.cards:,} cards", plan.invoices) as (bar, task):
+                self._of_tills = generate_invoices(
+                    self._stack, plan.invoices, plan.cards, lambda more: bar.advance(task, more)
+                )
+        return self._of_tills
 
     def _leaderboard(self) -> None:
         plan = self._plan

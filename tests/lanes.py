@@ -35,7 +35,7 @@ _LATER = tuple(
     f"test_{name}.py"
     for name in (
         *("spark_faults", "recorded_data", "memory"),
-        *("transformed_rows", "transforms_refused", "transform_fingerprints"),
+        *("transformed_rows", "transforms_refused", "transform_fingerprints", "transform_bounds"),
     )
 )
 
@@ -58,6 +58,7 @@ _MINUTES = {
     "e2e/test_network_and_clock.py": 4,
     "e2e/test_files.py": 4,
     "e2e/test_generation_letters.py": 3,
+    "e2e/test_project.py": 3,
 }
 
 # RocksDB and Kafka sync their writes, and most tests would wait for the disk. No test needs data after a power failure.

@@ -43,7 +43,10 @@ def values_of(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 def _records(names: Sequence[str], columns: Sequence[Sequence[Any]], count: int) -> list[dict[str, Any]]:
     if not columns:
         return [{} for _ in range(count)]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    if len(names) == 1:
+        return [{names[0]: value} for value in columns[0]]
+    # Columns are as many as names, and of one length.
+    return [dict(zip(names, row)) for row in zip(*columns)]  # noqa: B905
 
 
 def _with_nulls(column: pa.Array, values: list[Any]) -> list[Any]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import io
 import json
 import struct
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import fastavro
 
+from balance_service.avro.flat_records import flat_writer
 from balance_service.avro.logical_types import of_writer, resolvable
 from balance_service.avro.named_types import contracted, expanded
 from balance_service.avro.number_reader import number_reader
@@ -291,10 +293,20 @@ class AvroCodec(AvroReader):
         self._subject = subject
         self.schema_id = registry.register(subject, contracted(schema))
         self._header = frame_header(self.schema_id)
+        self._flat = flat_writer(self._wanted, self._header)
         self._writers[self.schema_id] = lambda body: fastavro.schemaless_reader(io.BytesIO(body), self._schema, None)
+
+    def encode_unchanged(self, record: Mapping[str, Any]) -> bytes | None:
+        """Encodes a record of plain values that `decode` returns exactly so; None if that is not known."""
+        try:
+            return None if self._flat is None else self._flat(record)
+        except Exception:  # A value of a wrong type may fail in any way.
+            return None
 
     def encode(self, record: Mapping[str, Any]) -> bytes:
         """Encodes a record. Raises an error of any type if the schema does not allow it; see `misfit`."""
+        if (frame := self.encode_unchanged(record)) is not None:
+            return frame
         body = io.BytesIO()
         body.write(self._header)
         fastavro.schemaless_writer(body, self._schema, record, strict_allow_default=True)
@@ -316,6 +328,13 @@ class AvroCodec(AvroReader):
             UnreadableRecordError: they are a frame of another schema, which this one cannot read.
             RetriableError: the writer's schema is not cached, and the registry cannot be reached or does not have it.
         """
+        # `decode_foreign` says what is wrong.
+        with suppress(Exception):
+            if frame.startswith(self._header):
+                body = io.BytesIO(frame)
+                body.seek(len(self._header))
+                record: Any = fastavro.schemaless_reader(body, self._schema, None)
+                return cast("dict[str, Any]", record)
         try:
             return self.decode_foreign(frame)
         except PoisonRecordError as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import fastavro
 
 from balance_service.avro.codec import parsed
+from balance_service.avro.flat_records import varint
 from balance_service.avro.schemas import simple_name, without_null
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def field_writer(kind: Any) -> Callable[[Any], bytes]:
     write = _writer(inner)
     if not is_nullable:
         return write
-    of_null, of_value = (_long(kind.index(member)) for member in ("null", next(one for one in kind if one != "null")))
+    of_null, of_value = (varint(kind.index(member)) for member in ("null", next(one for one in kind if one != "null")))
     return lambda value: of_null if value is None else of_value + write(value)
 
 
@@ -53,28 +54,15 @@ def _writer(kind: Any) -> Callable[[Any], bytes]:
     return write
 
 
-# Source: Avro 1.12 specification, "Binary Encoding".
-def _long(number: int) -> bytes:
-    bits = number << 1 if number >= 0 else (~number << 1) | 1
-    if bits < 128:
-        return bits.to_bytes(1, "big")
-    found = bytearray()
-    while bits > 127:
-        found.append(bits & 127 | 128)
-        bits >>= 7
-    found.append(bits)
-    return bytes(found)
-
-
 def _integer(limit: int, value: int) -> bytes:
     if not -limit <= value < limit:
         raise OverflowError
-    return _long(value)
+    return varint(value)
 
 
 def _text(value: str) -> bytes:
     data = value.encode()
-    return _long(len(data)) + data
+    return varint(len(data)) + data
 
 
 def _decimal(scale: int, limit: int, value: Decimal) -> bytes:
@@ -83,4 +71,4 @@ def _decimal(scale: int, limit: int, value: Decimal) -> bytes:
     if number != shifted or not -limit < number < limit:
         raise OverflowError
     size = number.__abs__().bit_length() // 8 + 1
-    return _long(size) + number.to_bytes(size, "big", signed=True)
+    return varint(size) + number.to_bytes(size, "big", signed=True)

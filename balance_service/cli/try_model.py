@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,6 +184,11 @@ class _Input:
             for stage in driven_stages(model, after_joins=self.after_joins)
             for join in stage.joins
         }
+        self._key_of = {
+            join.table.topic: str if join.table.key_format == "string" else int
+            for stage in driven_stages(model, after_joins=self.after_joins)
+            for join in stage.joins
+        }
         self._separator = separator
         self._now_ms = time.time_ns() // 1_000_000
 
@@ -191,12 +196,16 @@ class _Input:
         """Raises InvalidInputError, with the number, if a line is not a record; so does `rows`."""
         from balance_service.testing.rows import InputEvent, tombstone
 
-        takes_tombstones = self.model.stages[0].tombstones
+        first = self.model.stages[0]
         for name, file in self._files:
-            for number, key, fields in self._records(file, self._schemas[name], takes_tombstones=takes_tombstones):
+            for number, text, fields in self._records(file, self._schemas[name], takes_tombstones=first.tombstones):
+                key = text
+                if text is not None and first.own_key is not None:
+                    with _told(file, number):
+                        key = first.own_key.record_key(text.decode())
                 given = InputEvent(name, fields or {}, key, timestamp_ms=self._now_ms)
                 if fields is None:
-                    given = tombstone((key or b"").decode(), timestamp_ms=self._now_ms)
+                    given = tombstone(key or b"", timestamp_ms=self._now_ms)
                 yield replace(given, line=number, file=str(file))
 
     def rows(self, topic: str, file: Path) -> Iterator[TableRow]:
@@ -210,7 +219,9 @@ class _Input:
                 raise InvalidInputError(
                     f"{file}, line {number}: a row needs its key, such as `ada{_DEFAULT_SEPARATOR}{{…}}`"
                 )
-            yield TableRow(topic, key, fields, self._now_ms)
+            with _told(file, number):
+                row = TableRow(topic, self._key_of[topic](key.decode()), fields, self._now_ms)
+            yield row
 
     def _records(
         self, file: Path, schema: Schema, *, takes_tombstones: bool
@@ -225,10 +236,17 @@ class _Input:
                 separator = self._separator
                 if separator is None and not line.lstrip().startswith(b"{") and _DEFAULT_SEPARATOR.encode() in line:
                     separator = _DEFAULT_SEPARATOR
-                try:
+                with _told(file, number):
                     yield number, *record_line(line, schema, separator, takes_tombstones=takes_tombstones)
-                except (InvalidInputError, ValueError) as error:
-                    raise InvalidInputError(f"{file}, line {number}: {error}") from None
+
+
+@contextmanager
+def _told(file: Path, number: int) -> Iterator[None]:
+    """Adds the place to an error of a line."""
+    try:
+        yield
+    except (InvalidInputError, ValueError) as error:
+        raise InvalidInputError(f"{file}, line {number}: {error}") from None
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ from balance_service.client.results import (
     SnapshotEnd,
     State,
     Top,
+    key_text,
     shown_key,
 )
 from balance_service.client.typed import lacks, read
@@ -39,7 +40,7 @@ from balance_service.client.typed import lacks, read
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from balance_service.client.results import Key, Role
+    from balance_service.client.results import Key, OneKey, Role
 
 Keyed = TypeVar("Keyed", State[Any], Entry[Any], Change[Any])
 Streamed = Change[Any] | SnapshotBegin | SnapshotEnd
@@ -171,18 +172,18 @@ class Calls:
         """Returns a read model's answer for a key.
 
         Args:
-            key: its text or number; the columns of a composite key, such as `{"card": "c1", "day": 20}`.
+            key: its text, number, UUID or bytes; the columns of a composite key, such as `{"card": "c1", "day": 20}`.
             into: the type of the value: a dataclass, such as that of the states, or another that `typed.read` knows.
             min_position, max_lag, max_age: as for `get_balance`.
 
         Raises:
             InvalidCallError: the value does not fit `into`; the message names the field.
         """
-        of_balance = None if model != _BALANCE or isinstance(key, Mapping) else str(key)
+        of_balance = None if model != _BALANCE or isinstance(key, Mapping) else key_text(key)
         request = _of_key(model, key, self._bounds(of_balance, min_position, max_lag, max_age))
         content, answered = yield from self._one(request, "key", "value")
         if content is None:
-            content = {"key": key if isinstance(key, Mapping) else str(key), "value": None}
+            content = {"key": key if isinstance(key, Mapping) else key_text(key), "value": None}
         found = State(value=content["value"], **shown_key(content["key"]), **answered)
         return (yield from self.typed(model, into, [found]))[0]
 
@@ -190,8 +191,8 @@ class Calls:
         self,
         model: str,
         *,
-        start: str | int | None = None,
-        end: str | int | None = None,
+        start: OneKey | None = None,
+        end: OneKey | None = None,
         prefix: str | None = None,
         within: Mapping[str, str | int] | None = None,
         into: Any = None,
@@ -276,8 +277,8 @@ class Calls:
         model: str,
         *,
         key: Key | None = None,
-        start: str | int | None = None,
-        end: str | int | None = None,
+        start: OneKey | None = None,
+        end: OneKey | None = None,
         prefix: str | None = None,
         within: Mapping[str, str | int] | None = None,
     ) -> Watch:
@@ -534,7 +535,7 @@ def _of_key(model: str, key: Key, parameters: Mapping[str, str] | None = None) -
     """Returns the request for one key."""
     if isinstance(key, Mapping):
         return Request(path=f"{_path(model)}/keys", parameters={**_given(_columns(key)), **(parameters or {})})
-    return Request(path=f"{_path(model)}/keys/{segment(str(key))}", parameters=parameters or {})
+    return Request(path=f"{_path(model)}/keys/{segment(key_text(key))}", parameters=parameters or {})
 
 
 def _columns(given: Mapping[str, str | int]) -> Mapping[str, str | int]:
@@ -560,7 +561,7 @@ def _post(path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None 
 def _given(parameters: Mapping[str, object]) -> dict[str, str]:
     """Returns the parameters to send; None and False are those that the caller did not give."""
     return {
-        name: "true" if value is True else str(value)
+        name: "true" if value is True else key_text(value) if isinstance(value, bytes) else str(value)
         for name, value in parameters.items()
         if value is not None and value is not False
     }

@@ -27,7 +27,17 @@ if TYPE_CHECKING:
     from balance_service.client.calls import Streamed
     from balance_service.client.changes import Watch
     from balance_service.client.exchange import Attempt, Call, Request
-    from balance_service.client.results import Change, Entry, Key, Position, SnapshotBegin, SnapshotEnd, State, Top
+    from balance_service.client.results import (
+        Change,
+        Entry,
+        Key,
+        OneKey,
+        Position,
+        SnapshotBegin,
+        SnapshotEnd,
+        State,
+        Top,
+    )
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -258,8 +268,8 @@ class Client(_Connected[httpx.Client, threading.Event]):
         self,
         model: str,
         *,
-        start: str | int | None = None,
-        end: str | int | None = None,
+        start: OneKey | None = None,
+        end: OneKey | None = None,
         prefix: str | None = None,
         within: Mapping[str, str | int] | None = None,
         page_size: int = 1000,
@@ -272,8 +282,8 @@ class Client(_Connected[httpx.Client, threading.Event]):
         model: str,
         *,
         into: type[V],
-        start: str | int | None = None,
-        end: str | int | None = None,
+        start: OneKey | None = None,
+        end: OneKey | None = None,
         prefix: str | None = None,
         within: Mapping[str, str | int] | None = None,
         page_size: int = 1000,
@@ -309,8 +319,8 @@ class Client(_Connected[httpx.Client, threading.Event]):
         self,
         model: str,
         *,
-        start: str | int | None = None,
-        end: str | int | None = None,
+        start: OneKey | None = None,
+        end: OneKey | None = None,
         prefix: str | None = None,
         within: Mapping[str, str | int] | None = None,
     ) -> Iterator[Change[Any] | SnapshotBegin | SnapshotEnd]: ...
@@ -321,8 +331,8 @@ class Client(_Connected[httpx.Client, threading.Event]):
         model: str,
         *,
         into: type[V],
-        start: str | int | None = None,
-        end: str | int | None = None,
+        start: OneKey | None = None,
+        end: OneKey | None = None,
         prefix: str | None = None,
         within: Mapping[str, str | int] | None = None,
     ) -> Iterator[Change[V | None] | SnapshotBegin | SnapshotEnd]: ...
@@ -466,8 +476,8 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
         self,
         model: str,
         *,
-        start: str | int | None = None,
-        end: str | int | None = None,
+        start: OneKey | None = None,
+        end: OneKey | None = None,
         prefix: str | None = None,
         within: Mapping[str, str | int] | None = None,
         page_size: int = 1000,
@@ -480,8 +490,8 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
         model: str,
         *,
         into: type[V],
-        start: str | int | None = None,
-        end: str | int | None = None,
+        start: OneKey | None = None,
+        end: OneKey | None = None,
         prefix: str | None = None,
         within: Mapping[str, str | int] | None = None,
         page_size: int = 1000,
@@ -517,8 +527,8 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
         self,
         model: str,
         *,
-        start: str | int | None = None,
-        end: str | int | None = None,
+        start: OneKey | None = None,
+        end: OneKey | None = None,
         prefix: str | None = None,
         within: Mapping[str, str | int] | None = None,
     ) -> AsyncIterator[Change[Any] | SnapshotBegin | SnapshotEnd]: ...
@@ -529,8 +539,8 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
         model: str,
         *,
         into: type[V],
-        start: str | int | None = None,
-        end: str | int | None = None,
+        start: OneKey | None = None,
+        end: OneKey | None = None,
         prefix: str | None = None,
         within: Mapping[str, str | int] | None = None,
     ) -> AsyncIterator[Change[V | None] | SnapshotBegin | SnapshotEnd]: ...

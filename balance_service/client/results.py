@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
+from uuid import UUID
 
 from balance_service.client.errors import InvalidCallError
 
@@ -18,8 +19,15 @@ Role = Literal["active", "standby", "halted"]
 _POSITION = re.compile("([0-9]{1,10}):([0-9]{1,18})")
 
 
-Key = str | int | Mapping[str, str | int]
-"""A key: its text, a number, or the columns of a composite key."""
+OneKey = str | int | UUID | bytes
+"""A key that is not composite: its text, a number, a UUID or bytes."""
+Key = OneKey | Mapping[str, str | int]
+"""A key: its value, or the columns of a composite key."""
+
+
+def key_text(key: OneKey) -> str:
+    """Returns the text of a key that is no composite one: bytes in hexadecimal digits."""
+    return key.hex() if isinstance(key, bytes) else str(key)
 
 
 def shown_key(key: str | Mapping[str, str | int]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.producers import RecoveringProducer
 from balance_service.kafka.signing import HEADER
 from balance_service.model.keys import ColumnKey, CompositeKey
+from balance_service.model.record_keys import KEY_FORMATS, RecordKey
 from balance_service.model.stage import model_and_generation
 from balance_service.model.stream import Partitioner
 from balance_service.process.runtime import Attempts, elapsed
@@ -75,7 +76,8 @@ class PublishedModel(Struct, names={"has_number_keys": "numberKeys"}):
     """A generation of a read model that an instance hosts, and where the keys of its source are.
 
     `versions` are those of the read model whose classes the instance has; `problem` is why a step of the read model's
-    rebuild fails there. `key_columns` are those of composite keys.
+    rebuild fails there. `key_columns` are those of composite keys. `key_format` is the form of the source's keys, if
+    these are the keys of the states.
     """
 
     name: str
@@ -85,17 +87,23 @@ class PublishedModel(Struct, names={"has_number_keys": "numberKeys"}):
     versions: tuple[int, ...] = ()
     problem: str = ""
     key_columns: tuple[KeyColumn, ...] = ()
+    key_format: str = ""
 
     @property
     def partitioning(self) -> Partitioning:
-        return Partitioning(self.partitions, self.partitioner)
+        own = self._own_key
+        return Partitioning(self.partitions, self.partitioner, "string" if own is None else own.key_format)
 
     @property
     def key_type(self) -> KeyType:
         """The type of the keys. The name of a single column is not published."""
         if self.key_columns:
             return CompositeKey(tuple([ColumnKey(one.name, one.is_number) for one in self.key_columns]))
-        return ColumnKey("the key", self.has_number_keys)
+        return self._own_key or ColumnKey("the key", self.has_number_keys)
+
+    @property
+    def _own_key(self) -> RecordKey | None:
+        return RecordKey.of_format(self.key_format) if self.key_format in KEY_FORMATS else None
 
 
 def key_columns(key_type: KeyType) -> tuple[KeyColumn, ...]:

@@ -21,6 +21,7 @@ from balance_service.kafka.topics import Topics
 from balance_service.model.binding import with_producers_fields
 from balance_service.model.events import DeclaredRecord
 from balance_service.model.placing import records_of_topic
+from balance_service.model.record_keys import RecordKey
 from balance_service.read_models.add_funds import FundsAddedSerializer
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def produce(
     key_separator: str | None = None,
 ) -> int:
     """Append a record for each line that is not blank, as `record_line` reads it; stops at the first invalid line.
+
+    Keys are written in the form that the read models declare, such as a long of 8 bytes for `42`.
 
     Args:
         models: their declarations define the records of the topic.
@@ -77,6 +80,8 @@ def produce(
             continue
         try:
             key, value = record_line(line, schema, key_separator, takes_tombstones=taken.tombstones)
+            if key is not None and taken.key_format != "string":
+                key = RecordKey.of_format(taken.key_format).record_key(key.decode())
             frame = None if value is None else codec.encode(value)
         except InvalidInputError as error:
             sent = producer.finish()

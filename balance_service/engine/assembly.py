@@ -5,7 +5,7 @@ The service and the test driver call the same functions, each with its own `Stag
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from balance_service.engine.stateless import (
     RetryProcessor,
     RowsProcessor,
 )
+from balance_service.engine.steps import Steps
 from balance_service.engine.table_partition import TableContext
 from balance_service.engine.transform_failures import TransformFailures
 from balance_service.errors import ConfigurationError, FatalError
@@ -30,6 +31,7 @@ from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES, is_compacted
 from balance_service.model.events import DeclaredRecord, OnFailure
 from balance_service.model.keys import ColumnKey, key_type_of
+from balance_service.model.record_keys import java_long
 from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from balance_service.engine.processor import StageProcessor
     from balance_service.engine.tables import JoinedTables
     from balance_service.kafka.topics import Topic, Topics
+    from balance_service.model.addition import Addition
     from balance_service.model.events import Emit
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
@@ -132,7 +135,7 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
             source=stage.source,
             records=tuple(stage.events),
             outputs=[
-                (emit, services.target(emit.topic, stage), _made(emit, read_model, services))
+                (emit, _target(emit, stage, read_model, services), _made(emit, read_model, services))
                 for emit in read_model.outputs
             ],
             position_codec=position_codec,
@@ -150,8 +153,7 @@ def _join_processor(
         part = ColumnKey.from_column(column, fields_of(makes)[column])
         if part is None:
             raise FatalError(f"stage {stage.name} is keyed by '{column}', which cannot be a key")
-        # Tables are keyed by text.
-        parts.append(part if stage.next_table is None else ColumnKey(column, is_number=False))
+        parts.append(part)
     return JoinProcessor(
         source=stage.source,
         record=stage.records[0],
@@ -159,6 +161,7 @@ def _join_processor(
         schema=makes,
         codec=services.codec(target.topic, makes),
         key_type=key_type_of(parts),
+        next_table=stage.next_table,
         target=target,
         position_codec=position_codec,
         letters=letters,
@@ -169,19 +172,29 @@ def _fold_processor(
     stage: Stage, read_model: ReadModel, services: StageServices, position_codec: AvroCodec, letters: Letters
 ) -> FoldProcessor:
     state_codec = services.codec(stage.changelog, read_model.state_schema)
+    emission, acceleration = _emission(stage, read_model, services), read_model.acceleration(state_codec)
     return FoldProcessor(
         read_model=read_model,
-        acceleration=read_model.acceleration(state_codec),
+        acceleration=acceleration,
         state_codec=state_codec,
         largest_bytes=services.largest_in(services.config(stage.changelog)),
         position_codec=position_codec,
         letters=letters,
         marker_codec=services.codec(stage.changelog, load_schema("IdempotencyMarker")),
-        misplaced=MisplacedKeys(stage.source, Partitioning(services.partitions(stage.source), stage.partitioner)),
+        misplaced=MisplacedKeys(
+            stage.source, Partitioning(services.partitions(stage.source), stage.partitioner, stage.key_format)
+        ),
         idempotency_window_ms=services.idempotency_window_ms,
         tolerance=Tolerance(read_model.on_failure),
-        emission=_emission(stage, read_model, services),
+        emission=emission,
+        steps=None if emission is None or acceleration is None else _steps(read_model, acceleration, emission),
     )
+
+
+def _steps(read_model: ReadModel, acceleration: Addition, emission: Emission) -> Steps | None:
+    parts = read_model.parts_of_steps()
+    ((field, _),) = read_model.standard_folds.items()
+    return None if parts is None else Steps(acceleration, field, emission.codec.schema_id, parts)
 
 
 def _emission(stage: Stage, read_model: ReadModel, services: StageServices) -> Emission | None:
@@ -191,10 +204,23 @@ def _emission(stage: Stage, read_model: ReadModel, services: StageServices) -> E
     return Emission(
         read_model=read_model,
         emit=emit,
-        target=services.target(emit.topic, stage),
+        target=_target(emit, stage, read_model, services),
         codec=_made(emit, read_model, services) or services.codec(emit.topic, read_model.state_schema),
         source=stage.source,
     )
+
+
+def _target(emit: Emit, stage: Stage, read_model: ReadModel, services: StageServices) -> Target:
+    """Returns the topic of an output, with the form of its keys: by default, that of the stage's."""
+    target, form = services.target(emit.topic, stage), emit.key_format
+    if stage.own_key is not None:
+        form = stage.key_format
+        return replace(target, sent_key=stage.own_key.sent, key_format="" if stage.own_key.is_text else form)
+    if form is None:
+        return target
+    # Keys that no re-key and no state has made are sent on as they are.
+    encodes = stage.key is not None or read_model.has_states()
+    return replace(target, sent_key=java_long if encodes else None, key_format=form)
 
 
 def _made(emit: Emit, read_model: ReadModel, services: StageServices) -> AvroCodec | None:
@@ -227,13 +253,18 @@ def table_contexts(
                 f"BALANCE_MODELS: the table '{topic}' is declared to hold {records[0]} by classes that differ; import "
                 "one class in all read models"
             )
+        form = tables[0].key_format
+        if any(table.key_format != form for table in tables):
+            raise ConfigurationError(
+                f"BALANCE_MODELS: the table '{topic}' is declared to have keys of several forms: name one `key_format`"
+            )
         contexts[topic] = TableContext(
             settings=settings,
             topics=topics,
             topic=prepared[topic],
             codec=AvroReader(registry, schema),
             history_ms=history // timedelta(milliseconds=1),
-            misplaced=MisplacedKeys(topic, Partitioning(prepared[topic].partitions, tables[0].partitioner)),
+            misplaced=MisplacedKeys(topic, Partitioning(prepared[topic].partitions, tables[0].partitioner, form)),
         )
     return contexts
 

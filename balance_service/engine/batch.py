@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from balance_service.avro.arrow_rows import rows_of
@@ -12,6 +13,8 @@ from balance_service.avro.arrow_rows import rows_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
+
+    from numpy.typing import NDArray
 
     from balance_service.engine.dead_letter import Letter
     from balance_service.engine.records import DeadLetter
@@ -51,8 +54,9 @@ class PartitionUpdates:
     Attributes:
         end: the offset after the last record.
         combined: `key` and the columns that change: one row for each key without an entry in `events`, sorted by key.
-            In a stage without states, one row for each event, in offset order; keys may repeat or be null. None
-            without rows.
+            In a stage without states, one row for each event, in offset order; keys may repeat or be null. The same
+            if each event makes an output of the state after it (`ReadModel.emits_steps`), without the keys of `events`.
+            None without rows.
         events: the events of the other keys, one by one, in offset order.
         applied: how many events there are that are neither ignored nor dead letters.
         ignored: how many records the stage does not take, by the name of their record: those of other types; with an
@@ -91,6 +95,16 @@ def updates_in(combined: pa.RecordBatch, rows: Sequence[int]) -> list[KeyedUpdat
     ]
 
 
+def events_in(rows: pa.Table) -> list[KeyedUpdate]:
+    """Returns the events of rows that are not combined, without their records."""
+    envelope = [rows[name].to_pylist() for name in ("key", "offset", "timestamp")]
+    changed = rows_of(rows.drop_columns(["key", "offset", "timestamp"]))
+    return [
+        KeyedUpdate(key, update, offset=at, timestamp_ms=timestamp_ms)
+        for key, at, timestamp_ms, update in zip(*envelope, changed, strict=True)
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class TaskBatch:
     """The source offsets `[start, end)`, which a task commits together.
@@ -120,3 +134,9 @@ class TaskBatch:
     def is_to_be_sent(self, offset: int, sent_before: int) -> bool:
         """Returns whether a record's outputs are sent. Those below `sent_before` were sent, except `unsent`."""
         return not self.is_silent and (offset >= sent_before or offset in self.unsent)
+
+    def are_to_be_sent(self, offsets: NDArray[np.int64], sent_before: int) -> NDArray[np.bool_]:
+        """As `is_to_be_sent`, for many records."""
+        if self.is_silent:
+            return np.zeros(len(offsets), dtype=bool)
+        return np.asarray((offsets >= sent_before) | np.isin(offsets, [*self.unsent]))

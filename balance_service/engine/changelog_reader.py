@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from balance_service.engine.database import StoreBatch
 from balance_service.engine.records import POSITION_KEY
 from balance_service.errors import RetriableError, StoreCorruptedError, TaskHaltedError, TaskMigratedError
 from balance_service.kafka.log_reader import LogReader, OffsetOutOfRangeError
@@ -16,10 +15,11 @@ from balance_service.kafka.messages import offset_of
 from balance_service.process.failpoints import part_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from confluent_kafka import Message
 
+    from balance_service.engine.records import Record
     from balance_service.kafka.clients import ClientConfig
 
 
@@ -36,7 +36,7 @@ class Part(NamedTuple):
     with these records is exactly as a commit left it.
     """
 
-    records: StoreBatch
+    records: Sequence[Record]
     changelog_offset: int
     is_whole: bool
 
@@ -55,7 +55,7 @@ class ChangelogReader:
         config: of a consumer with isolation level read_committed.
         start: the store's changelog offset, or the changelog's first offset for a new store.
         """
-        self._batch = StoreBatch()
+        self._batch: list[Record] = []
         self._last: Message | None = None
         self._is_whole = True
         self._has_heard = False
@@ -145,21 +145,16 @@ class ChangelogReader:
         most = part_size(_PART) * (_PARTS_AT_MOST if answers else 1)
         if len(self._batch) >= most and messages:
             yield from self._yielded()
-        put, delete = self._batch.put, self._batch.delete
         for message in messages:
-            key, value = message.key() or b"", message.value()
-            if value is None:
-                delete(key)
-            else:
-                put(key, value)
+            key = message.key() or b""
+            self._batch.append((key, message.value()))
             self._last = message
             if answers and key == POSITION_KEY:
                 yield from self._yielded()
-                put, delete = self._batch.put, self._batch.delete
 
     def _yielded(self) -> Iterator[Part]:
         last = self._last
         if last is not None:
-            batch, self._batch = self._batch, StoreBatch()
+            batch, self._batch = self._batch, []
             self._is_whole = last.key() == POSITION_KEY
             yield Part(batch, offset_of(last) + 1, self._is_whole)

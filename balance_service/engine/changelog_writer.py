@@ -40,6 +40,8 @@ _COMMIT_TIMEOUT_SECONDS = 30.0
 _ROOM_WITHIN_SECONDS = 0.01
 # To librdkafka 0 is now, and -1 too.
 _EARLIEST_MS = 1
+# What the producer raises for a record that it does not take, now or at all.
+_NOT_QUEUED = (BufferError, KafkaException)
 _CONSEQUENCES = {KafkaError._STATE, KafkaError._FATAL}
 
 
@@ -167,20 +169,20 @@ class ChangelogWriter:
         failpoint("begun")
         # Delivery reports for states would cost as much as the states. They precede the position in the same partition,
         # and librdkafka does not commit a transaction if one of its records was not delivered.
+        produce, changelog, own_partition = producer.produce, self._changelog, self._partition
         for state_key, state in states:
-            self._produce(producer, self._changelog, self._partition, state, state_key)
+            try:
+                produce(changelog, state, state_key, own_partition)
+            except _NOT_QUEUED:
+                self._produce(producer, changelog, own_partition, state, state_key)
             count += 1
-        for output in outputs:
-            self._written_to.add(output.topic)
-            self._produce(
-                producer,
-                output.topic,
-                output.partition,
-                output.value,
-                output.key,
-                timestamp=max(output.timestamp_ms, _EARLIEST_MS),
-                headers=output.headers,
-            )
+        for _, topic, partition, key, value, timestamp_ms, with_headers in outputs:
+            self._written_to.add(topic)
+            more: dict[str, Any] = {"timestamp": max(timestamp_ms, _EARLIEST_MS), "headers": with_headers}
+            try:
+                produce(topic, value, key, partition, **more)
+            except _NOT_QUEUED:
+                self._produce(producer, topic, partition, value, key, **more)
         for letter in dead_letters:
             key, value, headers = self._envelope.of(letter)
             report = delivery.report

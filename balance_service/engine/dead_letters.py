@@ -221,7 +221,7 @@ class Letters:
             failed: the records that it could not apply.
             forgotten: closed dead letters to delete.
             made: new dead letters of records that the stage schedules; those in `known` are ignored.
-            newest: by key, the offset of the last record that it applied. Dead letters before it are superseded.
+            newest: by the records' key, the offset of the last one that it applied, which supersedes dead letters.
             is_silent: whether another generation sends the outputs, and writes the dead letters to their topic.
         """
         now, changes = self.now_ms(), LetterChanges(_counts(store))

@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from balance_service.engine.batch import updates_in
+from balance_service.engine.batch import events_in, updates_in
 from balance_service.engine.dead_letter import BEHIND_CAUSE, blocks_key
 from balance_service.engine.idempotency import IdempotencyKeys
 from balance_service.engine.outputs import ENVELOPE_BYTES
 from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, Tolerance, call_own_code
 from balance_service.engine.records import MISPLACED
 from balance_service.errors import PoisonRecordError, RetriableError
-from balance_service.model.events import event_of
 from balance_service.model.record_folds import UNAVAILABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.batch import KeyedUpdate, TaskBatch
@@ -27,9 +30,10 @@ if TYPE_CHECKING:
     from balance_service.engine.misplaced import MisplacedKeys
     from balance_service.engine.outputs import BatchEmission, Emission
     from balance_service.engine.records import DeadLetter, Output, Position
+    from balance_service.engine.steps import Steps
     from balance_service.engine.store import StateStore
     from balance_service.model.addition import Addition
-    from balance_service.model.events import Event, State
+    from balance_service.model.events import State
     from balance_service.model.read_model import ReadModel
 
 STATE_UNFIT = "state-does-not-fit"
@@ -42,7 +46,7 @@ class FoldProcessor:
 
     `largest_bytes` is the largest batch that the changelog accepts. `acceleration` computes states of combined updates
     without the fold, with the same result; without one, the fold computes all. `emission` is None if the read model
-    emits nothing.
+    emits nothing; `steps` is what folds and emits without the fold, with the same result, if there is such a way.
     """
 
     read_model: ReadModel
@@ -56,6 +60,7 @@ class FoldProcessor:
     idempotency_window_ms: int
     tolerance: Tolerance
     emission: Emission | None = None
+    steps: Steps | None = None
 
     def outcome(self, batch: TaskBatch, partition: int, position: Position, store: StateStore) -> BatchOutcome:
         """As `StageProcessor.outcome`.
@@ -77,8 +82,13 @@ class FoldProcessor:
         )
         outcome = BatchOutcome(keys.stream_time_ms)
         blocked = self._blocked(batch, store)
-        read_again, strangers = self._fold_combined(batch, partition, store, blocked, outcome)
-        singly = _by_key(batch.updates.events)
+        emission = None if self.emission is None else self.emission.of_batch(batch, partition, position)
+        events, read_again, strangers = batch.updates.events, set[bytes](), set[bytes]()
+        if self.read_model.emits_steps:
+            events = [*events, *self._stepped(batch.updates.combined, partition, store, blocked, emission, outcome)]
+        else:
+            read_again, strangers = self._fold_combined(batch, partition, store, blocked, outcome)
+        singly = _by_key(events)
         before = self._states(store, singly)
         # The partition of a key that has a state was checked with its first event.
         new = [key for key, state in before.items() if state is None]
@@ -86,9 +96,9 @@ class FoldProcessor:
         strangers |= {key for key, place in places if place != partition}
         if strangers:
             self.misplaced.found(strangers, partition)
-        emission = None if self.emission is None else self.emission.of_batch(batch, partition, position)
-        lacking = [key for key, events in singly.items() if any(self.read_model.lacks(one.update) for one in events)]
-        unread = self.letters.first_open(store, lacking, batch)
+        sent = self.read_model.key_type.sent
+        lacking = {sent(key): key for key, of in singly.items() if any(self.read_model.lacks(one.update) for one in of)}
+        unread = {lacking[key]: offset for key, offset in self.letters.first_open(store, lacking, batch).items()}
         one_by_one = _OneByOne(self, batch, partition, position.source, blocked, emission, keys, outcome, unread)
         for key in singly.keys() - strangers:
             if not one_by_one.fold(before[key], singly[key]):
@@ -120,12 +130,38 @@ class FoldProcessor:
         if not self.letters.keeps_order or not (updates.dead_letters or self.letters.blocks_keys(store)):
             return {}
         combined = (some["key"].to_pylist() for some in updates.slices())
-        keys = {update.key for update in updates.events}.union(*combined)
+        sent = self.read_model.key_type.sent
+        # Dead letters have the keys of their records.
+        keys = {sent(key): key for key in {update.key for update in updates.events}.union(*combined)}
         blocked = self.letters.blocked_after(store, keys, batch.retried)
         for letter in updates.dead_letters:
             if letter.key in keys and letter.key is not None and blocks_key(letter.cause):
                 blocked[letter.key] = min(letter.offset, blocked.get(letter.key, letter.offset))
-        return blocked
+        return {keys[key]: offset for key, offset in blocked.items()}
+
+    def _stepped(
+        self,
+        rows: pa.Table | None,
+        partition: int,
+        store: StateStore,
+        blocked: Mapping[bytes, int],
+        emission: BatchEmission | None,
+        outcome: BatchOutcome,
+    ) -> Sequence[KeyedUpdate]:
+        """Adds the states and outputs of events in columns to the outcome; returns the events of the other keys."""
+        if rows is None:
+            return ()
+        if self.steps is None or emission is None:
+            return events_in(rows)
+        is_blocked = blocked.__contains__ if blocked else None
+        stepped = self.steps.of(rows, store, is_blocked, self._belong(partition), emission)
+        outcome.columns.append((stepped.keys, stepped.frames))
+        outcome.created += stepped.created
+        outcome.outputs += stepped.outputs
+        return events_in(stepped.rest)
+
+    def _belong(self, partition: int) -> Callable[[NDArray[np.uint8]], NDArray[np.bool_]]:
+        return lambda keys: self.misplaced.partitioning.of_rows(keys) == partition
 
     def _fold_combined(
         self,
@@ -167,7 +203,7 @@ class FoldProcessor:
                     continue
                 outcome.add(update.key, frame, is_new=before is None)
                 if supersedes:
-                    outcome.newest[update.key] = update.offset
+                    outcome.newest[self.read_model.key_type.sent(update.key)] = update.offset
         return inapplicable, strangers
 
     def _accelerated(self, partition: int, frames: Sequence[bytes | None], some: pa.RecordBatch) -> list[bytes | None]:
@@ -177,11 +213,9 @@ class FoldProcessor:
         """
         if self.acceleration is None:
             return [None] * len(frames)
-        return self.acceleration.next_states(
-            some["key"], some, frames, lambda keys: self.misplaced.partitioning.of_rows(keys) == partition
-        )
+        return self.acceleration.next_states(some["key"], some, frames, self._belong(partition))
 
-    def step(self, state: State | None, update: KeyedUpdate, event: Event | None = None) -> State | None:
+    def step(self, state: State | None, update: KeyedUpdate, event: Any = None) -> State | None:
         """Returns the next state, or None if the fold deletes it. Raises as `call_own_code`."""
         return call_own_code(self.read_model.next_state, state, update.key, update.update, event)
 
@@ -191,17 +225,28 @@ class FoldProcessor:
         Raises:
             PoisonRecordError: the state does not fit its schema or the changelog.
         """
-        try:
-            frame = self.state_codec.encode(state)
-            # A state of standard folds survives encoding unchanged.
-            kept = state if self.read_model.standard_folds else self.state_codec.decode(frame)
-        except Exception as error:  # fastavro raises any exception its writer or reader runs into
-            why = self.state_codec.misfit(state) or error
-            raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {why}") from error
-        if len(frame) + ENVELOPE_BYTES > self.largest_bytes:
+        frame = self.state_codec.encode_unchanged(state)
+        kept: State
+        if frame is not None:
+            # Own code may hold on to the record, and change it.
+            kept = {**state}
+        else:
+            try:
+                frame = self.state_codec.encode(state)
+                # A state of standard folds survives encoding unchanged.
+                kept = state if self.read_model.standard_folds else self.state_codec.decode(frame)
+            except Exception as error:  # fastavro raises any exception its writer or reader runs into
+                why = self.state_codec.misfit(state) or error
+                raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {why}") from error
+        if len(frame) > self.largest_frame:
             why = f"the changelog does not accept its {len(frame)} bytes"
             raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {why}")
         return kept, frame
+
+    @property
+    def largest_frame(self) -> int:
+        """The most bytes of a state's frame that the changelog accepts."""
+        return self.largest_bytes - ENVELOPE_BYTES
 
     def _states(self, store: StateStore, keys: Iterable[bytes]) -> dict[bytes, State | None]:
         wanted = list(keys)
@@ -237,14 +282,53 @@ class _OneByOne:
         Raises:
             TaskHaltedError: the read model's own code fails on an event.
         """
-        # A state of an own fold may change when it is encoded, such as a float that is rounded. Encoding each state
-        # makes the result independent of where batches end.
-        is_sent = self.emission is not None and self.emission.takes_each_frame
-        return self._fold(before, events, frames_each=is_sent or not self.processor.read_model.standard_folds)
+        return self._has_applied_all(before, events) or self._fold(before, events)
 
-    def _fold(self, before: State | None, events: Sequence[KeyedUpdate], *, frames_each: bool) -> bool:
-        processor = self.processor
-        records = tuple(processor.read_model.stages[-1].events)
+    def _has_applied_all(self, before: State | None, events: Sequence[KeyedUpdate]) -> bool:
+        """As `fold`, if the code of the read model applies every event. Otherwise returns False and changes nothing."""
+        processor, emission, model = self.processor, self.emission, self.processor.read_model
+        if model.standard_folds or self.blocked or not self.idempotency_keys.are_none:
+            return False
+        if emission is not None and not emission.is_for_each_event:
+            return False
+        key, told, fold, most_bytes = events[0].key, model.told, model.fold, processor.largest_frame
+        lasts = model.lasts if emission is None or emission.is_by_code else None
+        state: Any = before if before is None or lasts is None else model.lent(before)
+        outputs: list[Output] = []
+        frame: bytes | None = None
+        try:
+            if before is None:
+                model.check_key(key)
+            for update in events:
+                event = told(update.update, update.timestamp_ms)
+                if lasts is not None:
+                    # The code can only change an instance that lasts by force, and then it must not fail.
+                    state = None if event is None else fold(state, event)
+                    if state is not None and not lasts(state, most_bytes):
+                        return False
+                else:
+                    lent = None if state is None else model.lent(state)
+                    state = None if event is None else fold(lent, event)
+                    frame = None
+                    if state is not None:
+                        state, frame = processor.framed(model.recorded(state))
+                if emission is not None:
+                    outputs += emission.of_event(update, event, state, frame)
+            if lasts is not None and state is not None:
+                _, frame = processor.framed(model.recorded(state))
+        except Exception:  # Own code may raise anything. `_fold` finds the event.
+            return False
+        self.after[key] = frame
+        self.outcome.outputs += outputs
+        return True
+
+    def _fold(self, before: State | None, events: Sequence[KeyedUpdate], *, frames_each: bool = False) -> bool:
+        """As `fold`."""
+        # A state of an own fold may change when it is encoded, such as a float that is rounded, and its code may hold
+        # on to it. Encoding each state makes the result independent of where batches end.
+        is_sent = self.emission is not None and self.emission.takes_each_frame
+        frames_each = frames_each or is_sent or not self.processor.read_model.standard_folds
+        processor, model = self.processor, self.processor.read_model
         letters: list[DeadLetter] = []
         outputs: list[Output] = []
         state, duplicates, last, frame = before, 0, None, None
@@ -262,7 +346,7 @@ class _OneByOne:
                 if lacks and self.unread.get(update.key, update.offset) < update.offset:
                     why = f"a value was not sent, and the record at offset {self.unread[update.key]} may have it"
                     raise PoisonRecordError(UNAVAILABLE, why)
-                event = event_of(records, update.update, update.timestamp_ms)
+                event = None if model.standard_folds else model.told(update.update, update.timestamp_ms)
                 following, following_frame = processor.step(state, update, event), None
                 if frames_each and following is not None:
                     following, following_frame = processor.framed(following)
@@ -314,7 +398,7 @@ class _OneByOne:
                     return True
             self.after[last.key] = frame
             if processor.letters.keeps_newest:
-                self.outcome.newest[last.key] = last.offset
+                self.outcome.newest[processor.read_model.key_type.sent(last.key)] = last.offset
         self.outcome.dead_letters += letters
         self.outcome.outputs += outputs
         self.outcome.duplicates += duplicates

@@ -70,7 +70,7 @@ class HostedStage:
     @property
     def partitioning(self) -> Partitioning:
         """Where the source's keys are."""
-        return Partitioning(self.source.partitions, self.partitioner)
+        return Partitioning(self.source.partitions, self.partitioner, self.stage.key_format)
 
     @property
     def partitioner(self) -> Partitioner:

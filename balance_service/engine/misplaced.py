@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-from balance_service.kafka.partitioner import Partitioning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from balance_service.kafka.partitioner import Partitioning
     from balance_service.model.stream import Partitioner
 
 _PRODUCERS: dict[Partitioner, str] = {
@@ -38,8 +38,8 @@ class MisplacedKeys:
         self._topic = topic
         self._clock = clock
         self._lock = threading.Lock()
-        partitions, declared = partitioning.partitions, partitioning.partitioner
-        self._others = {name: Partitioning(partitions, name) for name in _PRODUCERS if name != declared}
+        declared = partitioning.partitioner
+        self._others = {name: replace(partitioning, partitioner=name) for name in _PRODUCERS if name != declared}
         self._keys: dict[bytes, Sequence[Partitioner]] = {}
         """The last ones, and the other functions that put each where it is."""
         self._explained: Counter[Partitioner] = Counter()

@@ -6,6 +6,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from balance_service.avro.codec import opened
 from balance_service.engine.processor import OwnCodeFailedError, records_of_own_code
 from balance_service.engine.records import BY_KEY, Output
@@ -16,16 +20,19 @@ from balance_service.kafka.messages import headers_of
 from balance_service.model.converters import record_of
 from balance_service.model.events import Each
 from balance_service.model.made_records import UNFIT, unfit
+from balance_service.model.record_keys import KEY_FORMAT_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.batch import KeyedUpdate, TaskBatch
     from balance_service.engine.records import Position
     from balance_service.kafka.messages import Headers
     from balance_service.kafka.topics import Topic, Topics
-    from balance_service.model.events import Emit, Event, State
+    from balance_service.model.events import Emit, State
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.settings import Settings
@@ -35,7 +42,7 @@ ORIGIN_HEADER = "origin"
 """Names the source record that a record was made of: `topic:partition:offset`."""
 SENDER_HEADER = "sent-by"
 """Names the stage that sent a record, and its source topic: see `sender_of`. Several stages may send to one topic."""
-_OF_ONE_HOP = frozenset({ORIGIN_HEADER, SENDER_HEADER})
+_OF_ONE_HOP = frozenset({ORIGIN_HEADER, SENDER_HEADER, KEY_FORMAT_HEADER})
 ENVELOPE_BYTES = 2 << 10
 """Upper bound of the size of a batch with one record, without the record's key, value and headers."""
 
@@ -45,7 +52,8 @@ class Target:
     """A topic that a stage sends to.
 
     `largest_bytes` is the largest batch that topic and producer accept. A compacted topic rejects records without a
-    key. `sender` identifies the stage in the records: see `sender_of`.
+    key. `sender` identifies the stage in the records: see `sender_of`. `sent_key` makes the keys of records of the
+    stage's keys, in the form that a header names, `key_format`; empty for none.
     """
 
     topic: str
@@ -53,6 +61,8 @@ class Target:
     largest_bytes: int
     is_compacted: bool
     sender: str
+    sent_key: Callable[[bytes], bytes] | None = None
+    key_format: str = ""
 
 
 def sender_of(stage: str, source_topic_id: str) -> str:
@@ -65,8 +75,10 @@ class OutputBuilder:
 
     def __init__(self, target: Target, source: str, partition: int) -> None:
         self._target = target
-        self._origin = _origin_prefix(source, partition)
-        self._sent_by = SENDER_HEADER, target.sender.encode()
+        self._origin = _origin_prefix(source, partition).encode()
+        self._own = [(SENDER_HEADER, target.sender.encode())]
+        if target.key_format:
+            self._own.append((KEY_FORMAT_HEADER, target.key_format.encode()))
         # Records without a key have no order to keep. An event that is read again goes to the same partition.
         self._without_key = partition % target.partitions
 
@@ -88,14 +100,39 @@ class OutputBuilder:
             raise PoisonRecordError(
                 UNFIT, f"a record without a key does not fit into '{target.topic}', which is compacted"
             )
+        if key is not None and target.sent_key is not None:
+            key = target.sent_key(key)
         size = len(key or b"") + len(value or b"")
         for name, of in headers:
             size += len(name) + len(of or b"")
         if size + ENVELOPE_BYTES > target.largest_bytes:
             raise PoisonRecordError(UNFIT, f"a record of {size} bytes is too large for topic '{target.topic}'")
         partition = self._without_key if key is None else BY_KEY
-        origin = ORIGIN_HEADER, f"{self._origin}{offset}".encode()
-        return Output(offset, target.topic, partition, key, value, timestamp_ms, [*headers, origin, self._sent_by])
+        origin = ORIGIN_HEADER, self._origin + b"%d" % offset
+        return Output(offset, target.topic, partition, key, value, timestamp_ms, [*headers, origin, *self._own])
+
+    def fit(self, keys: pa.Array, values: pa.Array) -> NDArray[np.bool_]:
+        """Returns which records `build` would not refuse, given keys and values that are not null."""
+        if self._target.sent_key is not None:
+            keys = pa.array(map(self._target.sent_key, keys.to_pylist()), pa.binary())
+        sizes = pc.add(pc.binary_length(keys), pc.binary_length(values)).fill_null(0).to_numpy()
+        return np.asarray(sizes + ENVELOPE_BYTES <= self._target.largest_bytes)
+
+    def build_all(self, rows: pa.Table | pa.RecordBatch, values: pa.Array) -> list[Output]:
+        """Returns what `build` does for each of many records that fit, and have a key and no headers.
+
+        Args:
+            rows: `offset` and `timestamp` of the source records, and the `key` of each record.
+        """
+        target, own, origin = self._target, self._own, self._origin
+        keys = rows["key"].to_pylist()
+        if target.sent_key is not None:
+            keys = [*map(target.sent_key, keys)]
+        columns = rows["offset"].to_pylist(), keys, values.to_pylist(), rows["timestamp"].to_pylist()
+        return [
+            Output(at, target.topic, BY_KEY, key, value, timestamp_ms, [(ORIGIN_HEADER, origin + b"%d" % at), *own])
+            for at, key, value, timestamp_ms in zip(*columns, strict=True)
+        ]
 
 
 def encoded(codec: AvroCodec, sent: Any) -> bytes:
@@ -105,6 +142,8 @@ def encoded(codec: AvroCodec, sent: Any) -> bytes:
         OwnCodeFailedError: the dataclass cannot be a record, for any event.
         PoisonRecordError: it does not fit its schema.
     """
+    if sent.__class__ is dict and (frame := codec.encode_unchanged(sent)) is not None:
+        return frame
     try:
         record = record_of(sent)
     except ConfigurationError as error:
@@ -116,6 +155,12 @@ def encoded(codec: AvroCodec, sent: Any) -> bytes:
     except Exception as error:  # fastavro raises any exception its writer runs into
         why = codec.misfit(record) or error
         raise unfit(str(why)) from error
+
+
+def is_in_our_form(headers: Headers) -> bool:
+    """Whether a record was sent by a stage of ours under a key in the form of its store: a number in our order."""
+    names = {name for name, _ in headers}
+    return SENDER_HEADER in names and KEY_FORMAT_HEADER not in names
 
 
 def forwarded(headers: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, bytes | None]]:
@@ -148,30 +193,44 @@ class BatchEmission:
     sent_before: int
 
     @property
+    def is_for_each_event(self) -> bool:
+        return self.emission.emit.each is Each.EVENT
+
+    @property
+    def is_by_code(self) -> bool:
+        """Whether the read model's own code makes the records, so that the state may be an instance that lasts."""
+        return self.emission.emit.record is not None and not self.emission.emit.fields
+
+    @property
     def takes_each_frame(self) -> bool:
         """Whether `of_event` sends the framed state itself."""
-        return self.emission.emit.each is Each.EVENT and self.emission.emit.record is None
+        return self.is_for_each_event and self.emission.emit.record is None
+
+    def are_sent(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """As `sends_for`, of many events."""
+        return self.batch.are_to_be_sent(offsets, self.sent_before)
 
     def sends_for(self, update: KeyedUpdate) -> bool:
         """Whether outputs of an event are sent now: not if they were sent before, or if another generation sends."""
         return self.batch.is_to_be_sent(update.offset, self.sent_before)
 
-    def of_event(
-        self, update: KeyedUpdate, event: Event | None, state: State | None, frame: bytes | None
-    ) -> Sequence[Output]:
+    def of_event(self, update: KeyedUpdate, event: Any, state: State | None, frame: bytes | None) -> Sequence[Output]:
         """Returns the outputs of an event, given the state after it.
 
         Args:
-            event: the event of the update if the read model's own code needs it; None for a tombstone.
+            event: what the read model's own `fold` took; None if it took none.
             frame: the frame of the state if `takes_each_frame`.
 
         Raises:
             PoisonRecordError: the outputs cannot be sent, so the event must not be applied.
         """
-        if self.emission.emit.each is not Each.EVENT:
+        if not self.is_for_each_event:
             return ()
         # Made even if sent before: otherwise, whether an event is applied would depend on it.
-        made = self._made(update, event, state, frame)
+        told = None
+        if self.is_by_code:
+            told = self.emission.read_model.told_to_emit(event, update.update, update.timestamp_ms)
+        made = self._made(update, told, state, frame)
         return made if self.sends_for(update) else ()
 
     def of_last(self, update: KeyedUpdate, state: State | None, frame: bytes | None) -> Sequence[Output]:
@@ -193,9 +252,7 @@ class BatchEmission:
         except PoisonRecordError as error:
             raise OwnCodeFailedError(error) from error
 
-    def _made(
-        self, update: KeyedUpdate, event: Event | None, state: State | None, frame: bytes | None
-    ) -> Sequence[Output]:
+    def _made(self, update: KeyedUpdate, event: Any, state: State | None, frame: bytes | None) -> Sequence[Output]:
         emission, at = self.emission, (update.offset, update.timestamp_ms, update.key)
         if emission.emit.record is None:
             # The output has the schema of the states, but may have another schema id in its topic's subject.

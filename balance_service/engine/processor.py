@@ -50,7 +50,7 @@ class BatchOutcome:
     change. Large batches stay in columns because Python objects would take several times their bytes. `others` are
     further states and the idempotency markers, framed; a key without a value is a deleted state. `outputs` are in the
     order of the events that they are made of. `letters` are records that the stage schedules; they did not fail.
-    `newest` is, by key, the offset of the last event that is applied, if it may supersede dead letters.
+    `newest` is, by the key of records, the offset of the last event that is applied, if it may supersede dead letters.
     `duplicates`, `created` and `deleted` are numbers of events, new states and deleted states.
     """
 
@@ -232,4 +232,8 @@ def call_own_code(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 def records_of_own_code(code: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> list[Any]:
     """Returns the records that a function of the author makes: one, several or none. Raises as `call_own_code`."""
     # A generator must be exhausted within the call: it runs, and fails, only then.
-    return call_own_code(lambda: [*listed(code(*args, **kwargs))])
+    return call_own_code(_all, code, *args, **kwargs)
+
+
+def _all(code: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> list[Any]:
+    return [*listed(code(*args, **kwargs))]

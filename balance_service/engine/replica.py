@@ -144,13 +144,12 @@ class Replica:
         """
         store, _ = self._opened()
         store.require_room(serves=self._hosted.generations.serves(self._hosted.stage))
-        records = len(part.records)
         store.apply(part.records, part.changelog_offset)
         if part.is_whole and store.position is not None:
             check_owner(self._hosted.stage, store.position)
             check_same_changelog(self.changelog_topic_id, store.position.changelog_topic_id)
             check_same_partitioner(self._hosted, store.position.partitioner)
-        self.restoration.advance(records, part.changelog_offset)
+        self.restoration.advance(len(part.records), part.changelog_offset)
 
     def check_same_logs(self) -> None:
         """Checks that source and changelog were not replaced. Raises TaskHaltedError or RetriableError."""

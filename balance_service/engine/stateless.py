@@ -5,10 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from balance_service.avro import arrow_rows
+from balance_service.avro.codec import frame_header
 from balance_service.avro.schemas import fields_of
 from balance_service.engine.dead_letter import Letter
 from balance_service.engine.outputs import OutputBuilder, encoded, forwarded
@@ -24,6 +30,8 @@ from balance_service.model.transform import FRAMES, KEYS, TRANSFORM_TOO_LARGE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
     from balance_service.engine.batch import PartitionUpdates, TaskBatch
@@ -34,10 +42,12 @@ if TYPE_CHECKING:
     from balance_service.engine.tables import JoinedTables
     from balance_service.model.events import Emit, Event
     from balance_service.model.keys import KeyType
+    from balance_service.model.stream import Table
 
 Row = Mapping[str, Any]
 Headers = list[tuple[str, bytes | None]]
 
+_offset = attrgetter("offset")
 # Columns, because making a dict of each row would cost more than all other processing.
 _FORWARDED = ("offset", "timestamp", "value", "headers", "record_key")
 _JOIN_MISSING = "join-missing"
@@ -70,7 +80,10 @@ class RepartitionProcessor:
         for some in batch.updates.slices():
             own_keys = some["record_key"].drop_null().to_pylist() if supersedes else ()
             unread = self.letters.first_open(store, own_keys, batch)
-            columns = (some[name].to_pylist() for name in ("key", *_FORWARDED))
+            rest = (
+                some if supersedes else _in_columns(some, some["key"], some["value"], builder, batch, position, outcome)
+            )
+            columns = (rest[name].to_pylist() for name in ("key", *_FORWARDED))
             for key, offset, timestamp_ms, value, headers, own_key in zip(*columns, strict=True):
                 try:
                     if unread.get(own_key, offset) < offset and self.placeholder in (value or b""):
@@ -89,6 +102,7 @@ class RepartitionProcessor:
                     if supersedes and own_key is not None:
                         unread.pop(own_key, None)
                         outcome.newest[own_key] = offset
+        outcome.outputs.sort(key=_offset)
         return outcome
 
 
@@ -109,7 +123,11 @@ class RowsProcessor:
     def outcome(self, batch: TaskBatch, partition: int, position: Position, _store: StateStore) -> BatchOutcome:
         outcome, builder = BatchOutcome(position.stream_time_ms), OutputBuilder(self.target, self.source, partition)
         for some in batch.updates.slices():
-            columns = (some[name].to_pylist() for name in (KEYS, FRAMES, *_FORWARDED))
+            rest = some
+            if not self.multiplies:
+                row_keys, frames = (pc.list_flatten(some[name]) for name in (KEYS, FRAMES))
+                rest = _in_columns(some, row_keys, frames, builder, batch, position, outcome)
+            columns = (rest[name].to_pylist() for name in (KEYS, FRAMES, *_FORWARDED))
             for keys, frames, offset, timestamp_ms, value, headers, own_key in zip(*columns, strict=True):
                 try:
                     rows = [*zip(keys, frames, strict=True)]
@@ -122,6 +140,7 @@ class RowsProcessor:
                 else:
                     if batch.is_to_be_sent(offset, position.emitted_up_to):
                         outcome.outputs += outputs
+        outcome.outputs.sort(key=_offset)
         return outcome
 
     def _headers(self, rows: Sequence[tuple[bytes, bytes]], own: Headers) -> Sequence[Headers]:
@@ -181,7 +200,20 @@ class EmitProcessor:
             self.tolerance.applied(partition)
             return sent
 
-        return _of_each_event(batch, position, made)
+        if any(emit.make is not None for emit, _, _ in outputs):
+            return _of_each_event(batch, position, made)
+        in_columns = BatchOutcome(position.stream_time_ms)
+        left: list[pa.RecordBatch] = []
+        for some in batch.updates.slices():
+            sent, rest = _emitted(some, outputs, batch, position)
+            in_columns.outputs += sent
+            left.append(rest)
+        rest = pa.Table.from_batches(left) if left else None
+        outcome = _of_each_event(replace(batch, updates=replace(batch.updates, combined=rest)), position, made)
+        outcome.outputs += in_columns.outputs
+        # The outputs of an event keep their order, because all of them were made in the same way.
+        outcome.outputs.sort(key=_offset)
+        return outcome
 
     def _made(
         self, key: bytes | None, row: Row, outputs: Sequence[tuple[Emit, OutputBuilder, AvroCodec | None]]
@@ -192,7 +224,9 @@ class EmitProcessor:
             given = row[output_column(number)]
             if given is None:
                 continue
-            if emit.fields and codec is not None:
+            if emit.of is not None and codec is not None:
+                made += [builder.build(offset, timestamp_ms, key, codec.frame(body)) for body in given]
+            elif emit.fields and codec is not None:
                 made.append(builder.build(offset, timestamp_ms, key, codec.frame(given)))
             elif emit.make is None or codec is None:
                 made.append(builder.build(offset, timestamp_ms, key, row["value"], forwarded(row["headers"])))
@@ -214,7 +248,7 @@ class JoinProcessor:
 
     A header names the version of each row: `playerVersion: partition:offset`. The result is kept: an event is joined
     again only if the commit failed. `record` is the simple name of the event type; `schema` and `codec` are those of
-    the result.
+    the result. Its keys are of `key_type`, or as the table has them that it is joined with next.
     """
 
     source: str
@@ -226,6 +260,7 @@ class JoinProcessor:
     target: Target
     position_codec: AvroCodec
     letters: Letters
+    next_table: Table | None = None
 
     def outcome(self, batch: TaskBatch, partition: int, position: Position, _store: StateStore) -> BatchOutcome:
         """Raises as `JoinedTables.as_of`."""
@@ -246,7 +281,7 @@ class JoinProcessor:
         for join in self.joined.joins:
             if event[join.on] is None:
                 raise PoisonRecordError(_FIELD_NULL, f"the event has no '{join.on}'")
-            own, version = self.joined.as_of(join, join.key_of(event[join.on]), timestamp_ms, partition)
+            own, version = self.joined.as_of(join, join.table.key_of(event[join.on]), timestamp_ms, partition)
             if version is not None and version.frame is not None:
                 if version.frame not in rows:
                     rows[version.frame] = self.joined.row(join, version.frame)
@@ -269,6 +304,8 @@ class JoinProcessor:
         for column in self.key_type.columns:
             if record[column] is None:
                 raise PoisonRecordError(_FIELD_NULL, f"the joined record has no '{column}'")
+        if self.next_table is not None:
+            return self.next_table.sent_key(record[self.key_type.columns[0]])
         key = self.key_type.of(record)
         if key.startswith(RESERVED_PREFIX):
             raise PoisonRecordError(_KEY_RESERVED, "the key of the joined record begins with 0xFF")
@@ -310,6 +347,65 @@ def _attempts(headers: Sequence[Mapping[str, Any]] | None) -> int:
     """Returns the number in the last attempt header, or 0 without a header that is a number of up to nine digits."""
     values = [header["value"] for header in headers or () if header["key"] == ATTEMPT_HEADER]
     return int(values[-1]) if values and values[-1] is not None and _NUMBER.fullmatch(values[-1]) else 0
+
+
+def _in_columns(
+    some: pa.RecordBatch,
+    keys: pa.Array,
+    values: pa.Array,
+    builder: OutputBuilder,
+    batch: TaskBatch,
+    position: Position,
+    outcome: BatchOutcome,
+) -> pa.RecordBatch:
+    """Adds one record for each row to the outcome; returns the rows that must be looked at singly.
+
+    Those have headers, or a record that does not fit.
+
+    Args:
+        keys, values: of the records, row for row.
+    """
+    is_plain = some["headers"].is_null().to_numpy(zero_copy_only=False) & builder.fit(keys, values)
+    is_plain &= keys.is_valid().to_numpy(zero_copy_only=False)
+    sent = pa.array(is_plain & batch.are_to_be_sent(some["offset"].to_numpy(), position.emitted_up_to))
+    rows = pa.RecordBatch.from_arrays([some["offset"], some["timestamp"], keys], ["offset", "timestamp", "key"])
+    outcome.outputs += builder.build_all(rows.filter(sent), values.filter(sent))
+    return some.filter(pa.array(~is_plain))
+
+
+def _emitted(
+    some: pa.RecordBatch,
+    outputs: Sequence[tuple[Emit, OutputBuilder, AvroCodec | None]],
+    batch: TaskBatch,
+    position: Position,
+) -> tuple[list[Output], pa.RecordBatch]:
+    """Returns the outputs of rows in columns, in the order of the outputs; and the rows to look at singly.
+
+    Those have no key, a record that does not fit, or headers that an output keeps.
+    """
+    is_plain = some["key"].is_valid().to_numpy(zero_copy_only=False)
+    made: list[tuple[OutputBuilder, NDArray[np.int64], pa.Array]] = []
+    for number, (emit, builder, codec) in enumerate(outputs):
+        given = some[output_column(number)]
+        rows = np.flatnonzero(given.is_valid().to_numpy(zero_copy_only=False))
+        values = some["value"].take(pa.array(rows))
+        if codec is None:
+            is_plain[rows] &= some["headers"].take(pa.array(rows)).is_null().to_numpy(zero_copy_only=False)
+        else:
+            if emit.of is not None:
+                rows, given = pc.list_parent_indices(given).to_numpy(), pc.list_flatten(given)
+            header, nothing = (pa.scalar(one, pa.binary()) for one in (frame_header(codec.schema_id), b""))
+            values = pc.binary_join_element_wise(header, given.drop_null(), nothing)
+        misfits = ~builder.fit(some["key"].take(pa.array(rows)), values)
+        is_plain[rows[misfits]] = False
+        made.append((builder, rows, values))
+    is_sent = is_plain & batch.are_to_be_sent(some["offset"].to_numpy(), position.emitted_up_to)
+    envelope = some.select(["offset", "timestamp", "key"])
+    sent: list[Output] = []
+    for builder, rows, values in made:
+        kept = is_sent[rows]
+        sent += builder.build_all(envelope.take(pa.array(rows[kept])), values.filter(pa.array(kept)))
+    return sent, some.filter(pa.array(~is_plain))
 
 
 def _of_each_event(

@@ -10,14 +10,14 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from balance_service.engine.database import Database, Snapshot, StoreBatch
+from balance_service.engine.database import Database, Snapshot
 from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position
 from balance_service.engine.state_directory import FORMAT
 from balance_service.errors import ConfigurationError
 from balance_service.process.failpoints import failpoint, part_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
     from balance_service.avro.codec import AvroCodec
@@ -30,7 +30,7 @@ _CHANGELOG_OFFSET_KEY = RESERVED_PREFIX + b"changelog-offset"
 _WRITTEN_UP_TO_KEY = RESERVED_PREFIX + b"reaches"
 
 _BEYOND_ANY_END = 2**63 - 1
-# RocksDB has a batch in memory twice: as a batch, and in the memtable.
+# A batch is in memory as a list, as RocksDB's, and in the memtable.
 _PART = 20_000
 
 
@@ -98,9 +98,7 @@ class StateStore:
 
     @identity.setter
     def identity(self, identity: StoreIdentity) -> None:
-        batch = StoreBatch()
-        batch.put(_IDENTITY_KEY, json.dumps(asdict(identity)).encode())
-        self._write(batch)
+        self._write([(_IDENTITY_KEY, json.dumps(asdict(identity)).encode())])
 
     @property
     def changelog_offset(self) -> int:
@@ -166,17 +164,15 @@ class StateStore:
         the store contains some records from above its offset. All of them are in the changelog, which a task reads when
         it opens the store.
         """
-        batch, rest, most = StoreBatch(), iter(records), part_size(_PART)
+        rest, most = iter(records), part_size(_PART)
+        last = list(itertools.islice(rest, most))
         while part := list(itertools.islice(rest, most)):
-            if len(batch):
-                batch.put(_WRITTEN_UP_TO_KEY, changelog_offset.to_bytes(8, "big"))
-                self._db.write(batch)
-                failpoint("part-stored")
-                batch = StoreBatch()
-            batch.extend(part)
-        self.apply(batch, changelog_offset)
+            self._db.write([*last, (_WRITTEN_UP_TO_KEY, changelog_offset.to_bytes(8, "big"))])
+            failpoint("part-stored")
+            last = part
+        self.apply(last, changelog_offset)
 
-    def apply(self, batch: StoreBatch, changelog_offset: int) -> None:
+    def apply(self, records: Iterable[Record], changelog_offset: int) -> None:
         """Applies changelog records and the offset after them in one write.
 
         Raises:
@@ -184,14 +180,11 @@ class StateStore:
             StoreFullError: the disk is full.
             StoreCorruptedError: the store is damaged.
         """
-        batch.put(_CHANGELOG_OFFSET_KEY, changelog_offset.to_bytes(8, "big"))
-        self._write(batch)
+        self._write([*records, (_CHANGELOG_OFFSET_KEY, changelog_offset.to_bytes(8, "big"))])
 
     def distrust(self) -> None:
         """Marks the store as containing records that the changelog lost, so that the next task restores it."""
-        batch = StoreBatch()
-        batch.put(_WRITTEN_UP_TO_KEY, _BEYOND_ANY_END.to_bytes(8, "big"))
-        self._db.write(batch)
+        self._db.write([(_WRITTEN_UP_TO_KEY, _BEYOND_ANY_END.to_bytes(8, "big"))])
 
     def close(self) -> None:
         """Closes the database. The folder is unlocked when its views are gone too. Idempotent."""
@@ -204,8 +197,8 @@ class StateStore:
             return StoreView(self._db, None)
         return StoreView(self._db, Position.of(self._position_codec.decode(stored)))
 
-    def _write(self, batch: StoreBatch) -> None:
-        self._db.write(batch)
+    def _write(self, records: Collection[Record]) -> None:
+        self._db.write(records)
         self._view = self._take_view()
 
 

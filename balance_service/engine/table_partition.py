@@ -17,12 +17,20 @@ import structlog
 
 from balance_service.engine.completeness import WHOLE_FOR_SECONDS, Completeness, check_tombstones_since_time
 from balance_service.engine.database import Database
+from balance_service.engine.outputs import is_in_our_form
 from balance_service.engine.records import MISPLACED, RESERVED_PREFIX, StoreSizes
 from balance_service.engine.table_store import TableStore, Version
-from balance_service.errors import BalanceServiceError, PoisonRecordError, RetriableError, StoreCorruptedError
+from balance_service.errors import (
+    BalanceServiceError,
+    InvalidInputError,
+    PoisonRecordError,
+    RetriableError,
+    StoreCorruptedError,
+)
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader, OffsetOutOfRangeError
 from balance_service.kafka.messages import offset_of, readable_headers
+from balance_service.model.record_keys import RecordKey
 from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
@@ -35,6 +43,7 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroReader
     from balance_service.engine.misplaced import MisplacedKeys
     from balance_service.engine.table_store import TableView
+    from balance_service.kafka.messages import Headers
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Settings
 
@@ -269,8 +278,11 @@ class TablePartition:
 
     def _open(self, topic_id: str) -> TableStore:
         store = TableStore(self._path, self._context.history_ms)
-        # By another partitioner, other records are rows.
-        identity = f"{topic_id} {self._context.misplaced.partitioning.partitioner}"
+        # By another partitioner, other records are rows; by another form, they have other keys.
+        partitioning = self._context.misplaced.partitioning
+        identity = f"{topic_id} {partitioning.partitioner}"
+        if partitioning.key_format != "string":
+            identity += f" {partitioning.key_format}"
         if store.identity == identity:
             return store
         if store.identity is not None or store.offset is not None:
@@ -314,15 +326,17 @@ class TableRows:
         self.joined_up_to_ms = -(1 << 63)
         self._codec = codec
         self._misplaced = misplaced
+        self._key_type = RecordKey.of_format(misplaced.partitioning.key_format)
         self._partition = partition
         self._log = log
 
     def of(self, message: Message) -> tuple[bytes, Version] | None:
         """Returns the key and the new version of its row, or None for a record that is not a row."""
-        key, frame = message.key(), message.value()
+        key, frame, headers = message.key(), message.value(), readable_headers(message) or ()
         try:
             if key is None:
                 raise PoisonRecordError("key-null", "a record has no key")
+            key = self._stored(key, headers)
             if key.startswith(RESERVED_PREFIX):
                 raise PoisonRecordError("key-reserved", "a record's key begins with 0xFF")
             # Joins look up the row of a key in one partition.
@@ -330,7 +344,7 @@ class TableRows:
                 self._misplaced.found([key], self._partition)
                 raise PoisonRecordError(MISPLACED, self._misplaced.detail(key))
             if frame is not None:
-                frame = self._codec.framed(frame, readable_headers(message) or ())
+                frame = self._codec.framed(frame, headers)
                 self._codec.decode_foreign(frame)
         except PoisonRecordError as error:
             self.skipped[error.cause] += 1
@@ -340,3 +354,12 @@ class TableRows:
         timestamp_ms = message.timestamp()[1]
         self.late += timestamp_ms < self.joined_up_to_ms
         return key, Version(timestamp_ms, offset_of(message), frame)
+
+    def _stored(self, key: bytes, headers: Headers) -> bytes:
+        """Returns the key of a row in our form. Raises PoisonRecordError: the record's key has another form."""
+        if self._key_type.key_format == "long" and is_in_our_form(headers):
+            raise PoisonRecordError(self._key_type.cause, self._key_type.problem)
+        try:
+            return self._key_type.stored(key)
+        except InvalidInputError as error:
+            raise PoisonRecordError(self._key_type.cause, str(error)) from None

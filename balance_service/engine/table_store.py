@@ -14,14 +14,14 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from balance_service.engine.database import Database, Snapshot, StoreBatch
+from balance_service.engine.database import Database, Snapshot
 from balance_service.engine.records import RESERVED_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from balance_service.engine.records import StoreSizes
+    from balance_service.engine.records import Record, StoreSizes
 
 
 _FORMAT = b"1"
@@ -109,9 +109,7 @@ class TableStore:
 
     @identity.setter
     def identity(self, identity: str) -> None:
-        batch = StoreBatch()
-        batch.put(_IDENTITY_KEY, _FORMAT + b" " + identity.encode())
-        self._db.write(batch)
+        self._db.write([(_IDENTITY_KEY, _FORMAT + b" " + identity.encode())])
 
     @property
     def offset(self) -> int | None:
@@ -127,9 +125,7 @@ class TableStore:
 
     @seen_to_ms.setter
     def seen_to_ms(self, seen_to_ms: int) -> None:
-        batch = StoreBatch()
-        batch.put(_SEEN_TO_KEY, _NUMBER.pack(seen_to_ms))
-        self._db.write(batch)
+        self._db.write([(_SEEN_TO_KEY, _NUMBER.pack(seen_to_ms))])
 
     @property
     def sizes(self) -> StoreSizes:
@@ -155,18 +151,17 @@ class TableStore:
         newest = {
             key: _unpacked(value) for key, value in zip(keys, self._db.get_many(keys), strict=True) if value is not None
         }
-        batch = StoreBatch()
+        batch: list[Record] = []
         latest_ms = _time_of(self._db.get(_STREAM_TIME_KEY))
         for key, version in records:
             latest_ms = max(latest_ms, version.timestamp_ms)
             known = newest.get(key)
             if known is not None:
-                _put_older(batch, key, min(known, version))
+                batch.append(_record_of_older(key, min(known, version)))
             newest[key] = version if known is None else max(known, version)
-        for key, version in newest.items():
-            batch.put(key, _place(version) + (version.frame or b""))
-        batch.put(_STREAM_TIME_KEY, _NUMBER.pack(latest_ms + _SIGN_BIT))
-        batch.put(_OFFSET_KEY, _NUMBER.pack(offset))
+        batch += [(key, _place(version) + (version.frame or b"")) for key, version in newest.items()]
+        batch.append((_STREAM_TIME_KEY, _NUMBER.pack(latest_ms + _SIGN_BIT)))
+        batch.append((_OFFSET_KEY, _NUMBER.pack(offset)))
         self._db.write(batch)
         self._view = TableView(self._db, self._history_ms)
 
@@ -181,15 +176,15 @@ class TableStore:
         newest = dict(zip(rows, self._db.get_many(rows), strict=True))
         # Rows with a version before the history that must be kept.
         kept = {row for row, value in newest.items() if value is not None and _unpacked(value).timestamp_ms <= since_ms}
-        batch = StoreBatch()
+        batch: list[Record] = []
         for key in found:
             row = _row_of(key)
             if _timestamp_of(key) > since_ms:
                 continue
             if row in kept:
-                batch.delete(key)
+                batch.append((key, None))
             kept.add(row)
-        if len(batch):
+        if batch:
             self._db.write(batch)
         # The next sweep starts at the last version: if that is kept, older ones of its row may be deleted.
         self._sweeps_from = found[-1] if len(found) == most else _OLDER
@@ -225,8 +220,8 @@ def _older_prefix(key: bytes) -> bytes:
     return _OLDER + _LENGTH.pack(len(key)) + key
 
 
-def _put_older(batch: StoreBatch, key: bytes, version: Version) -> None:
-    batch.put(_older_prefix(key) + _turned(version.timestamp_ms, version.offset), version.frame or b"")
+def _record_of_older(key: bytes, version: Version) -> Record:
+    return _older_prefix(key) + _turned(version.timestamp_ms, version.offset), version.frame or b""
 
 
 def _older(record: tuple[bytes, bytes]) -> Version:

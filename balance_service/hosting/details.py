@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import ProcessCollector
 
 from balance_service.http.instance_details import HaltedTask, InstanceDetails, LogLine, Process, Setting
-from balance_service.kafka.messages import text_or_base64
+from balance_service.http.stage_dead_letters import shown_key
 from balance_service.observability.logs import last_warnings
 from balance_service.process.package import __version__
 from balance_service.process.runtime import iso_time
@@ -19,7 +19,6 @@ from balance_service.structs import absent
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from balance_service.engine.records import FailedAt, TaskSnapshot
     from balance_service.hosting.engine import Engine
     from balance_service.settings import Settings
 
@@ -48,7 +47,7 @@ def details_of(settings: Settings, began_ms: int, engine: Engine | None) -> Inst
         disk_bytes=None if disk is None else disk.total,
         store_bytes=sum(task.sizes.store_bytes for task in tasks),
         settings=[*_settings(settings)],
-        halted=[_halted(task, task.failed_at) for task in tasks if task.failed_at is not None],
+        halted=[] if engine is None else [*_halted(engine)],
         log=[
             LogLine(at=iso_time(int(1000 * kept.at.timestamp())), level=kept.level, line=kept.line, times=kept.times)
             for kept in last_warnings()
@@ -74,13 +73,16 @@ def _settings(settings: Settings) -> Iterator[Setting]:
         yield Setting(name=name, value=value, is_set=name in given)
 
 
-def _halted(task: TaskSnapshot, at: FailedAt) -> HaltedTask:
-    key = text_or_base64("key", at.key)
-    return HaltedTask(
-        task=str(task.task_id),
-        since=iso_time(task.state_since_ms),
-        key=key.get("key"),
-        key_base64=key.get("keyBase64", absent()),
-        line=at.line,
-        error=at.error,
-    )
+def _halted(engine: Engine) -> Iterator[HaltedTask]:
+    for stage in engine.stages.values():
+        for task in stage.snapshots():
+            if (at := task.failed_at) is not None:
+                key = shown_key(at.key, stage.hosted.key_type)
+                yield HaltedTask(
+                    task=str(task.task_id),
+                    since=iso_time(task.state_since_ms),
+                    key=key.get("key"),
+                    key_base64=key.get("keyBase64", absent()),
+                    line=at.line,
+                    error=at.error,
+                )

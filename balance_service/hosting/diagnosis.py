@@ -17,7 +17,7 @@ from balance_service.engine.decisions import discard_warning
 from balance_service.engine.processor import OWN_CODE
 from balance_service.hosting.causes import Cause, Kind, Urgency, listed
 from balance_service.model.stage import model_and_generation
-from balance_service.model.versions import LACKS_VERSION
+from balance_service.model.versions import LACKS_VERSION, OTHER_TRANSFORM
 from balance_service.process.runtime import without_numbers
 
 if TYPE_CHECKING:
@@ -449,6 +449,10 @@ class _Seen:
         action = "Restore what the reason names: it goes on by itself, within seconds"
         if LACKS_VERSION in owner.told.reason:
             action = "Switch to a generation whose version is here, or name the class of its version and restart"
+        elif OTHER_TRANSFORM in owner.told.reason:
+            action = (
+                "Release the `transform` that it had, or the new one as the next `version`; or rebuild it and switch"
+            )
         is_urgent = self._known.lasts(owner.since_ms) and self._status_of(owner.name) != "kept"
         urgency = Urgency.SOON if is_urgent else Urgency.NONE
         return owner.judged(Kind.WAITING, urgency, "waiting, and no event is applied", action)

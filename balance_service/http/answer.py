@@ -28,7 +28,6 @@ ON_EVERY_ANSWER: Mapping[str, str] = {
     "Vary": "Accept",
     "X-Content-Type-Options": "nosniff",
 }
-_ON_EVERY_ANSWER = "".join([f"{name}: {value}\r\n" for name, value in ON_EVERY_ANSWER.items()])
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n" for s in http.HTTPStatus}
 _DETAILS = {
     404: "there is nothing at this path; /openapi.json lists all paths",
@@ -60,6 +59,21 @@ def exact_json_response(value: Any, status: int = 200) -> web.Response:
     return web.json_response(value, status=status, dumps=exact_json)
 
 
+class SharedHeaders(dict[str, str]):
+    """Headers that many answers have in common, with the lines that they are sent as."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        super().__init__(headers)
+        self.lines = _lines(headers)
+
+
+def _lines(headers: Mapping[str, str]) -> str:
+    return "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+
+
+_LINES_OF_EVERY_ANSWER = _lines(ON_EVERY_ANSWER)
+
+
 class Answer(NamedTuple):
     """A response before it becomes aiohttp's. `headers` are those of this API."""
 
@@ -74,10 +88,11 @@ class Answer(NamedTuple):
 
     def raw(self, more: bytes) -> bytes:
         """Returns the bytes to send; `more` holds further header lines."""
-        fields = "".join([f"{name}: {value}\r\n" for name, value in self.headers.items()])
+        headers = self.headers
+        fields = headers.lines if isinstance(headers, SharedHeaders) else _lines(headers)
         head = (
             f"{_STATUS_LINES[self.status]}{fields}Content-Type: {self.content_type}\r\n"
-            f"{_ON_EVERY_ANSWER}Content-Length: {len(self.body)}\r\n"
+            f"{_LINES_OF_EVERY_ANSWER}Content-Length: {len(self.body)}\r\n"
         )
         return b"".join((head.encode(), more, b"\r\n", self.body))
 

@@ -16,9 +16,10 @@ from balance_service.http.requests import (
     Limit,
     Parameters,
     ScanParameters,
-    column_type,
+    example_of,
     key_of_type,
     key_parameters,
+    text_type,
 )
 from balance_service.http.route import MISDIRECTED, PROVENANCE, Route, ok, problem, retry_later
 from balance_service.http.scan import CountScan, EntriesScan
@@ -163,7 +164,7 @@ class CollectionQueries:
     @staticmethod
     def of(model: ReadModel, declared: Collection) -> CollectionQueries:
         noun = declared.noun
-        example = ["1"]
+        example = ["1" if model.key_type.is_composite else example_of(model.key_type)]
         kind: Any = Annotated[str, key_of_type(model.key_type)]
         *firsts, last = model.key_type.parts
         end_kind: Any = Annotated[str, key_of_type(last)]
@@ -181,7 +182,7 @@ class CollectionQueries:
             start=(end_kind, start),
             end=(end_kind, end),
         )
-        ranged.columns = {name: column_type(part) for name, part in zip(names_of(declared), firsts, strict=False)}
+        ranged.columns = {name: text_type(part) for name, part in zip(names_of(declared), firsts, strict=False)}
         return CollectionQueries(
             model=model,
             names=names_of(declared),

@@ -83,10 +83,11 @@ class KeyTarget:
         # Dots alone may change the path.
         if not 0 < len(text) <= MAX_KEY_BYTES or text.strip(_UNRESERVED) or not (self.parameters or text.strip(".")):
             return None
-        if not self.key_type.is_number:
+        if self.key_type.is_text:
             return text.encode()
         try:
-            return self.key_type.parse(text)
+            # An answer echoes the text, and a UUID may be written otherwise.
+            return self.key_type.parse(text) if self.key_type.shown(text) == text else None
         except InvalidInputError:
             return None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from pydantic import Field, PlainValidator
+from pydantic import Field
 
 from balance_service import api
 from balance_service.errors import InvalidInputError
@@ -19,7 +19,6 @@ from balance_service.http.requests import (
     POSITION_PATTERN,
     CompositeText,
     GenerationNumber,
-    Key,
     KeyParameters,
     Limit,
     MaxLag,
@@ -129,7 +128,7 @@ class EntriesParameters(CountParameters):
     start: First = Field(None, alias="from")
     end: Last = Field(None, alias="to")
     prefix: Prefix = None
-    after: Annotated[str, PlainValidator(str, json_schema_input_type=Key)] | None = Field(
+    after: str | None = Field(
         None, description="List keys after this one: `next` of the previous page.", examples=["c1"]
     )
     limit: Limit | None = None
@@ -210,7 +209,7 @@ class ModelQueries:
             for edge in flow.edges
         ]
         nodes = [{"id": node.id, "kind": node.kind, "name": node.name} for node in flow.nodes]
-        return json_response({"nodes": nodes, "edges": edges})
+        return json_response({"nodes": nodes, "edges": edges, **({"plans": flow.plans} if flow.plans else {})})
 
     async def key(self, request: web.Request, target: KeyTarget, parameters: type[KeyParameters]) -> web.Response:
         """Answers for the key at a target that a read model declares."""

@@ -86,6 +86,8 @@ class ModelFlow(TypedDict):
 
     nodes: list[FlowNode]
     edges: list[FlowEdge]
+    plans: NotRequired[list[str]]
+    """Of a model with a `transform`: what it does, for each source, as `balance-service explain` prints it."""
 
 
 @closed

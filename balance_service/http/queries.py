@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from balance_service import api
 from balance_service.errors import InvalidInputError, RetriableError, StoreCorruptedError, UnreadableRecordError
-from balance_service.http.answer import JSON, MALFORMED, Answer, Problem, malformed_answer, unavailable
+from balance_service.http.answer import JSON, MALFORMED, Answer, Problem, SharedHeaders, malformed_answer, unavailable
 from balance_service.http.arrivals import Arrivals
 from balance_service.http.routing import ACTIVE, HALTED
 from balance_service.model.json_view import exact_json, parsed_json
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Histogram
 
+    from balance_service.engine.records import Position
     from balance_service.http.key_target import KeyQuery
     from balance_service.http.peers.proxy import Proxy
     from balance_service.http.routing import LocalState, ReadableTask, Routing
@@ -47,6 +48,10 @@ class Queries:
     generation: str = field(init=False)
     _arrivals: Arrivals = field(init=False)
     _observed: dict[tuple[str, int], Histogram] = field(default_factory=dict, init=False)
+    _told: dict[int, tuple[tuple[Position, int | None, float | None, str], SharedHeaders]] = field(
+        default_factory=dict, init=False
+    )
+    """Partition → the headers of its last answer, and what they tell."""
 
     def __post_init__(self) -> None:
         self._arrivals = Arrivals(self.routing)
@@ -270,6 +275,22 @@ class Queries:
     def _local_answer(
         self, partition: int, local: LocalState, noun: str, echoed_key: str | Mapping[str, str | int] | None
     ) -> Answer:
+        headers = self._headers(partition, local)
+        if local.frame is None:
+            return _no_such(noun)._replace(headers=headers)
+        try:
+            view = self.routing.view(local.frame)
+        except (StoreCorruptedError, RetriableError) as error:
+            raise self._refusal(partition, local.task, error) from error
+        body = exact_json(view if echoed_key is None else {"key": echoed_key, "value": view})
+        return Answer(200, body.encode(), JSON, headers)
+
+    def _headers(self, partition: int, local: LocalState) -> SharedHeaders:
+        """The headers of an answer: until the next commit, or the next look at the source's end, all have the same."""
+        told = (local.position, local.lag, local.age, local.role)
+        known = self._told.get(partition)
+        if known is not None and known[0] == told:
+            return known[1]
         headers = {
             api.APPLICATION_SERVER: self.routing.address,
             api.ROLE: local.role,
@@ -281,14 +302,9 @@ class Queries:
             headers[api.LAG] = str(local.lag)
         if local.age is not None:
             headers[api.AGE] = _seconds(local.age)
-        if local.frame is None:
-            return _no_such(noun)._replace(headers=headers)
-        try:
-            view = self.routing.view(local.frame)
-        except (StoreCorruptedError, RetriableError) as error:
-            raise self._refusal(partition, local.task, error) from error
-        body = exact_json(view if echoed_key is None else {"key": echoed_key, "value": view})
-        return Answer(200, body.encode(), JSON, headers)
+        shared = SharedHeaders(headers)
+        self._told[partition] = told, shared
+        return shared
 
     def _is_of(self, answer: Answer, address: str, query: KeyQuery) -> bool:
         """Whether the instance that was asked answers, in an acceptable role: an address may pass to another one."""

@@ -16,13 +16,14 @@ from typing_extensions import TypeAliasType
 
 from balance_service.errors import InvalidInputError
 from balance_service.model.keys import CONTROL_CHARACTERS, MAX_KEY_BYTES, checked_key
+from balance_service.model.record_keys import MOST_BYTES, RecordKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from aiohttp import web
 
-    from balance_service.model.keys import ColumnKey, KeyType
+    from balance_service.model.keys import KeyType
 
 _MAX_PARAMETERS = 16
 _MOST_NAME = 100
@@ -107,7 +108,10 @@ Key = TypeAliasType(
         ),
     ],
 )
-NumberKey = Annotated[str, Field(pattern="^(?:0|-?[1-9][0-9]{0,17})$")]
+NumberKey = Annotated[str, Field(pattern="^(?:0|-?[1-9][0-9]{0,18})$")]
+_HEX = "[0-9a-fA-F]"
+UuidKey = Annotated[str, Field(pattern=f"^{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}$")]
+BytesKey = Annotated[str, Field(pattern=f"^(?:{_HEX}{{2}}){{1,{MOST_BYTES}}}$")]
 
 
 def key_text(name: str) -> PlainValidator:
@@ -130,7 +134,23 @@ def key_of_type(key_type: KeyType) -> PlainValidator:
         key_type.parse(text)
         return text
 
-    return PlainValidator(parse, json_schema_input_type=NumberKey if key_type.is_number else Key)
+    return PlainValidator(parse, json_schema_input_type=text_type(key_type))
+
+
+def text_type(key_type: KeyType) -> Any:
+    """The type of the texts of keys, for the OpenAPI document; any text for composite keys, whose text is a query."""
+    if isinstance(key_type, RecordKey) and key_type.key_format in _OWN_KEYS:
+        return _OWN_KEYS[key_type.key_format][0]
+    if key_type.is_composite:
+        return str
+    return NumberKey if key_type.is_number else Key
+
+
+_OWN_KEYS: Mapping[str, tuple[Any, str]] = {
+    "uuid": (UuidKey, "123e4567-e89b-12d3-a456-426614174000"),
+    "bytes": (BytesKey, "00ff"),
+}
+"""The types of texts of records' own keys that are neither text nor numbers, with an example."""
 
 
 class Validated(BaseModel):
@@ -365,9 +385,16 @@ def key_parameters(names: str | tuple[str, ...], key_type: KeyType, description:
     if not isinstance(names, str):
         return _composite_key_parameters(names, key_type, description)
     name = names
-    kind = Annotated[str, key_of_type(key_type) if key_type.is_number else key_text(name)]
-    field = Field(alias=name, description=description, examples=["1" if key_type.is_number else "c1"])
+    kind = Annotated[str, key_text(name) if key_type.is_text else key_of_type(key_type)]
+    field = Field(alias=name, description=description, examples=[example_of(key_type)])
     return create_model("KeyParameters", __base__=KeyParameters, key=(kind, field))
+
+
+def example_of(key_type: KeyType) -> str:
+    """The text of a key of one column, as an example."""
+    if isinstance(key_type, RecordKey) and key_type.key_format in _OWN_KEYS:
+        return _OWN_KEYS[key_type.key_format][1]
+    return "1" if key_type.is_number else "c1"
 
 
 def _composite_key_parameters(names: Sequence[str], key_type: KeyType, description: str) -> type[KeyParameters]:
@@ -381,13 +408,8 @@ def _composite_key_parameters(names: Sequence[str], key_type: KeyType, descripti
     kind = Annotated[str, PlainValidator(text_of, json_schema_input_type=dict[str, str])]
     made = create_model("KeyParameters", __base__=KeyParameters, key=(kind, Field(description=description)))
     made.of_columns = "key"
-    made.columns = {name: column_type(part) for name, part in zip(names, key_type.parts, strict=True)}
+    made.columns = {name: text_type(part) for name, part in zip(names, key_type.parts, strict=True)}
     return made
-
-
-def column_type(part: ColumnKey) -> Any:
-    """The type of a parameter with a column of a key."""
-    return NumberKey if part.is_number else Key
 
 
 class ScanParameters(Parameters):

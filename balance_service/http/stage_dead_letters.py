@@ -171,10 +171,17 @@ class DeadLetterScan:
         }
 
     def _key(self, key: bytes | None) -> dict[str, Any]:
-        if key is not None and (self.key_type.is_number or self.key_type.is_composite):
-            with suppress(InvalidInputError):
-                return {"key": self.key_type.text(key)}
+        with suppress(InvalidInputError):
+            return shown_key(None if key is None else self.key_type.stored(key), self.key_type)
         return text_or_base64("key", key)
+
+
+def shown_key(key: bytes | None, key_type: KeyType) -> dict[str, Any]:
+    """Returns a state's key as an answer shows it: as text, or under another name if it is none."""
+    if key is not None and not key_type.is_text:
+        with suppress(InvalidInputError):
+            return {"key": key_type.text(key)}
+    return text_or_base64("key", key)
 
 
 def _id_of(letter: Mapping[str, Any]) -> LetterId:

@@ -75,17 +75,9 @@ class Addition:
         """
         if amounts.type != self._type:
             return [None] * len(frames)
-        before = [frame or b"" for frame in frames]
-        sizes = np.fromiter(map(len, before), dtype=np.int64, count=len(before))
-        ends = sizes.cumsum()
-        starts = ends - sizes
         low, fits = _within_64_bits(amounts)
-        data = np.frombuffer(b"".join(before), dtype=np.uint8)
-        rows = np.flatnonzero(fits & (sizes >= _LEAST_FRAME))
-        rows, widths = self._numbers(data, rows, starts[rows], ends[rows])
-        numbers = _last_bytes(data, ends[rows])
-        spare = 8 * (_NUMBER_BYTES - widths)
-        numbers = (numbers << spare) >> spare
+        data, starts, ends = _joined(frames)
+        rows, widths, numbers = self._read(data, np.flatnonzero(fits), starts, ends)
         totals = numbers + low[rows]
         same = (_width(totals) == widths) & (numbers > -_MOST) & (numbers < _MOST)
         rows, widths, totals = rows[same], widths[same], totals[same]
@@ -94,6 +86,34 @@ class Addition:
         for row, start, end in zip(rows.tolist(), starts[rows].tolist(), ends[rows].tolist(), strict=True):
             added[row] = after[start:end]
         return added
+
+    def numbers(self, frames: Sequence[bytes | None]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the unscaled numbers of states, and their width in bytes.
+
+        The width is 0 if there is no state, and -1 if `add` would leave the state to the fold.
+        """
+        numbers = np.zeros(len(frames), dtype=np.int64)
+        widths = np.fromiter((0 if frame is None else -1 for frame in frames), dtype=np.int64, count=len(frames))
+        data, starts, ends = _joined(frames)
+        rows, found, of_rows = self._read(data, np.arange(len(frames)), starts, ends)
+        small = (of_rows > -_MOST) & (of_rows < _MOST)
+        numbers[rows[small]], widths[rows[small]] = of_rows[small], found[small]
+        return numbers, widths
+
+    def summands(self, amounts: pa.Array, count: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Returns the unscaled amounts, 0 for null; and a mask of those of which `count` can be added in 64 bits."""
+        if amounts.type != self._type:
+            return np.zeros(len(amounts), dtype=np.int64), np.zeros(len(amounts), dtype=bool)
+        low, fits = _within_64_bits(amounts)
+        is_null = amounts.is_null().to_numpy(zero_copy_only=False)
+        most = _MOST // max(count, 1)
+        fits = is_null | (fits & (low > -most) & (low < most))
+        return np.where(fits & ~is_null, low, 0), fits
+
+    def amounts(self, numbers: NDArray[np.int64]) -> pa.Array:
+        """Returns unscaled numbers as decimals."""
+        words = np.stack([numbers, numbers >> 63], axis=1).astype("<i8")
+        return pa.Array.from_buffers(self._type, len(numbers), [None, pa.py_buffer(words.tobytes())])
 
     def begin(
         self, keys: pa.Array, amounts: pa.Array, belong: Callable[[NDArray[np.uint8]], NDArray[np.bool_]]
@@ -139,6 +159,16 @@ class Addition:
         frames[:, -width:] = _big_endian(numbers)[:, _NUMBER_BYTES - width :]
         return frames
 
+    def _read(
+        self, data: NDArray[np.uint8], rows: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the rows of `_numbers`, the widths and the numbers."""
+        rows = rows[ends[rows] - starts[rows] >= _LEAST_FRAME]
+        rows, widths = self._numbers(data, rows, starts[rows], ends[rows])
+        numbers = _last_bytes(data, ends[rows])
+        spare = 8 * (_NUMBER_BYTES - widths)
+        return rows, widths, (numbers << spare) >> spare
+
     def _numbers(
         self, data: NDArray[np.uint8], rows: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -157,6 +187,29 @@ class Addition:
         known &= (widths >= 1) & (widths <= _NUMBER_BYTES)
         known[known] &= data[of_number[known]] == 2 * widths[known]
         return rows[known], widths[known]
+
+
+def written(numbers: NDArray[np.int64], prefix: bytes = b"") -> pa.Array:
+    """Returns numbers as Avro's decimals in bytes, each behind a prefix."""
+    widths = _width(numbers)
+    head = len(prefix) + 1
+    ends = (widths + head).cumsum()
+    data = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
+    starts = ends - widths - head
+    for at, byte in enumerate(prefix):
+        data[starts + at] = byte
+    data[ends - widths - 1] = 2 * widths
+    _put(data, ends, widths, numbers)
+    offsets = np.concatenate([[0], ends]).astype(np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(numbers), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _joined(frames: Sequence[bytes | None]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """Returns all frames as one array, with the start and the end of each."""
+    known = [frame or b"" for frame in frames]
+    sizes = np.fromiter(map(len, known), dtype=np.int64, count=len(known))
+    ends = sizes.cumsum()
+    return np.frombuffer(b"".join(known), dtype=np.uint8), ends - sizes, ends
 
 
 def _within_64_bits(amounts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -190,9 +243,16 @@ def _with_numbers(
     data: NDArray[np.uint8], ends: NDArray[np.int64], widths: NDArray[np.int64], numbers: NDArray[np.int64]
 ) -> bytes:
     """Returns the data with the bytes before each end replaced by the numbers."""
-    written = data.copy()
+    changed = data.copy()
+    _put(changed, ends, widths, numbers)
+    return changed.tobytes()
+
+
+def _put(
+    data: NDArray[np.uint8], ends: NDArray[np.int64], widths: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> None:
+    """Writes each number into the bytes before its end."""
     columns = _big_endian(numbers)
     for back in range(1, _NUMBER_BYTES + 1):
         reaches = widths >= back
-        written[ends[reaches] - back] = columns[reaches, _NUMBER_BYTES - back]
-    return written.tobytes()
+        data[ends[reaches] - back] = columns[reaches, _NUMBER_BYTES - back]

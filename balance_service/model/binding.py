@@ -36,7 +36,7 @@ def bind_models(models: Iterable[ReadModel | type[ReadModel]], settings: Setting
     """
     with closing(SchemaRegistry.from_settings(settings)) as registry:
         return [
-            model(Schemas.beside(model, partial(_in_registry, registry, settings, model)))
+            model(Schemas.beside(model, partial(_in_registry, registry, settings, model), settings))
             if isinstance(model, type)
             else model
             for model in models

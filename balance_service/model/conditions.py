@@ -284,23 +284,18 @@ def column_name(found: object, taker: str) -> str:
     """Returns the name of a column. Raises TypeError for any other object, such as a column of PySpark."""
     if isinstance(found, str):
         return found
-    why = FOR_SPARK if _is_of_spark(found) else f'write the name, `{taker}("a")`'
+    why = FOR_SPARK if is_of_spark(found) else f'write the name, `{taker}("a")`'
     raise TypeError(f"{found!r} is not the name of a column, which `{taker}` takes: {why}")
 
 
-def refuse_spark(found: object, taker: str) -> None:
-    """Raises TypeError for a column of PySpark in the place of a name."""
-    if _is_of_spark(found):
-        column_name(found, taker)
-
-
-def _is_of_spark(found: object) -> bool:
+def is_of_spark(found: object) -> bool:
+    """Whether an object is one of PySpark's, such as a column."""
     # Without an import of PySpark, which takes long.
     return type(found).__module__.partition(".")[0] == "pyspark"
 
 
 def _refuse(found: object) -> NoReturn:
-    if _is_of_spark(found):
+    if is_of_spark(found):
         raise TypeError(f"{found!r} is not a condition: {FOR_SPARK}")
     what = f"col({found.field.path!r})" if isinstance(found, Col) else repr(found)
     raise TypeError(
@@ -320,7 +315,7 @@ def _literal(value: object) -> object:
     """Returns the value if it can be compared. Whether it fits the column is checked once the type is known."""
     if value is None:
         raise TypeError('nothing equals null: write `col("a").is_null()` or `~col("a").is_null()`')
-    if _is_of_spark(value):
+    if is_of_spark(value):
         raise TypeError(f"{value!r} is no value that a column can be compared with: {FOR_SPARK}")
     if isinstance(value, Col | Condition):
         raise TypeError("a column can be compared with a value only, not with another column or a condition")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, get_type_hints, is_typeddict
 
+from balance_service.avro.named_types import expanded
+from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.errors import ConfigurationError, PoisonRecordError
 from balance_service.model.dataclass_types import check_names, hints_of, record_type
 from balance_service.model.value_types import STATE, VIEW, Place, same
@@ -16,6 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from balance_service.avro.schemas import Schema
+
+
+_OF_OTHERS = frozenset({"record", "error", "array", "map", "union"})
+_CHANGEABLE = frozenset({dict, list})
+"""The types of decoded values that own code may change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,13 @@ class StateConverter:
 
     Fields that the record lacks get the dataclass's default.
     """
+    lent: Callable[[Any], Any]
+    """Returns what a model's own code receives of a record: as `from_record`, or a copy of a record that stays one.
+
+    An instance that lasts is returned unchanged.
+    """
+    lasts: Callable[[Any, int], bool] | None = None
+    """Says of an instance whether it lasts, and takes at most so many bytes as a record. See `lasting`."""
 
 
 def converter_of(state: type, name: str) -> StateConverter:
@@ -52,7 +66,12 @@ def converter_of(state: type, name: str) -> StateConverter:
 
 def _converter(owner: type, namespace: str, name: str, use: str) -> StateConverter:
     kind = record_type(owner, namespace, name, use)
-    return StateConverter(kind.schema, kind.write, kind.read)
+    read = kind.read
+
+    def lent(state: Any) -> Any:
+        return state if state.__class__ is owner else read(state)
+
+    return StateConverter(kind.schema, kind.write, read, lent, kind.lasts)
 
 
 @lru_cache
@@ -132,9 +151,17 @@ def returned_by(view: Any, name: str, *, has_fields: bool) -> StateConverter | N
         owner = dataclasses.make_dataclass(returned.__name__, [*hints_of(Place(returned, VIEW)).items()])
         owner.__module__, owner.__qualname__ = returned.__module__, returned.__qualname__
     of_view = _converter(owner, name.replace("-", "_"), "View", VIEW)
-    return StateConverter(of_view.schema, of_view.to_record if owner is returned else same, same)
+    return StateConverter(of_view.schema, of_view.to_record if owner is returned else same, same, same)
 
 
 def unconverted(schema: Schema) -> StateConverter:
     """Returns a converter that leaves records unchanged, for a read model that names a schema."""
-    return StateConverter(schema, same, same)
+    kinds = [without_null(kind)[0] for kind in fields_of(expanded(schema)).values()]
+    is_flat = not any(simple_name(kind) in _OF_OTHERS for kind in kinds)
+    return StateConverter(schema, same, same, dict if is_flat else _copied)
+
+
+def _copied(value: Any) -> Any:
+    if value.__class__ is dict:
+        return {name: _copied(member) if member.__class__ in _CHANGEABLE else member for name, member in value.items()}
+    return [_copied(member) if member.__class__ in _CHANGEABLE else member for member in value]

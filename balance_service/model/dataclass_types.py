@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, g
 
 from balance_service.avro.schemas import full_name
 from balance_service.errors import ConfigurationError, PoisonRecordError
+from balance_service.model.lasting import lasting
 from balance_service.model.value_types import (
     PLAIN,
     NoDefaultError,
@@ -92,6 +93,7 @@ class _Compiler:
             write=_writing(place, names, writes),
             read=_reading(owner, reads),
             default=as_default,
+            lasts=lasting(owner, kinds),
             has_defaults=all("default" in schema for schema in schemas),
         )
         return kind
@@ -168,7 +170,7 @@ class _Compiler:
         if name in self._classes:
             schema = full_name(self._named(name))
         self._classes[name] = owner
-        return ValueType(schema=schema, write=write, read=members.__getitem__, default=write)
+        return ValueType(schema=schema, write=write, read=members.__getitem__, default=write, lasting=owner)
 
     def _named(self, name: str) -> dict[str, str]:
         return {"name": name, **({"namespace": self.namespace} if self.namespace else {})}

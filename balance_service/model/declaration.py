@@ -16,9 +16,11 @@ from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import col
 from balance_service.model.converters import converter_of, record_converter, unconverted
 from balance_service.model.events import ANY, EVENT, PER_KEY, DeclaredRecord, Emit, OnFailure, Order
+from balance_service.model.key_forms import form_misfit, join_key_misfit, sent_misfit
 from balance_service.model.keys import ColumnKey, KeyType, key_type_of
 from balance_service.model.made_records import problem_of
 from balance_service.model.record_folds import OFFSET, STATE, Upsert
+from balance_service.model.record_keys import RecordKey, is_record_key
 from balance_service.model.sources import declared_stages, has_several, sources_misfit, sources_of
 from balance_service.model.standard_fold import Combine, StandardFold, columns_of
 from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, Table, Where, join_misfit
@@ -112,6 +114,8 @@ def check_class(model: Any) -> None:
     for source in sources:
         _check_steps(model, source)
         _check_partitioners(model, source)
+        if why := form_misfit(model, source):
+            refuse(model, why)
     _check_owners(model, [record for source in sources for record in source.records])
     steps = [step for source in sources for step in source.steps]
     _check_owners(model, [step.table.record for step in steps if isinstance(step, Join)])
@@ -173,6 +177,15 @@ def _check_columns(model: Any, says: str, columns: Sequence[str]) -> None:
 
 def _named(columns: Iterable[Any]) -> str:
     return " and ".join([column.__name__ if isinstance(column, type) else repr(column) for column in columns])
+
+
+def _check_reserved(model: Any, names: Iterable[str]) -> None:
+    """Refuses fields and records whose columns Spark would not tell apart from others: it ignores case."""
+    known = {*_TAKEN}
+    for name in names:
+        if name.lower() in known:
+            refuse(model, f"has a field or record called '{name}', which is a reserved name in upper and lower case")
+        known.add(name.lower())
 
 
 def _check_partitioners(model: Any, source: Stream) -> None:
@@ -245,12 +258,24 @@ def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Decl
     for output in outputs:
         if output.each is not EVENT:
             refuse(model, f"emits the last state of a key to '{output.topic}', but has no states")
-        if bool(output.record) != (output.make is not None or bool(output.fields)):
-            refuse(model, f"emits to '{output.topic}': name both a record type and `fields` or `make`, or neither")
+        if bool(output.record) != (output.make is not None or bool(output.fields) or output.of is not None):
+            refuse(
+                model, f"emits to '{output.topic}': name both a record type and `fields`, `of` or `make`, or neither"
+            )
         if output.where is not None:
             check_condition(model, output.where, events)
         _check_fields(model, output, made, events)
+    if why := sent_misfit(outputs, _key_of_events(model, stages[-1], events)):
+        refuse(model, why)
     return Declared(stages=stages, outputs=outputs, made=made)
+
+
+def _key_of_events(model: Any, last: Stage, events: Mapping[str, Schema]) -> KeyType | None:
+    """Returns the type of the keys of a last stage without states; None if they may be anything."""
+    if last.key is not None:
+        return key_type_of([_part(model, column, last, events) for column in last.key])
+    form = sources_of(model)[0].key_format
+    return None if form is None else RecordKey.of_format(form)
 
 
 def _check_fields(
@@ -261,10 +286,10 @@ def _check_fields(
     state: Mapping[str, Any] | None = None,
     key: Sequence[str] = (),
 ) -> None:
-    if not output.fields or output.record is None:
+    if output.record is None or not (output.fields or output.of):
         return
-    if output.make is not None:
-        refuse(model, f"emits to '{output.topic}' with both `fields` and `make`: write one of them")
+    if (output.make is not None) + bool(output.fields) + (output.of is not None) > 1:
+        refuse(model, f"emits to '{output.topic}' with two of `fields`, `of` and `make`: write one of them")
     if why := problem_of(output, made[output.record], events, state or {}, key):
         refuse(model, why)
 
@@ -296,12 +321,20 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     stages = checked_stages(model, outputs, needed, is_all_needed=own_fold or own_emit)
     events = events_of(model, stages[-1])
     key_type = _key(model, stages[-1], events)
+    if isinstance(key_type, RecordKey) and key_type.column in state:
+        refuse(
+            model,
+            f"has states with a '{key_type.column}', which is what answers call its key, RECORD_KEY: rename the field, "
+            "or remove it",
+        )
     _check_queries(model, key_type)
     if bool(folds) == own_fold:
         refuse(model, "has both standard folds and a `fold` of its own" if folds else "has no fold")
-    if taken := (_TAKEN & {*folds, *events}) | (folds.keys() & events.keys()):
-        refuse(model, f"has a field or record called '{min(taken)}', which is a reserved name")
+    # Only an `emit` of the model's own has the events handed over next to the fields.
+    _check_reserved(model, [*folds, *(events if own_emit else events.keys() & folds.keys())])
     _check_outputs(model, outputs, own_emit=own_emit)
+    if why := sent_misfit(outputs, key_type):
+        refuse(model, why)
     made = _made(model, outputs)
     for output in outputs:
         _check_fields(model, output, made, events, state, key_type.columns)
@@ -316,8 +349,9 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     )
     if not folds:
         return declared
-    named, keys = state_schema["name"], {*key_type.columns}
-    for part in key_type.parts:
+    is_own = isinstance(key_type, RecordKey)
+    named, keys = state_schema["name"], frozenset[str]() if is_own else frozenset(key_type.columns)
+    for part in () if is_own else key_type.parts:
         kind = "long" if part.is_number else "string"
         if part.column not in state or simple_name(state[part.column]) != kind:
             refuse(model, f"has states without its key: {named} has no {kind} '{part.column}'")
@@ -438,8 +472,9 @@ def _check_outputs(model: Any, outputs: tuple[Emit, ...], *, own_emit: bool) -> 
     if own_emit and not outputs:
         refuse(model, "has an `emit`, but `emits` names no topic")
     for output in outputs:
-        if output.make is not None or output.where is not None:
-            refuse(model, f"emits to '{output.topic}' with `make` or `where`, which only models without states may use")
+        if output.make is not None or output.where is not None or output.of is not None:
+            why = "with `make`, `of` or `where`, which only models without states may use"
+            refuse(model, f"emits to '{output.topic}' {why}")
         if own_emit and output.fields:
             refuse(model, f"emits to '{output.topic}' with `fields`, and has an `emit` of its own: write one of them")
         if (output.record is None) == (own_emit or bool(output.fields)):
@@ -450,9 +485,9 @@ def _check_outputs(model: Any, outputs: tuple[Emit, ...], *, own_emit: bool) -> 
 
 
 def _declared_key(model: Any) -> tuple[str, ...]:
-    """Returns the columns of the key that a model names; none if it names none."""
+    """Returns the columns of the key that a model names; none if it names none, or the records' own key."""
     key = getattr(model, "key", None)
-    if key is None:
+    if key is None or is_record_key(key):
         return ()
     columns = key if isinstance(key, tuple) else (key,)
     if not all(isinstance(column, str) for column in columns):
@@ -463,6 +498,8 @@ def _declared_key(model: Any) -> tuple[str, ...]:
 
 def _key(model: Any, stage: Stage, events: Mapping[str, Schema]) -> KeyType:
     """Returns the encoding of the states' keys: of the columns of the last `.by`, or of the declared key."""
+    if stage.own_key is not None:
+        return stage.own_key
     declared = _declared_key(model)
     if stage.key is not None:
         if declared not in ((), stage.key):
@@ -546,6 +583,11 @@ def _transformed(
             refuse(model, f"names '{min(missing)}', but the rows of its `transform` have {_no_column(whole.schema)}")
         transform = whole.only(asked)
         multiplies = transform.analysed.multiplies
+        if any(isinstance(step, By) and step.unchanged for step in source.steps):
+            _check_unchanged(model, source, transform, several=several)
+            made.append(transform)
+            continued.append(source)
+            continue
         if multiplies and not key and not keys:
             refuse(model, "makes several rows of an event: name a `key`, the columns by which they are passed on")
         made.append(transform)
@@ -560,6 +602,22 @@ def _transformed(
             f"{unlike[0]['fields']}; return the same columns, in the same order",
         )
     return tuple(continued), tuple(made)
+
+
+def _check_unchanged(model: Any, source: Stream, transform: Transform, *, several: bool) -> None:
+    """Refuses what cannot be behind a re-key of the events themselves."""
+    says = "passes its events on unchanged"
+    if several or sum(isinstance(step, By) for step in source.steps) > 1:
+        refuse(model, f"{says}, and has several sources or re-keys: let the rows be passed on")
+    if any(isinstance(step, Join) for step in source.steps):
+        refuse(model, f"{says}, and joins: let the rows be passed on, and joined")
+    if transform.analysed.multiplies:
+        refuse(model, f"{says}, and makes several rows of an event, which are passed on together: remove `unchanged`")
+    for column in next(step.columns for step in source.steps if isinstance(step, By)):
+        if transform.analysed.untouched(column) != column:
+            refuse(
+                model, f"{says} by '{column}', which its `transform` computes: keep the column as it is in the event"
+            )
 
 
 def _conditions_of_rows(source: Stream) -> set[str]:
@@ -674,6 +732,7 @@ def checked_stages(
         _check_selected(model, source, first)
     for stage in stages:
         events = events_of(model, stage)
+        _check_reserved(model, events)
         for condition in stage.conditions:
             check_condition(model, condition, events if stage.transform is None else stage.schemas)
         _check_joins(model, stage, events)
@@ -685,6 +744,8 @@ def checked_stages(
             if kind is None or ColumnKey.from_column(column, kind) is None:
                 found = _no_column(schema) if kind is None else f"one of type {type_name(kind)}"
                 refuse(model, f"continues by '{column}', which must be a string, int or long; {record} has {found}")
+    if is_record_key(getattr(model, "key", None)) and hasattr(model, "state"):
+        stages = (*stages[:-1], replace(stages[-1], own_key=RecordKey.of_format(sources[0].key_format or "string")))
     if len({stage.name for stage in stages}) < len(stages):
         refuse(model, "continues by the same column twice")
     return stages
@@ -720,8 +781,8 @@ def _check_joins(model: Any, stage: Stage, events: Mapping[str, Schema]) -> None
             )
         for record, schema in events.items():
             kind = fields_of(schema).get(join.on)
-            if kind is None or ColumnKey.from_column(join.on, kind) is None:
-                refuse(model, f"joins {table['name']} on '{join.on}', which is not a string, int or long of {record}")
+            if why := join_key_misfit(join, kind):
+                refuse(model, f"joins {table['name']}, {why} of {record}")
     if stage.joins and stage.makes is not None:
         if len(stage.records) > 1:
             refuse(model, f"joins records of several types: {', '.join(stage.records)}")

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, overload
 
 from balance_service.errors import ConfigurationError
-from balance_service.model.conditions import checked
+from balance_service.model.conditions import checked, column_name
 from balance_service.model.converters import annotated_type, record_converter
 from balance_service.model.value_types import located
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from balance_service.model.conditions import Condition
+    from balance_service.model.record_keys import KeyFormat
 
 State = Mapping[str, Any]
 """The state of a key: an Avro record of the read model's state schema."""
@@ -32,6 +33,8 @@ source has a column with its simple name: the event's fields, or None if the eve
 
 
 class Event(dict[str, Any]):
+    __slots__ = ("record", "timestamp_ms")
+
     record: str
     """The simple name of its record."""
     timestamp_ms: int
@@ -43,15 +46,28 @@ class Event(dict[str, Any]):
         self.timestamp_ms = timestamp_ms
 
 
-def event_of(records: Iterable[str], update: Update, timestamp_ms: int) -> Event | None:
-    """Returns the event of an update that carries event fields; None for a tombstone.
+Readers = Mapping[str, Callable[[Mapping[str, Any]], Any]]
+"""What makes instances of dataclasses of events, by the simple name of the event. Other events are an `Event`."""
+
+
+@overload
+def event_of(records: Iterable[str], update: Update, timestamp_ms: int) -> Event | None: ...
+
+
+@overload
+def event_of(records: Iterable[str], update: Update, timestamp_ms: int, readers: Readers) -> Any: ...
+
+
+def event_of(records: Iterable[str], update: Update, timestamp_ms: int, readers: Readers | None = None) -> Any:
+    """Returns the event of an update that carries event fields, as an author's function takes it; None for a tombstone.
 
     Args:
         records: the simple names of the possible records.
     """
     for record in records:
         if (fields := update.get(record)) is not None:
-            return Event(record, fields, timestamp_ms)
+            read = None if not readers else readers.get(record)
+            return Event(record, fields, timestamp_ms) if read is None else read(fields)
     return None
 
 
@@ -72,11 +88,10 @@ class DeclaredRecord(str):
         return name
 
 
-def instances_for(code: Callable[..., Any], number: int, records: Iterable[str]) -> Callable[[Any], Any] | None:
+def readers_for(code: Callable[..., Any], number: int, records: Iterable[str]) -> Readers:
     """Returns what makes instances of dataclasses of a function's events, where its annotation names them.
 
-    It takes an event, or None. An event whose dataclass the annotation does not include remains an `Event`. None is
-    returned if the function gets no instances.
+    An event whose dataclass the annotation does not include remains an `Event`.
 
     Args:
         code: a function of a model's author.
@@ -106,16 +121,7 @@ def instances_for(code: Callable[..., Any], number: int, records: Iterable[str])
             f"takes events as {located(odd[0])}, which is neither a mapping nor the dataclass of a record of the "
             "source: name that dataclass, or annotate the event as `Event`"
         )
-    readers = {record: record_converter(owner).from_record for record, owner in kept.items()}
-    if not readers:
-        return None
-
-    def instance_of(event: Event | None) -> Any:
-        if event is None or (read := readers.get(event.record)) is None:
-            return event
-        return read(event)
-
-    return instance_of
+    return {record: record_converter(owner).from_record for record, owner in kept.items()}
 
 
 def _members(code: Callable[..., Any], number: int, *, is_resolved: bool) -> tuple[Any, ...]:
@@ -211,7 +217,8 @@ class Emit:
 
     A record type is named by the simple name of its schema, or by its dataclass. Without one, a model with states emits
     the state itself, and one without states the event's record unchanged. The record's key is the key of the state;
-    without states, the key of the event's record.
+    without states, the key of the event's record. With `key_format="long"`, a number is written as Java's
+    LongSerializer does, and not in the order of our stores; a model with `key = RECORD_KEY` writes it as it was read.
     """
 
     topic: str
@@ -227,6 +234,13 @@ class Emit:
     The record is made without code of the model's own: in Spark, if the model has no states. Other fields have their
     default. An event that leaves no state sends none that has a field of the state.
     """
+    key_format: KeyFormat | None = None
+    """The form of the keys; None if they are as the stores, or the event's records, have them."""
+    of: str | None = None
+    """A column of the event that is an array of records: each is sent, with the fields that the record type has.
+
+    As `fields`, it needs no code of the model's own. For models without states.
+    """
 
     def __init__(
         self,
@@ -236,18 +250,23 @@ class Emit:
         where: Condition | None = None,
         make: Callable[[Any], Sent] | None = None,
         fields: Mapping[str, str | OfState] | None = None,
+        of: str | None = None,
+        key_format: KeyFormat | None = None,
     ) -> None:
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "record", None if record is None else DeclaredRecord.named(record))
         object.__setattr__(self, "each", each)
         object.__setattr__(self, "where", None if where is None else checked(where))
         object.__setattr__(self, "make", make)
-        object.__setattr__(self, "fields", {name: _source(of) for name, of in (fields or {}).items()})
+        object.__setattr__(self, "fields", {name: _source(one) for name, one in (fields or {}).items()})
+        object.__setattr__(self, "of", None if of is None else column_name(of, "of"))
+        object.__setattr__(self, "key_format", key_format)
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns of the event that `fields` and `where` name."""
-        taken = {of.partition(".")[0] for of in self.fields.values() if isinstance(of, str)}
+        """The columns of the event that `fields`, `of` and `where` name."""
+        named = [self.of, *self.fields.values()]
+        taken = {one.partition(".")[0] for one in named if isinstance(one, str)}
         return frozenset(taken) if self.where is None else self.where.columns | taken
 
 
@@ -262,4 +281,6 @@ def _source(of: object) -> str | OfState:
 def listed(sent: Sent) -> Sequence[Any]:
     if sent is None:
         return ()
+    if sent.__class__ is dict:
+        return (sent,)
     return (sent,) if isinstance(sent, Mapping) or dataclasses.is_dataclass(sent) else sent

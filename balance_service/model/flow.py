@@ -45,10 +45,11 @@ class Edge:
 
 @dataclass(slots=True)
 class Flow:
-    """Nodes and edges in the order of the stages."""
+    """Nodes and edges in the order of the stages; and, of stages with a transform, what it does."""
 
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
+    plans: list[str] = field(default_factory=list)
 
     def node(self, kind: NodeKind, name: str) -> Node:
         """Returns the node of this kind and name, which is added if there is none."""
@@ -68,7 +69,10 @@ def flow_of(model: ReadModel, stages: Sequence[Stage]) -> Flow:
     flow = Flow()
     for stage in stages:
         source, work = flow.node("topic", stage.source), flow.node("stage", stage.name)
-        made = "" if stage.transform is None else "transform"
+        made = ""
+        if stage.transform is not None:
+            made = "transform"
+            flow.plans.append(stage.explained())
         flow.lead(source, work, "records", _label(stage.conditions, made))
         for join in stage.joins:
             flow.lead(flow.node("topic", join.table.topic), work, "join", _join_label(join))

@@ -53,7 +53,7 @@ def checked_key(key: str, name: str) -> str:
 
 _NUMBER = struct.Struct(">Q")
 SIGN_BIT = 1 << 63
-_NUMERAL = re.compile(r"0|-?[1-9][0-9]{0,18}")
+NUMERAL = re.compile(r"0|-?[1-9][0-9]{0,18}")
 # UTF-8, so that Spark can write them as text. A text ends before any text that it begins.
 ESCAPED_NUL, END_OF_TEXT = "\0\2", "\0\1"
 _ESCAPED, _END = ESCAPED_NUL.encode(), END_OF_TEXT.encode()
@@ -76,6 +76,11 @@ class KeyType(ABC):
         return tuple([part.column for part in self.parts])
 
     @property
+    def is_text(self) -> bool:
+        """Whether each key is its text, in UTF-8."""
+        return not self.is_number and not self.is_composite
+
+    @property
     def is_composite(self) -> bool:
         return len(self.parts) > 1
 
@@ -83,6 +88,14 @@ class KeyType(ABC):
     def declared(self) -> str | tuple[str, ...]:
         """The key as a read model declares it."""
         return self.columns if self.is_composite else self.columns[0]
+
+    def stored(self, record_key: bytes) -> bytes:
+        """Returns the key of a state, given that of the records that it is made of: the same but for `RecordKey`."""
+        return record_key
+
+    def sent(self, key: bytes) -> bytes:
+        """Returns the key of the records that a state is made of, given the state's: the inverse of `stored`."""
+        return key
 
     @abstractmethod
     def of(self, record: Mapping[str, Any]) -> bytes:
@@ -189,7 +202,7 @@ class ColumnKey(KeyType):
         """Returns the value for a text in a query. Raises InvalidInputError if the text is not valid."""
         if not self.is_number:
             return checked_key(text, self.column)
-        if not _NUMERAL.fullmatch(text) or not -SIGN_BIT <= (number := int(text)) < SIGN_BIT:
+        if not NUMERAL.fullmatch(text) or not -SIGN_BIT <= (number := int(text)) < SIGN_BIT:
             raise InvalidInputError(f"{self.column} must be a number of at most 64 bits, such as 42")
         return number
 
@@ -296,7 +309,7 @@ class CompositeKey(KeyType):
             absent = next(column for column in self.columns if column not in within)
             raise InvalidInputError(f"{absent} is missing: a range is one of the first columns of the key")
         common = b"".join([_encoded(part.value(within[part.column])) for part in self.parts[:count]])
-        starts, stops = [common], [_after(common)]
+        starts, stops = [common], [after(common)]
         if (start, end, prefix) != (None, None, None):
             if count == len(self.parts):
                 raise InvalidInputError(
@@ -311,7 +324,7 @@ class CompositeKey(KeyType):
             if start is not None:
                 starts.append(common + _encoded(ranged.value(start)))
             if end is not None:
-                stops.append(_after(common + _encoded(ranged.value(end))))
+                stops.append(after(common + _encoded(ranged.value(end))))
         return max(starts), min(stops)
 
     def _checked(self, key: bytes) -> bytes:
@@ -339,7 +352,7 @@ def _text_and_rest(key: bytes, column: str) -> tuple[bytes, bytes]:
     return key[:at].replace(_ESCAPED, b"\0"), key[at + 2 :]
 
 
-def _after(common: bytes) -> bytes:
+def after(common: bytes) -> bytes:
     """Returns the first bytes that sort after all that begin so."""
     begun = common.rstrip(b"\xff")
     return begun[:-1] + bytes([begun[-1] + 1]) if begun else _AFTER_ALL_KEYS

@@ -29,6 +29,9 @@ MISFIT = "the record to send does not fit its schema"
 PART = "#"
 """How the names of columns with parts of outputs begin. No field of a model can have such a name."""
 _PROMOTED = {("int", "long"), ("float", "double")}
+_LIMIT = (1 << 63) - 1
+# The number of bytes, 1, and the byte.
+_ZERO = b"\2\0"
 _EXACT = Context(prec=80, traps=[InvalidOperation, Inexact])
 
 
@@ -61,6 +64,9 @@ def _problems(
 ) -> Iterator[str]:
     fields, name = fields_of(made), made["name"]
     to = f"emits {name} to '{emit.topic}'"
+    if emit.of is not None:
+        yield from _problems_of_items(to, emit.of, made, events)
+        return
     if unknown := emit.fields.keys() - fields.keys():
         yield f"{to} with '{min(unknown)}', which is no field of it; it has {', '.join(fields)}"
     for field in made["fields"]:
@@ -79,6 +85,23 @@ def _problems(
             yield f"{its} of the event's '{of}': `each=LAST` has no event, only the key {known} and `OfState`"
         else:
             yield from _of_events(its, of, wanted, events)
+
+
+def _problems_of_items(to: str, column: str, made: Schema, events: Mapping[str, Schema]) -> Iterator[str]:
+    for record, schema in events.items():
+        kind = without_null(fields_of(schema).get(column))[0]
+        items = without_null(kind["items"])[0] if kind is not None and simple_name(kind) == "array" else None
+        if items is None or simple_name(items) != "record":
+            yield f"{to} of each of the event's '{column}', which is no array of records in {record}"
+            continue
+        given = fields_of(items)
+        for one in made["fields"]:
+            its = f"{to} with a '{one['name']}' of the event's '{column}'"
+            if one["name"] not in given:
+                if "default" not in one:
+                    yield f"{its}, whose records have none; they have {', '.join(given)}"
+            elif why := misfit(given[one["name"]], one["type"]):
+                yield f"{its}: {why}"
 
 
 def _of_events(its: str, path: str, wanted: Any, events: Mapping[str, Schema]) -> Iterator[str]:
@@ -178,6 +201,17 @@ class OfOne:
     of: OfState | str
 
 
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A field of a record that is a sum of the state, a decimal of the same scale; see `model.addition.written`.
+
+    The unscaled numbers are below `limit`.
+    """
+
+    prefix: bytes
+    limit: int
+
+
 def parts_of(emit: Emit, made: Schema, number: int) -> list[OfEvent | OfOne]:
     """Returns the parts of an output's record, in order.
 
@@ -197,6 +231,12 @@ def parts_of(emit: Emit, made: Schema, number: int) -> list[OfEvent | OfOne]:
         paths = before.paths if of is None else {**before.paths, one["name"]: of}
         parts.append(OfEvent(before.column, {"type": "record", "name": made["name"], "fields": fields}, paths))
     return parts
+
+
+def each_of(made: Schema, item: Mapping[str, Any]) -> bytes:
+    """Returns the record, encoded, that an output sends of one of an array. Raises PoisonRecordError if it is unfit."""
+    schema = expanded(made)
+    return OfEvent("", schema, {name: name for name in fields_of(schema) if name in item}).encoded(item)
 
 
 def columns_of(emits: Sequence[Emit], made: Mapping[str, Schema]) -> Iterator[tuple[Emit, OfEvent]]:
@@ -221,6 +261,24 @@ class Making:
                     self._parts.append(part.encoded({}))
                 case OfEvent(column=column):
                     self._parts.append(column)
+
+    def of_total(self, field: str, scale: int) -> list[bytes | str | Total] | None:
+        """Returns the parts of the record, in order: bytes, the name of a column, or the sum after the event.
+
+        None if another field of the state than this sum of a scale is a part.
+        """
+        parts: list[bytes | str | Total] = []
+        for part in self._parts:
+            match part:
+                case bytes() | str():
+                    parts.append(part)
+                case OfOne(kind=kind, of=of), write:
+                    inner, _ = without_null(kind)
+                    is_decimal = simple_name(inner) == "decimal" and inner["type"] == "bytes"
+                    if of != OfState(field) or not is_decimal or inner.get("scale", 0) != scale:
+                        return None
+                    parts.append(Total(write(Decimal(0))[: -len(_ZERO)], min(10 ** inner["precision"], _LIMIT)))
+        return parts
 
     def body(self, columns: Mapping[str, Any], state: State | None, key: Mapping[str, Any]) -> bytes | None:
         """Returns the encoded record; None if there is no event, or no state, and the record has a field of it.

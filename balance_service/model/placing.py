@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.record_keys import KeyFormat
     from balance_service.model.stream import Partitioner
     from balance_service.settings import Settings
 
@@ -192,15 +193,18 @@ def read_by_all(topic: str, known: Schema | None, schema: Schema) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class TopicRecords:
-    """Records by simple name, whether records without a value are valid, and the function that places keys."""
+    """Records by simple name, whether a record without a value is valid, the function that places keys, their form."""
 
     records: Mapping[str, Schema]
     tombstones: bool
     partitioner: Partitioner
+    key_format: KeyFormat
 
 
 def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings) -> TopicRecords:
     """Returns the records that read models declare to read from a topic. The first of them names its partitioner.
+
+    The form of its keys is text, unless one of them names another.
 
     A record that several dataclasses declare has the fields of all of them.
 
@@ -209,6 +213,7 @@ def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings
     """
     records: dict[str, dict[str, Schema]] = {}
     partitioners: dict[str, Partitioner] = {}
+    forms: dict[str, KeyFormat] = {}
     with_tombstones = set()
 
     def add(to: str, found: Mapping[str, Schema]) -> None:
@@ -222,13 +227,16 @@ def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings
             if not stage.reads_rekeyed:
                 add(stage.source, stage.schemas)
                 partitioners.setdefault(stage.source, stage.partitioner)
+                if stage.own_key is not None:
+                    forms.setdefault(stage.source, stage.key_format)
                 if stage.tombstones:
                     with_tombstones.add(stage.source)
             for join in stage.joins:
                 table = settings.topic_of(join.table.topic)
                 add(table, {join.table.record: stage.rows[join.table.record]})
                 partitioners.setdefault(table, join.table.partitioner)
+                forms.setdefault(table, join.table.key_format)
                 with_tombstones.add(table)
     if topic not in records:
         raise ConfigurationError(f"no read model reads topic '{topic}'; name one of {', '.join(sorted(records))}")
-    return TopicRecords(records[topic], topic in with_tombstones, partitioners[topic])
+    return TopicRecords(records[topic], topic in with_tombstones, partitioners[topic], forms.get(topic, "string"))

@@ -11,7 +11,7 @@ from balance_service.avro.schemas import fields_of, type_name, without_null
 from balance_service.errors import ConfigurationError, InvalidInputError, PoisonRecordError
 from balance_service.model.converters import StateConverter, returned_by
 from balance_service.model.declaration import check_class, check_declaration, refuse
-from balance_service.model.events import EVENT, HALT, instances_for
+from balance_service.model.events import EVENT, HALT, Event, event_of, readers_for
 from balance_service.model.keys import cause_of
 from balance_service.model.made_records import PART, Making
 from balance_service.model.record_folds import STATE, Upsert
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
     from balance_service.model.addition import Addition
-    from balance_service.model.events import Emit, Event, OnFailure, Order, Sent, State, Update
+    from balance_service.model.events import Emit, OnFailure, Order, Readers, Sent, State, Update
     from balance_service.model.keys import KeyType
+    from balance_service.model.made_records import Total
     from balance_service.model.stage import Stage
     from balance_service.model.standard_fold import Combination, Form
     from balance_service.model.stream import Stream
@@ -88,6 +89,8 @@ class ReadModel:
     A source that is re-keyed (`Stream.by`) determines the key, so the model need not name it. `sources`, and the rows
     of a `transform` unless this column is the untouched key of the events, are re-keyed by it without a `Stream.by`.
     Each column of a re-key is a string, an int or a long.
+
+    `RECORD_KEY` is the key of Kafka's record, in the source's `key_format`: neither events nor states repeat it.
     """
     state: ClassVar[str | type]
     """The simple name of the states' schema, or a dataclass (`states`). A model that only emits has none.
@@ -211,6 +214,8 @@ class ReadModel:
         self.key, self.key_columns = self.key_type.declared, self.key_type.columns
         self._states = declared.state
         self.state_fields = fields_of(expanded(self.state_schema))
+        # The state of standard folds has the columns of its key, unless that is the record's own.
+        self._repeated = [column for column in self.key_columns if column in self.state_fields]
         as_kept = {name: type_name(kind) for name, kind in declared.kinds.items() if name not in self.key_columns}
         self.field_types = getattr(own, "fields", as_kept)
         if own.view is not ReadModel.view:
@@ -220,8 +225,9 @@ class ReadModel:
                 refuse(own, f"has a view of its own, but {_NO_FIELDS}")
             if self._view is not None and not has_fields:
                 self.field_types = {name: type_name(kind) for name, kind in fields_of(self._view.schema).items()}
-        self._for_fold = self._instances_for("fold", self.fold, 1)
-        self._for_emit = self._instances_for("emit", self.emit, 1)
+        self._records = tuple(self.stages[-1].events)
+        self._for_fold = self._readers_for("fold", self.fold, 1)
+        self._for_emit = self._readers_for("emit", self.emit, 1)
         for emit in self.outputs:
             if emit.fields:
                 self._making = Making(emit, self.made_schemas[str(emit.record)], 0)
@@ -330,6 +336,22 @@ class ReadModel:
             return emit.make is not None
         return emit.each is EVENT and emit.record is not None and not emit.fields
 
+    @property
+    def emits_steps(self) -> bool:
+        """Whether standard folds and `fields` make an output of each event, so that no code needs the event."""
+        return (
+            bool(self.standard_folds)
+            and not self.keeps_newest
+            and any(emit.each is EVENT and emit.fields for emit in self.outputs)
+        )
+
+    def parts_of_steps(self) -> Sequence[bytes | str | Total] | None:
+        """Returns the parts of the output of each event, if those of the state are the only sum; otherwise None."""
+        if not self.emits_steps or len(self.standard_folds) != 1:
+            return None
+        (field,) = self.standard_folds
+        return self._making.of_total(field, without_null(self.state_fields[field])[0].get("scale", 0))
+
     def made(self, update: Update, state: State | None, key: bytes) -> bytes | None:
         """Returns the encoded record that the model's output makes of its `fields`; None if it sends none.
 
@@ -341,10 +363,26 @@ class ReadModel:
         of_key = self._key(key) if self._making.takes_key else {}
         return self._making.body(update, None if state is None else self._answered(state), of_key)
 
-    def sent(self, state: State | None, event: Event | None) -> Sent:
-        """Returns the records to emit for a stored state. Called by the engine. Raises as `emit`."""
-        told = event if self._for_emit is None else self._for_emit(event)
-        return self.emit(None if state is None else self._states.from_record(self._answered(state)), told)
+    def told(self, update: Update, timestamp_ms: int) -> Any:
+        """Returns the event of an update as `fold` takes it; None for a tombstone. Called by the engine."""
+        return event_of(self._records, update, timestamp_ms, self._for_fold)
+
+    def told_to_emit(self, event: Any, update: Update, timestamp_ms: int) -> Any:
+        """As `told`, for `emit`. `event` is what `fold` took; None if it took none."""
+        if event.__class__ is Event and not self._for_emit:
+            return event
+        return event_of(self._records, update, timestamp_ms, self._for_emit)
+
+    def sent(self, state: State | None, event: Any) -> Sent:
+        """Returns the records to emit for a state, or an instance that lasts. Called by the engine.
+
+        Args:
+            event: as `emit` takes it.
+
+        Raises:
+            PoisonRecordError: as `emit`.
+        """
+        return self.emit(None if state is None else self._states.lent(self._answered(state)), event)
 
     def _answered(self, state: State) -> State:
         """Returns a stored state as the model declares it."""
@@ -353,11 +391,11 @@ class ReadModel:
         found = {name: (state[name], answer) for name, answer in self._answers}
         return {**state, **{name: None if kept is None else answer(kept) for name, (kept, answer) in found.items()}}
 
-    def next_state(self, state: State | None, key: bytes, update: Update, event: Event | None = None) -> State | None:
+    def next_state(self, state: State | None, key: bytes, update: Update, event: Any = None) -> State | None:
         """Returns the state after an update of one event or several; None if it is deleted. Called by the engine.
 
         Args:
-            event: the update's event, for a model that overrides `fold`; None for a tombstone.
+            event: as `fold` takes it, for a model that overrides it; None for a tombstone. See `told`.
 
         Raises:
             PoisonRecordError: the update cannot be applied to this state.
@@ -367,8 +405,11 @@ class ReadModel:
             upserted: State | None = self._upsert(state, update[STATE])
             return upserted
         if not self._steps:
-            return None if event is None else self._folded(state, event)
-        after = {column: before[column] for column in self.key_columns}
+            if event is None:
+                return None
+            folded = self.fold(None if state is None else self._states.lent(state), event)
+            return None if folded is None else self._states.to_record(folded)
+        after = {column: before[column] for column in self._repeated}
         name = ""
         try:
             for name, step in self._steps:
@@ -381,30 +422,47 @@ class ReadModel:
         """Whether an update has values that are those of the former state."""
         return bool(self._lacks(update.get(STATE)))
 
-    def _folded(self, state: State | None, event: Event) -> State | None:
-        told = event if self._for_fold is None else self._for_fold(event)
-        after = self.fold(None if state is None else self._states.from_record(state), told)
-        return None if after is None else self._states.to_record(after)
+    def check_key(self, key: bytes) -> None:
+        """Checks the key of a state that does not exist yet. Raises PoisonRecordError."""
+        self._key(key)
+
+    @property
+    def lasts(self) -> Callable[[Any, int], bool] | None:
+        """Says of a state that the model's own `fold` returns whether it lasts: see `lasting`. None if none does."""
+        return None if self.standard_folds else self._states.lasts
+
+    def lent(self, state: State) -> Any:
+        """Returns what the model's own code receives of a stored state, which it may change."""
+        return self._states.lent(state)
+
+    def recorded(self, state: Any) -> State:
+        """Returns the record of what the model's own `fold` returns. Raises PoisonRecordError if it is no state."""
+        return self._states.to_record(state)
 
     def _with_instances(self, output: Emit) -> Emit:
         make = output.make
-        if make is None or (instance_of := self._instances_for("make", make, 0)) is None:
+        if make is None or not (readers := self._readers_for("make", make, 0)):
             return output
-        return replace(output, make=lambda event: make(instance_of(event)))
 
-    def _instances_for(self, name: str, code: Callable[..., Any], number: int) -> Callable[[Any], Any] | None:
-        """Returns what the model's own code takes events as, as the argument with that number; None for mappings."""
+        def made(event: Event) -> Sent:
+            read = readers.get(event.record)
+            return make(event if read is None else read(event))
+
+        return replace(output, make=made)
+
+    def _readers_for(self, name: str, code: Callable[..., Any], number: int) -> Readers:
+        """Returns what the model's own code takes events as, as the argument with that number; none for mappings."""
         own, last = type(self), self.stages[-1]
         try:
-            instance_of = instances_for(code, number, last.events)
+            readers = readers_for(code, number, last.events)
         except ConfigurationError as error:
             refuse(own, f"has a `{name}` that {error}")
-        if instance_of is not None and last.transform is None and last.wanted_schemas != last.event_schemas:
+        if readers and last.transform is None and last.wanted_schemas != last.event_schemas:
             refuse(
                 own,
                 f"selects columns, but its `{name}` takes whole events: annotate them as `Event`, or remove `select`",
             )
-        return instance_of
+        return readers
 
     def repeated(self, update: Update) -> Mapping[str, Any]:
         """Returns the fields of an update that every attempt of a command repeats: all except `id` and `occurredOn`."""

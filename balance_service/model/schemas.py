@@ -16,6 +16,7 @@ from balance_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
+    from balance_service.settings import Settings
 
 _OURS = "balance_service"
 _RECORD = "record"
@@ -29,18 +30,21 @@ class Schemas:
     folders: tuple[Path, ...]
     """Searched before this package's schemas."""
     in_registry: InRegistry | None = None
+    settings: Settings | None = None
+    """Those of the instance that hosts the model; None if none does."""
 
     @classmethod
-    def beside(cls, model: type, in_registry: InRegistry | None = None) -> Schemas:
+    def beside(cls, model: type, in_registry: InRegistry | None = None, settings: Settings | None = None) -> Schemas:
         """For a class: the folders `schemas` next to its module, and next to each package that contains the module."""
         module = sys.modules.get(model.__module__)
         package, _, _ = model.__module__.partition(".")
         if package == _OURS:
-            return cls(())
+            return cls((), settings=settings)
         file = getattr(module, "__file__", None)
         here = Path(file).resolve().parent if file else Path.cwd()
         packages = model.__module__.count(".") + hasattr(module, "__path__")
-        return cls(tuple(folder / "schemas" for folder in (here, *here.parents)[: packages + 1]), in_registry)
+        folders = tuple(folder / "schemas" for folder in (here, *here.parents)[: packages + 1])
+        return cls(folders, in_registry, settings)
 
     def find(self, name: str, topic: str | None = None) -> Schema:
         """Returns the schema of a record, by its simple name.

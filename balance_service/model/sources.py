@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from balance_service.model.record_keys import is_record_key
 from balance_service.model.stage import FROM, Stage, stages_of_stream
 from balance_service.model.stream import By, Select, Stream
 
@@ -51,6 +52,8 @@ def sources_misfit(model: type) -> str:
     topics = [stream.topic for stream in sources]
     if twice := sorted({topic for topic in topics if topics.count(topic) > 1}):
         return f"reads '{twice[0]}' twice: name all of its records in one Stream"
+    if is_record_key(getattr(model, "key", None)):
+        return "has `sources` and the key RECORD_KEY: these are re-keyed by a column, so name that as the key"
     for stream in sources:
         if stream.tombstones:
             return (

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from balance_service.avro.schemas import fields_of, full_name, without_null
+from balance_service.model.keys import key_problems
 from balance_service.model.stream import By, Global, Join, Where
 from balance_service.model.transform import ROW
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
     from balance_service.model.record_folds import Refusal
+    from balance_service.model.record_keys import KeyFormat, RecordKey
     from balance_service.model.stream import Partitioner, Stream, Table
     from balance_service.model.transform import Transform
 
@@ -90,6 +92,8 @@ class Stage:
     """The fields of the source's record that may have the row with its key, in their order; none: the record is it."""
     refusals: tuple[Refusal, ...] = ()
     """The events that the model's `fold` does not take; the first that applies counts."""
+    own_key: RecordKey | None = None
+    """The form of the source records' keys, if the key of the states is that and no column."""
     columns: frozenset[str] | None = None
     """The columns that are read, and fields of them by their path; None for all."""
     joins: tuple[Join, ...] = ()
@@ -150,6 +154,20 @@ class Stage:
     def global_tables(self) -> tuple[Table, ...]:
         """The joined tables that may have any number of partitions."""
         return tuple(dict.fromkeys(join.table for join in self.joins if isinstance(join.table, Global)))
+
+    @property
+    def key_format(self) -> KeyFormat:
+        """The form of the source's keys that the stage looks for; text if they are as the stores have them."""
+        return "string" if self.own_key is None else self.own_key.key_format
+
+    @property
+    def may_have_any_key(self) -> bool:
+        """Whether a key may begin with 0xFF, as negative numbers of a table's topic do: no store has it."""
+        return any(table.key_format != "string" for table in (*self.tables, self.next_table) if table is not None)
+
+    def key_problems(self, key: Sequence[str]) -> Mapping[str, str]:
+        """As `keys.key_problems`, of the records that the stage reads."""
+        return key_problems(key, self.by) if self.own_key is None else self.own_key.problems
 
     @property
     def identity(self) -> str:
@@ -242,9 +260,10 @@ def stages_of_stream(
     Args:
         suffix: the end of the names of all stages but the last.
         schema_of: (simple name, topic that it is read from or None) → schema.
-        transform: the rows that the first stage makes of its events.
+        transform: the rows that the first stage makes of its events; the last one, after a re-key of the events.
     """
     done: list[Stage] = []
+    is_behind = any(isinstance(step, By) and step.unchanged for step in source.steps)
     schemas: Mapping[str, Schema] = {record: schema_of(record, source.topic) for record in source.records}
     stage = Stage(
         name=name,
@@ -253,7 +272,7 @@ def stages_of_stream(
         partitioner=source.partitioner,
         tombstones=source.tombstones,
         schemas=schemas,
-        transform=transform,
+        transform=None if is_behind else transform,
         columns=None if transform is None else _read_by(transform, [*schemas.values()]),
     )
     for step in source.steps:
@@ -274,6 +293,10 @@ def stages_of_stream(
                 done.append(replace(stage, name=f"{name}-by-{'-'.join(by)}{suffix}", by=by, makes=makes))
                 schemas = stage.schemas if makes is None or record is None else {record: makes}
                 stage = Stage(name=name, owner=name, source=done[-1].name, schemas=schemas, key=by, reads_rekeyed=True)
+                if is_behind:
+                    # Both read the same columns, so a record that does not decode is a dead letter of the first.
+                    columns = done[0].columns
+                    stage = replace(stage, transform=transform, columns=columns)
     return [*done, stage]
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from balance_service.avro.schemas import fields_of, type_name, without_null
-from balance_service.model.conditions import checked, column_name, refuse_spark
+from balance_service.model.conditions import checked, column_name, is_of_spark
 from balance_service.model.events import DeclaredRecord
+from balance_service.model.record_keys import RecordKey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
+    from balance_service.model.record_keys import KeyFormat
 
 
 Partitioner = Literal["murmur2", "crc32", "fnv1a", "any"]
@@ -39,8 +41,9 @@ _A_DAY = timedelta(days=1)
 class Table:
     """The rows of a compacted topic: the newest record of each key, and older versions as far back as `history`.
 
-    The key of a row is text: a string, or an id in decimal digits. The topic has as many partitions as the stream that
-    is joined with it, so each instance reads only the partitions that it owns.
+    The key of a row is text: a string, or an id in decimal digits; or a number, if `key_format` is `int` or `long`, the
+    serializer of the topic's producers. The topic has as many partitions as the stream that is joined with it, so each
+    instance reads only the partitions that it owns.
     """
 
     topic: str
@@ -49,14 +52,32 @@ class Table:
     history: timedelta
     partitioner: Partitioner
     """The function of the topic's producers. Only a `Global` may have another than murmur2."""
+    key_format: KeyFormat
 
     def __init__(
-        self, topic: str, record: str | type, history: timedelta = _A_DAY, partitioner: Partitioner = "murmur2"
+        self,
+        topic: str,
+        record: str | type,
+        history: timedelta = _A_DAY,
+        partitioner: Partitioner = "murmur2",
+        key_format: KeyFormat = "string",
     ) -> None:
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "record", DeclaredRecord.named(record))
         object.__setattr__(self, "history", history)
         object.__setattr__(self, "partitioner", partitioner)
+        object.__setattr__(self, "key_format", key_format)
+
+    def key_of(self, value: str | int) -> bytes:
+        """Returns the key of a row as the table's store has it, given the value of the column that is joined on."""
+        if self.key_format == "string":
+            # Any text is one, as rows may have it.
+            return str(value).encode()
+        return RecordKey.of_format(self.key_format).encode(value)
+
+    def sent_key(self, value: str | int) -> bytes:
+        """Returns the key of a row as the topic has it, and an event that is joined with the table."""
+        return RecordKey.of_format(self.key_format).sent(self.key_of(value))
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -80,9 +101,6 @@ class Join:
         """The header that holds the row's version, such as `playerVersion`."""
         return f"{self.table.record[:1].lower()}{self.table.record[1:]}Version"
 
-    def key_of(self, value: Any) -> bytes:
-        return str(value).encode()
-
 
 @dataclass(frozen=True, slots=True)
 class Where:
@@ -97,6 +115,7 @@ class By:
 
     columns: tuple[str, ...]
     record: str | None = None
+    unchanged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +135,8 @@ class Stream:
     With `tombstones`, a record without a value deletes the state of its key; otherwise it becomes a dead letter.
     `partitioner` is how the topic's producers assign keys to partitions: `murmur2` is Java's default,
     `crc32` librdkafka's, `fnv1a` sarama's. After a re-key (`by`) it may be `any`. For a model with a `transform`,
-    `keyed_by` is the column whose value is the records' key; by default, the model's key.
+    `keyed_by` is the column whose value is the records' key; by default, the model's key. For a model with
+    `key = RECORD_KEY`, `key_format` is the serializer of the producers' keys, by default `string`.
     """
 
     topic: str
@@ -126,6 +146,7 @@ class Stream:
     tombstones: bool
     partitioner: Partitioner
     keyed_by: str | None
+    key_format: KeyFormat | None
 
     def __init__(
         self,
@@ -134,30 +155,36 @@ class Stream:
         tombstones: bool = False,
         partitioner: Partitioner = "murmur2",
         keyed_by: str | None = None,
+        key_format: KeyFormat | None = None,
     ) -> None:
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "records", tuple(map(DeclaredRecord.named, records)))
         object.__setattr__(self, "tombstones", tombstones)
         object.__setattr__(self, "partitioner", partitioner)
         object.__setattr__(self, "keyed_by", keyed_by)
+        object.__setattr__(self, "key_format", key_format)
         object.__setattr__(self, "steps", ())
 
     def where(self, condition: Condition) -> Stream:
         """Keeps the events for which a condition (`col`) holds. The others are counted as ignored."""
         return self._with(Where(checked(condition)))
 
-    def by(self, *columns: str, record: str | type | None = None) -> Stream:
+    def by(self, *columns: str, record: str | type | None = None, unchanged: bool = False) -> Stream:
         """Re-keys the records: writes each to an internal topic, with the value of a column, or of several, as its key.
 
         Text is encoded as UTF-8, an int or a long so that its bytes sort in numeric order; a composite key sorts as its
-        columns do (`keys`). Before a join with a `Table`, whose keys are text, a number is written as decimal digits.
+        columns do (`keys`). Before a join with a `Table`, the key is written as the table's keys are: by default, a
+        number as decimal digits.
 
         Args:
             record: after joins, the simple name of the schema of the joined record, or its dataclass.
+            unchanged: in a model with a `transform`, that the events themselves are passed on, by columns that they
+                have, and the rows are made of them there. A changed `transform` then needs no other topic. By default,
+                the rows are passed on, with the columns that are used.
         """
-        for column in columns:
-            refuse_spark(column, "by")
-        return self._with(By(columns, None if record is None else DeclaredRecord.named(record)))
+        for column in filter(is_of_spark, columns):
+            column_name(column, "by")
+        return self._with(By(columns, None if record is None else DeclaredRecord.named(record), unchanged))
 
     def select(self, *columns: str) -> Stream:
         """Reads only these columns, and those that the stream, the key, conditions and standard folds name.
@@ -184,6 +211,7 @@ class Stream:
             tombstones=self.tombstones,
             partitioner=self.partitioner,
             keyed_by=self.keyed_by,
+            key_format=self.key_format,
         )
         object.__setattr__(longer, "steps", (*self.steps, step))
         return longer

@@ -27,7 +27,7 @@ FRAMES, KEYS = "#frames", "#keys"
 TRANSFORM_FAILED = "transform-failed"
 """The cause of an event on which an expression of the `transform` fails."""
 TRANSFORM_TOO_LARGE = "transform-too-large"
-"""The cause of an event that a `transform` makes more rows of than one transaction may hold."""
+"""The cause of an event that a `transform` makes more rows of than one transaction may hold, or too large a value."""
 
 
 class Analysed(Protocol):

@@ -21,7 +21,7 @@ STATE, VIEW = "a state", "a view"
 """What the instances of a dataclass can be for."""
 # The cause for a state that does not fit its schema, from all checks.
 _UNFIT = "state-does-not-fit"
-_LONG_LIMIT = 2**63
+LONG_LIMIT = 2**63
 _MOST_DIGITS = 38
 _DAY_0 = date(1970, 1, 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -67,8 +67,15 @@ class ValueType:
     """Whether `write` is required: without it, a codec would accept a wrong value, or refuse a right one."""
     written_as_is: type | None = None
     """The type of values that `write` returns unchanged."""
+    lasting: type | None = None
+    """The type of values that cannot change, and that a codec returns unchanged if it takes them.
+
+    It takes all whose range it has and, of text, whose characters UTF-8 has.
+    """
     beside_null: ValueType | None = None
     """The non-null type, if the value may be None."""
+    lasts: Callable[[Any, int], bool] | None = None
+    """Of a dataclass: see `lasting`."""
     has_defaults: bool = False
     """Whether the type is a record whose fields all have defaults in its schema."""
 
@@ -201,7 +208,9 @@ def _plain(schema: Any, kind: type, **more: Any) -> Callable[[Place], ValueType]
                 place.mistyped(kind.__name__, value)
             return value
 
-        return ValueType(schema=schema, write=write, **{"default": write, "written_as_is": kind, **more})
+        return ValueType(
+            schema=schema, write=write, **{"default": write, "written_as_is": kind, "lasting": kind, **more}
+        )
 
     return of
 
@@ -213,11 +222,11 @@ def _long(place: Place) -> ValueType:
         return place.mistyped("int", value)
 
     def default(value: int) -> int:
-        if not -_LONG_LIMIT <= value < _LONG_LIMIT:
+        if not -LONG_LIMIT <= value < LONG_LIMIT:
             place.unfit("is beyond 64 bits")
         return int(value)
 
-    return ValueType(schema="long", write=write, default=default, written_as_is=int)
+    return ValueType(schema="long", write=write, default=default, written_as_is=int, lasting=int)
 
 
 def _double(place: Place) -> ValueType:
@@ -269,7 +278,7 @@ def _day(place: Place) -> ValueType:
         return value
 
     schema = {"type": "int", "logicalType": "date"}
-    return ValueType(schema=schema, write=write, default=lambda value: (value - _DAY_0).days)
+    return ValueType(schema=schema, write=write, default=lambda value: (value - _DAY_0).days, lasting=date)
 
 
 def _text(place: Place) -> ValueType:

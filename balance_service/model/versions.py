@@ -19,6 +19,7 @@ from balance_service.model.events import HALT
 from balance_service.model.generations import Declaration
 from balance_service.model.placing import stages_of
 from balance_service.model.read_model import ReadModel
+from balance_service.model.record_keys import RecordKey
 from balance_service.model.sources import has_several, sources_of
 from balance_service.model.stream import Global
 from balance_service.settings.spark import VALUE_SETTINGS
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     from balance_service.model.events import OfState
     from balance_service.model.generations import Generations
     from balance_service.model.keys import KeyType
+    from balance_service.model.record_keys import KeyFormat
     from balance_service.model.stage import Stage
     from balance_service.model.stream import Join
     from balance_service.settings import Settings
 
 LACKS_VERSION = "BALANCE_MODELS has only"
-"""In the sentence of `why_still`: an operator has to decide, and no waiting helps."""
+OTHER_TRANSFORM = "has another `transform` or declaration"
+"""In the sentences of `why_still`: an operator has to decide, and no waiting helps."""
 
 
 class Versions:
@@ -116,10 +119,22 @@ class Versions:
         return _without_class(self._newest[name], self._generations_of(name).declarations[generation])
 
     def why_still(self, stage: Stage) -> str:
-        """Returns why a stage is not folded here; empty if it is."""
+        """Returns why a stage is not folded here; empty if it is.
+
+        The fingerprint of a `transform` says exactly what is computed. Code in Python has none, so another declaration
+        of a model without a `transform` is only a warning.
+        """
         name, generation = stage.owner, stage.generation
-        if name not in self._newest or stage.passes_on or self.knows(name, generation):
+        if name not in self._newest or stage.passes_on:
             return ""
+        if self.knows(name, generation):
+            if stage.transform is None or not self.has_changed(name, generation):
+                return ""
+            return (
+                f"version {self._version(name, generation)} of '{name}' {OTHER_TRANSFORM} here than the one that "
+                f"generation {generation} was begun with, so its answers stand still: give back what it had, give the "
+                "class the next `version`, or rebuild the model and switch"
+            )
         known = " and ".join(map(str, sorted(self._models[name])))
         return (
             f"generation {generation} of '{name}' has version {self._version(name, generation)}, and {LACKS_VERSION} "
@@ -183,7 +198,8 @@ def declaration_of(model: ReadModel) -> Declaration:
         "events": {name: contracted(schema) for name, schema in last.wanted_schemas.items()},
         "folds": {name: repr(fold) for name, fold in model.standard_folds.items()},
         "outputs": [
-            [emit.topic, emit.record, emit.each.value, str(emit.where), *_taken(emit.fields)] for emit in model.outputs
+            [emit.topic, emit.record, emit.each.value, str(emit.where), *_taken(emit.fields), *_form(emit.key_format)]
+            for emit in model.outputs
         ],
         "made": {name: contracted(schema) for name, schema in model.made_schemas.items()},
         "state": state,
@@ -229,7 +245,14 @@ def _taken(fields: Mapping[str, str | OfState]) -> Sequence[Any]:
 
 def _key(key_type: KeyType) -> Any:
     parts = [[part.column, part.is_number] for part in key_type.parts]
+    if isinstance(key_type, RecordKey):
+        return [*parts[0], *_form(key_type.key_format)]
     return parts if key_type.is_composite else parts[0]
+
+
+def _form(key_format: KeyFormat | None) -> Sequence[Mapping[str, Any]]:
+    """Returns what a fingerprint has of a form of keys; nothing if none is named, as before there were any."""
+    return [] if key_format is None else [{"keys": key_format}]
 
 
 def _described(stage: Stage) -> Mapping[str, Any]:
@@ -246,7 +269,8 @@ def _described(stage: Stage) -> Mapping[str, Any]:
 
 def _joined(join: Join) -> Sequence[Any]:
     table = join.table
-    return [table.topic, table.record, isinstance(table, Global), str(table.history), join.on, join.take, join.missing]
+    known = table.topic, table.record, isinstance(table, Global), str(table.history), join.on, join.take, join.missing
+    return [*known, *_form(None if table.key_format == "string" else table.key_format)]
 
 
 def _digest(described: Mapping[str, Any]) -> str:

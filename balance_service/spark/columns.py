@@ -15,8 +15,9 @@ from balance_service.avro.named_types import contracted
 from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.model.conditions import COMPARISONS, IN, IS_NULL, LOWER, UPPER, Compound, Not
-from balance_service.model.keys import END_OF_TEXT, ESCAPED_NUL, MAX_KEY_BYTES, SIGN_BIT, cause_of, key_problems
+from balance_service.model.keys import END_OF_TEXT, ESCAPED_NUL, MAX_KEY_BYTES, SIGN_BIT, cause_of
 from balance_service.model.record_folds import IGNORED
+from balance_service.model.record_keys import MOST_BYTES, OURS
 from balance_service.model.standard_fold import columns_of
 from balance_service.model.transform import FRAMES, KEYS, ROW
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from balance_service.model.transform import Transform
 
 _DIGITS = 38
+_DIGITS_HEX, _FLIPPED_HEX = "0123456789ABCDEF", "89ABCDEF01234567"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -61,6 +63,32 @@ def update_columns(read_model: ReadModel | None, stage: Stage) -> dict[str, Colu
     return columns if read_model.has_states() else columns | unchanged
 
 
+def stored_key(stage: Stage, record_key: Column, sent_by: Column, key_format: Column) -> Column:
+    """Returns the key of a record as stores have it, as `RecordKey.stored`; null if it has another form.
+
+    Args:
+        sent_by, key_format: headers of the record.
+    """
+    match stage.key_format:
+        case "int" | "long" as form:
+            first, width = F.hex(F.substring(record_key, 1, 1)), 4 if form == "int" else 8
+            # The digits with the first bit of four inverted.
+            flipped = F.concat(
+                F.translate(F.substring(first, 1, 1), _DIGITS_HEX, _FLIPPED_HEX), F.substring(first, 2, 1)
+            )
+            stored = F.concat(F.lit(bytearray(OURS)), F.unhex(flipped), F.substring(record_key, 2, width - 1))
+            is_of_form = F.octet_length(record_key) == width
+            if form == "long":
+                is_of_form &= ~(sent_by.isNotNull() & key_format.isNull())
+            return F.when(is_of_form, stored)
+        case "bytes":
+            return F.when(
+                F.octet_length(record_key).between(1, MOST_BYTES), F.concat(F.lit(bytearray(OURS)), record_key)
+            )
+    # Checked with the first state.
+    return record_key
+
+
 def key_column(stage: Stage) -> Column | None:
     """Returns the key of the records that a stage passes on; None: the record's own, or known only after the join."""
     if stage.by is None or stage.joins:
@@ -72,10 +100,25 @@ def key_column(stage: Stage) -> Column | None:
 
 
 def _passed_key(stage: Stage, by: Sequence[str], row: Column | None = None) -> Column:
-    """Returns the key that a record, or a row, is passed on with; as text before a join with a table."""
+    """Returns the key that a record, or a row, is passed on with; before a join with a table, as the table's are."""
     if stage.next_table is None:
         return _key_of(stage, by, row)
-    return _of_all_records(stage, by[0], row).cast("string").cast("binary")
+    column = _of_all_records(stage, by[0], row)
+    match stage.next_table.key_format:
+        case "int":
+            return F.unhex(F.substring(F.lpad(F.hex(column.cast("bigint")), 16, "0"), 9, 8))
+        case "long":
+            return F.unhex(F.lpad(F.hex(column.cast("bigint")), 16, "0"))
+    return column.cast("string").cast("binary")
+
+
+def reserved_cause(stage: Stage, key: Column) -> Column:
+    """Returns the cause of an event whose key begins as reserved ones do; null for others."""
+    if stage.may_have_any_key:
+        return F.lit(None).cast("string")
+    # A text does not begin so: it is UTF-8.
+    cause = "key-reserved" if stage.own_key is None else stage.own_key.cause
+    return F.when(key >= F.lit(bytearray(RESERVED_PREFIX)), cause)
 
 
 def cause_column(read_model: ReadModel, stage: Stage) -> Column:
@@ -85,7 +128,7 @@ def cause_column(read_model: ReadModel, stage: Stage) -> Column:
         misfit = _rows_misfit(stage, stage.by, stage.transform)
     elif stage.by is not None and not stage.joins:
         misfit = _pass_misfit(stage, stage.by)
-    elif not stage.joins and read_model.has_states():
+    elif not stage.joins and read_model.has_states() and stage.own_key is None:
         key = read_model.key_columns
         misfit = F.when(_key_of(stage, key) != F.col("key"), f"key-is-not-{cause_of(key)}")
     if stage.transform is not None:
@@ -121,7 +164,7 @@ def detail_column(read_model: ReadModel, stage: Stage, cause: Column) -> Column:
     detail = F.when(F.lit(False), "")
     for refusal in stage.refusals:
         detail = detail.when(_is_refused(stage, refusal) & (cause == refusal.cause), refusal.detail)
-    for name, problem in key_problems(read_model.key_columns, stage.by).items():
+    for name, problem in stage.key_problems(read_model.key_columns).items():
         detail = detail.when(cause == name, problem)
     return detail
 
@@ -133,7 +176,7 @@ def read_schemas(read_model: ReadModel, stage: Stage) -> list[Schema]:
     is not UTF-8.
     """
     used = None if stage.transform is not None else _used_columns(read_model, stage)
-    keys = read_model.key_columns if stage.by is None else ()
+    keys = read_model.key_columns if stage.by is None and stage.own_key is None else ()
 
     malformed_key = f"{cause_of(keys)}-malformed"
 
@@ -173,8 +216,7 @@ def _rows_misfit(stage: Stage, by: Sequence[str], transform: Transform) -> Colum
     """Returns why the first of an event's rows that cannot be passed on cannot be; null if all can be."""
 
     def misfit(row: Column | None) -> Column:
-        is_reserved = _passed_key(stage, by, row) >= F.lit(bytearray(RESERVED_PREFIX))
-        return F.coalesce(_pass_misfit(stage, by, row), F.when(is_reserved, "key-reserved"))
+        return F.coalesce(_pass_misfit(stage, by, row), reserved_cause(stage, _passed_key(stage, by, row)))
 
     if not transform.analysed.multiplies:
         return misfit(None)

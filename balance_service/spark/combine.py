@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from balance_service.observability.tracing import TRACEPARENT_HEADER
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from balance_service.model.read_model import ReadModel
     from balance_service.model.standard_fold import Combination
 
 NOTE = "note"
@@ -146,10 +148,9 @@ class PartitionRows:
         has_times = "timestamp" in updates.column_names
         times = updates["timestamp"].to_pylist() if has_times else [-1] * len(offsets)
         changed = rows_of(updates.select([name for name in updates.column_names if name not in _ENVELOPE]))
-        return [
-            KeyedUpdate(key, update, kept.get(at), idempotency_keys.get(at), at, timestamp_ms)
-            for key, update, at, timestamp_ms in zip(keys, changed, offsets, times, strict=True)
-        ]
+        found = map(kept.get, offsets) if kept else repeat(None)
+        named = map(idempotency_keys.get, offsets) if once else repeat(None)
+        return [*map(KeyedUpdate, keys, changed, found, named, offsets, times)]
 
     def combined(self, combine: Mapping[str, Combination] | None, *, few_rows: int = _FEW_ROWS) -> PartitionUpdates:
         """Combines the updates of each key.
@@ -161,6 +162,25 @@ class PartitionRows:
         """
         updates, events = self._combined(combine, few_rows)
         return self._with_notes(updates, events)
+
+    def folded_by(self, read_model: ReadModel, *, few_rows: int = _FEW_ROWS) -> PartitionUpdates:
+        """Returns the updates as the last stage of a read model with states folds them.
+
+        Unresolved records become dead letters, so resolve those in `unresolved` first.
+
+        Args:
+            few_rows: up to this number of events, they are single events.
+        """
+        if not read_model.emits_steps:
+            return self.combined(read_model.combine, few_rows=few_rows)
+        rows = self.updates
+        if rows.num_rows <= few_rows:
+            return self._with_notes(None, self.single_updates(rows))
+        alone = self._keys_of_once()
+        if not alone:
+            return self._with_notes(rows, ())
+        apart = pc.is_in(rows["key"], pa.concat_arrays(alone))
+        return self._with_notes(rows.filter(pc.invert(apart)), self.single_updates(rows.filter(apart)))
 
     def uncombined(self) -> PartitionUpdates:
         """Returns all events unchanged, for a stage without states."""

@@ -19,11 +19,12 @@ from balance_service.avro.codec import SCHEMA_HEADER, AvroCodec, framed
 from balance_service.avro.registry import ask_together
 from balance_service.avro.rules import rules_of
 from balance_service.avro.schemas import full_name, is_shipped, subject_of
-from balance_service.engine.records import RESERVED_PREFIX
+from balance_service.engine.outputs import SENDER_HEADER
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.made_records import UNFIT
 from balance_service.model.record_folds import IGNORED
+from balance_service.model.record_keys import KEY_FORMAT_HEADER
 from balance_service.model.transform import ENVELOPE, FRAMES, ROW, TRANSFORM_FAILED, TRANSFORM_TOO_LARGE
 from balance_service.observability.tracing import TRACEPARENT_HEADER
 from balance_service.spark.columns import (
@@ -34,6 +35,8 @@ from balance_service.spark.columns import (
     key_column,
     read_schemas,
     refusals_column,
+    reserved_cause,
+    stored_key,
     update_columns,
 )
 from balance_service.spark.combine import NOTE, UNRESOLVED
@@ -56,6 +59,8 @@ log = structlog.get_logger(__name__)
 
 _SAMPLED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
 _MOST_NAMES = 16
+# Of `java/Bounded.java`: how the failure of an expression begins that would make too large a value.
+_TOO_LARGE = "[TRANSFORM_TOO_LARGE]"
 # No field of a model can have these names.
 _FRAME, _CAUSE, _SCHEMA_ID, _PARTITION, _FAILURE = "#frame", "#cause", "#schema id", "#partition", "#failure"
 # The columns of records that `_key` and so on are in a transform; `_topic` is a constant.
@@ -230,13 +235,12 @@ class Decoder:
                 _CAUSE: F.coalesce(refusals_column(self._stage), _CAUSE, cause_column(self._read_model, self._stage)),
             }
         )
-        is_reserved = F.col("key") >= F.lit(bytearray(RESERVED_PREFIX))
-        refused = F.coalesce(_CAUSE, F.when(is_reserved, "key-reserved"), self._made.cause())
+        refused = F.coalesce(_CAUSE, reserved_cause(self._stage, F.col("key")), self._made.cause())
         judged = updates.withColumn(_CAUSE, refused)
         cause = F.col(_CAUSE)
         detail = F.when(cause == F.col(f"`{_FRAME}`.cause"), F.col(f"`{_FRAME}`.detail"))
         if self._stage.transform is not None:
-            detail = F.coalesce(detail, F.when(cause == TRANSFORM_FAILED, F.col(_FAILURE)))
+            detail = F.coalesce(detail, F.when(cause.isin(TRANSFORM_FAILED, TRANSFORM_TOO_LARGE), F.col(_FAILURE)))
         detail = F.coalesce(detail, F.when(cause == UNFIT, self._made.detail()))
         of_key = detail_column(self._read_model, self._stage, cause)
         keep_record = F.when(cause.isNull(), F.col("idempotency_key").isNotNull()).otherwise(cause != IGNORED)
@@ -278,7 +282,8 @@ class Decoder:
         has_row = made.row.isNotNull()
         if transform.analysed.multiplies:
             has_row = F.coalesce(F.size(made.row) > 0, F.lit(False))
-        cause = F.when(made.failure.isNotNull(), TRANSFORM_FAILED).when(~has_row, IGNORED)
+        cause = F.when(made.failure.startswith(_TOO_LARGE), TRANSFORM_TOO_LARGE)
+        cause = cause.when(made.failure.isNotNull(), TRANSFORM_FAILED).when(~has_row, IGNORED)
         judged = {_CAUSE: F.coalesce(_CAUSE, cause), _FAILURE: made.failure, ROW: made.row}
         rows: DataFrame = made.records.withColumns(judged)
         if self._writing is None:
@@ -311,11 +316,12 @@ class Decoder:
     def _framed(self, records: DataFrame) -> DataFrame:
         """Returns the records with a struct for each type of event. One of them is set, or there is a cause."""
         frame = ClassicColumn(self._frames.of(F.col("value")._jc))
+        named = (_first_header(F.col("headers"), name) for name in (SENDER_HEADER, KEY_FORMAT_HEADER))
         read = records.select(
             F.col("partition").alias(_PARTITION),
             "offset",
             "timestamp",
-            "key",
+            stored_key(self._stage, F.col("key"), *named).alias("key"),
             F.col("key").alias("record_key"),
             "value",
             "headers",
@@ -323,15 +329,16 @@ class Decoder:
             *(_kept_trace(F.col("headers")).alias(name) for name in self._traceparent),
             frame.alias(_FRAME),
         )
-        lacks_key = F.lit(False) if self._takes_any_key else F.col("key").isNull()
+        lacks_key = F.lit(False) if self._takes_any_key else F.col("record_key").isNull()
         lacks_value = F.lit(False) if self._takes_tombstones else F.col("value").isNull()
+        own = self._stage.own_key
         # Its value may look like a frame.
         names_schema = F.col("value").isNotNull() & _first_header(F.col("headers"), SCHEMA_HEADER).isNotNull()
+        cause = F.when(lacks_key, "key-null")
+        if own is not None:
+            cause = cause.when(F.col("key").isNull(), own.cause)
         cause = (
-            F.when(lacks_key, "key-null")
-            .when(names_schema, UNRESOLVED)
-            .when(lacks_value, "value-null")
-            .otherwise(F.col(f"`{_FRAME}`.cause"))
+            cause.when(names_schema, UNRESOLVED).when(lacks_value, "value-null").otherwise(F.col(f"`{_FRAME}`.cause"))
         )
         events = {name: F.col(f"`{_FRAME}`.`{name}`") for name in self._stage.records}
         schema_id = F.when(~names_schema, F.col(f"`{_FRAME}`.schema_id"))

@@ -9,6 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from pyspark.sql.classic.column import Column as ClassicColumn
 
 from balance_service.avro.named_types import contracted, expanded
+from balance_service.avro.schemas import fields_of, without_null
 from balance_service.model.conditions import Field
 from balance_service.model.made_records import MISFIT, UNFIT, columns_of, output_column
 from balance_service.spark.columns import holds_in
@@ -35,24 +36,27 @@ class MadeRecords:
         self._stage = stage
         outputs = read_model.outputs if stage.by is None else ()
         self._parts = {part.column: (emit, part) for emit, part in columns_of(outputs, read_model.made_schemas)}
+        self._made = read_model.made_schemas
+        self._items = {output_column(number): emit for number, emit in enumerate(outputs) if emit.of is not None}
         self._whole = {
             output_column(number): emit
             for number, emit in enumerate(outputs)
-            if not emit.fields and not read_model.has_states()
+            if not emit.fields and emit.of is None and not read_model.has_states()
         }
 
     def tried(self) -> dict[str, Column]:
         """Returns the columns for outputs; null if an event is not sent.
 
         Each is true for an output that makes no record of columns, or else a struct of a `frame`, the part of the
-        record without a header; or of the `misfit` that it has.
+        record without a header, or a list of those of an array; or of the `misfit` that it has.
         """
         parts = {name: self._sent(emit, self._part(part)) for name, (emit, part) in self._parts.items()}
+        parts |= {name: self._sent(emit, self._all_of(emit)) for name, emit in self._items.items()}
         return parts | {name: self._sent(emit, F.lit(True)) for name, emit in self._whole.items()}
 
     def columns(self) -> dict[str, Column]:
         """Returns the columns that are handed over, of those of `tried`."""
-        parts = {name: F.col(f"`{name}`.frame") for name in self._parts}
+        parts = {name: F.col(f"`{name}`.frame") for name in (*self._parts, *self._items)}
         return parts | {name: F.col(f"`{name}`") for name in self._whole}
 
     def cause(self) -> Column:
@@ -61,7 +65,7 @@ class MadeRecords:
 
     def detail(self) -> Column:
         """Returns which field of the first record that does not fit has which value; null if all fit."""
-        misfits = [F.concat(F.lit(f"{MISFIT}: "), F.col(f"`{name}`.misfit")) for name in self._parts]
+        misfits = [F.concat(F.lit(f"{MISFIT}: "), F.col(f"`{name}`.misfit")) for name in (*self._parts, *self._items)]
         return F.coalesce(F.lit(None).cast("string"), *misfits)
 
     def _sent(self, emit: Emit, sent: Column) -> Column:
@@ -69,6 +73,18 @@ class MadeRecords:
 
     def _part(self, part: OfEvent) -> Column:
         made = [self._of_record(part, expanded(schema)) for schema in self._stage.events.values()]
+        return made[0] if len(made) == 1 else F.coalesce(*made)
+
+    def _all_of(self, emit: Emit) -> Column:
+        """Returns the records of an array, each encoded; null without an array."""
+        made = []
+        for record, schema in self._stage.events.items():
+            items, _ = without_null(without_null(fields_of(expanded(schema))[str(emit.of)])[0]["items"])
+            writing = self._writing(
+                _text(self._made[str(emit.record)]), _WITHOUT_HEADER, self._writing.typeOf(_text(items))
+            )
+            array = F.col(f"{record}.{emit.of}")
+            made.append(F.when(array.isNotNull(), ClassicColumn(writing.allTried(array._jc))))
         return made[0] if len(made) == 1 else F.coalesce(*made)
 
     def _of_record(self, part: OfEvent, given: Schema) -> Column:

@@ -90,17 +90,20 @@ def start_spark(
     return spark
 
 
-def any_session() -> SparkSession:
+def any_session(settings: Settings | None = None) -> SparkSession:
     """Returns the session of this process; starts one if there is none, for plans and for a few records at a time.
 
     `start_spark` replaces that one. Raises as `start_spark`.
+
+    Args:
+        settings: by default, those of the environment.
     """
     if (running := SparkSession._instantiatedSession) is not None:
         return running
     log.info("Spark starts, because a read model has a `transform`")
     scratch = ExitStack()
     atexit.register(scratch.close)
-    spark = start_spark(load_settings(), scratch.enter_context(temporary_scratch()), 1)
+    spark = start_spark(settings or load_settings(), scratch.enter_context(temporary_scratch()), 1)
     _WITHOUT_JOBS.append(spark)
     return spark
 

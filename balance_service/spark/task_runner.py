@@ -98,14 +98,14 @@ class TaskRunner:
         self._settings = hosted.settings
         self._source = hosted.source.name
         self._combine = read_model.combine if read_model is not None and stage.by is None else None
-        self._has_states = read_model is not None and stage.by is None and read_model.has_states()
+        self._folding = read_model if read_model is not None and stage.by is None and read_model.has_states() else None
         self._redrive = Redrive(
             spark=spark,
             settings=hosted.settings,
             topics=hosted.topics,
             source=self._source,
             decoder=decoder,
-            has_states=self._has_states,
+            has_states=self._folding is not None,
         )
         self._decoder = decoder
         self._topics = hosted.topics
@@ -154,7 +154,7 @@ class TaskRunner:
             with RowQuery(self._spark, self._scratch, lambda _: self._decoder.updates(record()), {0: 0}) as query:
                 if (batch := query.rows[0].pull(_WARM_UP_SECONDS)) is not None:
                     rows = PartitionRows(pa.Table.from_batches([batch]))
-                    _ = rows.combined(self._combine) if self._has_states else rows.uncombined()
+                    _ = self._updates_of(rows)
         except QueryEndedError as error:
             require_jvm(self._spark, error)
             log.warning("the first query will start more slowly", reason=str(error))
@@ -368,13 +368,16 @@ class TaskRunner:
                 raise _WaitError(str(error)) from error
             if known.num_rows:
                 rows = PartitionRows(self._redrive.resolved(partition, table, known))
-        updates = rows.combined(self._combine) if self._has_states else rows.uncombined()
+        updates = self._updates_of(rows)
         return replace(
             updates,
             end=end,
             singles=partial(read_singles, self._settings, self._source, partition, rows),
             traces=() if self._tracer is UNTRACED else rows.traceparents(),
         )
+
+    def _updates_of(self, rows: PartitionRows) -> PartitionUpdates:
+        return rows.uncombined() if self._folding is None else rows.folded_by(self._folding)
 
     def _commit(
         self, updates: PartitionUpdates, start: int, left_out: frozenset[int], task: Task, gathering: Gathering

@@ -26,7 +26,6 @@ from balance_service.avro.named_types import contracted
 from balance_service.avro.schemas import fields_of, without_null
 from balance_service.errors import ConfigurationError
 from balance_service.model.transform import ENVELOPE, ROW, Transform
-from balance_service.settings.spark import VALUE_SETTINGS
 from balance_service.spark.session import any_session
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ _STEP = "#step "
 def analysed(model: Any, schemas: Mapping[str, Schema], source: Stream | None) -> Transform:
     """Returns the analysed `transform` of a read model. Arguments and errors as for `model.transform.transform_of`."""
     # Of its own, so that the code changes no setting of the others.
-    spark = any_session().newSession()
+    spark = any_session(model.schemas.settings).newSession()
     if isinstance(_jvm_of(spark).Transform, JavaPackage):
         raise ConfigurationError(
             "has a `transform`, and a SparkSession runs in this process that the service has not started: stop it first"
@@ -110,6 +109,7 @@ def analysed(model: Any, schemas: Mapping[str, Schema], source: Stream | None) -
 def _plan_of(model: Any, events: DataFrame, source: Stream | None) -> tuple[DataFrame, Any]:
     """Calls a `transform`; returns its DataFrame, and that as a plan for single records. Raises as `analysed`."""
     spark = events.sparkSession
+    before = spark.conf.getAll
     try:
         with _in_utc():
             made = model.transform(events) if source is None else model.transform(events, source)
@@ -117,8 +117,8 @@ def _plan_of(model: Any, events: DataFrame, source: Stream | None) -> tuple[Data
         raise
     except Exception as error:  # The model's own code, or what Spark says about it.
         raise ConfigurationError(f"has a `transform` that fails: {_said(error)}") from error
-    if changed := [name for name, value in VALUE_SETTINGS.items() if spark.conf.get(name) != value]:
-        raise ConfigurationError(f"sets {changed[0]} in `transform`, which only the service sets: remove that")
+    if changed := {name for name, _ in before.items() ^ spark.conf.getAll.items()}:
+        raise ConfigurationError(f"sets {min(changed)} in `transform`, which only the service sets: remove that")
     if not isinstance(made, DataFrame):
         raise ConfigurationError(f"returns {type(made).__name__} from `transform`, which is to return a DataFrame")
     try:

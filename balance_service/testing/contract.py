@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from balance_service.errors import PoisonRecordError
-from balance_service.model.events import Each, event_of
+from balance_service.model.events import Each
 from balance_service.model.read_model import ReadModel
 from balance_service.model.record_folds import IGNORED
 from balance_service.spark.combine import PartitionRows
@@ -214,7 +214,7 @@ def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcom
             frame = states.pop(update.key, None)
             try:
                 before_it = None if frame is None else codec.decode(frame)
-                event = event_of(tuple(stage.events), update.update, update.timestamp_ms)
+                event = read_model.told(update.update, update.timestamp_ms)
                 state = read_model.next_state(before_it, update.key, update.update, event)
                 after = None if state is None else codec.encode(state)
             except PoisonRecordError as error:

@@ -24,10 +24,12 @@ from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES
 from balance_service.model.converters import record_converter
 from balance_service.model.json_view import exact_json
+from balance_service.model.record_keys import RecordKey, key_text
 from balance_service.spark.combine import PartitionRows
 from balance_service.testing.fakes import FakeRegistry, FakeTables, FakeWriter
 from balance_service.testing.rows import (
     InputEvent,
+    RecordKeyOf,
     TableRow,
     driven_stages,
     encoded,
@@ -102,7 +104,7 @@ class DrivenTask:
         )
         processor = processor_of(stage, read_model, services)
         if isinstance(processor, FoldProcessor) and not is_accelerated:
-            processor = replace(processor, acceleration=None)
+            processor = replace(processor, acceleration=None, steps=None)
         self.processor = processor
         self.writer = FakeWriter()
         self.store = self._new_store()
@@ -139,7 +141,7 @@ class DrivenTask:
         if not events:
             return TaskBatch(start, PartitionUpdates(end))
         rows = PartitionRows(rows_of(self._read_model, self.stage, events, self._registry))
-        updates = rows.combined(self._read_model.combine, **self._few_rows) if self._has_states else rows.uncombined()
+        updates = rows.folded_by(self._read_model, **self._few_rows) if self._has_states else rows.uncombined()
         return TaskBatch(start, replace(updates, end=end, singles=partial(self._singles, rows)))
 
     def due(self) -> TaskBatch | None:
@@ -289,29 +291,33 @@ class Driver:
             why = f"every event is a dead letter ({refused})" if refused else "there was no event yet"
             raise ValueError(f"{why}, so there is no key to query; call `given` or `when` first")
         given = self.last_stage.events[-1]
-        key = key_of(self._read_model, self._read_model.stages[-1], given) or b""
+        key_type = self._read_model.key_type
+        sent = key_of(self._read_model, self._read_model.stages[-1], given)
+        if sent is None and isinstance(key_type, RecordKey):
+            raise ValueError("the last event has no key to query: give it a `record_key`")
+        key = key_type.stored(sent or b"")
         found = self._view(key)
         if found != view:
-            shown = self._read_model.key_type.text(key)
+            shown = key_type.text(key)
             letters = "".join(f"; a dead letter: {one.cause}, {one.detail}" for one in self.dead_letters())
             raise AssertionError(f"a query for '{shown}' answers {exact_json(found)}, not {exact_json(view)}{letters}")
         return self
 
     @overload
-    def view(self, key: str | Mapping[str, str | int]) -> Any: ...
+    def view(self, key: RecordKeyOf | Mapping[str, str | int]) -> Any: ...
 
     @overload
-    def view(self, key: str | Mapping[str, str | int], *, into: type[V]) -> V | None: ...
+    def view(self, key: RecordKeyOf | Mapping[str, str | int], *, into: type[V]) -> V | None: ...
 
-    def view(self, key: str | Mapping[str, str | int], *, into: Any = None) -> Any:
+    def view(self, key: RecordKeyOf | Mapping[str, str | int], *, into: Any = None) -> Any:
         """Returns the answer to a query for a key; None if the key has no state.
 
         Args:
-            key: its text; the columns of a composite key, such as `{"card": "c1", "day": 20}`.
+            key: its text, number, UUID or bytes; the columns of a composite key, such as `{"card": "c1", "day": 20}`.
             into: the type that a client reads the answer into, as in `client.get(…, into=Spent)`.
         """
         key_type = self._read_model.key_type
-        given = key if isinstance(key, str) else key_type.text_of_shown(key)
+        given = key_type.text_of_shown(key) if isinstance(key, Mapping) else key_text(key)
         found = self._view(key_type.parse(given))
         if into is None or found is None:
             return found

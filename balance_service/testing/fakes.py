@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from balance_service.engine.tables import TableId
     from balance_service.errors import BalanceServiceError
     from balance_service.model.stage import Stage
+    from balance_service.model.stream import Table
     from balance_service.testing.rows import TableRow
 else:
     # Importing its client takes longer than folding a thousand events.
@@ -101,7 +102,8 @@ class FakeWriter(ChangelogWriter):
 class FakeTable(TablePartition):
     """The only partition of a table, in a store on disk."""
 
-    def __init__(self, schema: Schema, codec: AvroCodec, path: Path, history_ms: int) -> None:
+    def __init__(self, table: Table, schema: Schema, codec: AvroCodec, path: Path, history_ms: int) -> None:
+        self.table = table
         self.schema = schema
         self.codec = codec
         self.store = TableStore(path, history_ms)
@@ -122,7 +124,9 @@ class FakeTable(TablePartition):
     def put(self, row: TableRow) -> None:
         fields = row.fields
         frame = None if fields is None else frame_header(self.codec.schema_id) + body_of(fields, self.schema)
-        self.store.apply([(row.key, Version(row.timestamp_ms, self._offset, frame))], self._offset + 1)
+        # A file has text.
+        key = self.table.key_of(row.key if self.table.key_format == "string" else int(row.key))
+        self.store.apply([(key, Version(row.timestamp_ms, self._offset, frame))], self._offset + 1)
         self._offset += 1
 
 
@@ -132,15 +136,15 @@ class FakeTables(Tables):
     def __init__(self, read_model: str, stages: Iterable[Stage], registry: FakeRegistry, folder: Path) -> None:
         self._read_model = read_model
         self._tables: dict[str, FakeTable] = {}
-        declared: dict[str, list[tuple[Schema, timedelta]]] = {}
+        declared: dict[str, list[tuple[Schema, Table]]] = {}
         for stage in stages:
             for join in stage.joins:
-                of_join = stage.rows[join.table.record], join.table.history
+                of_join = stage.rows[join.table.record], join.table
                 declared.setdefault(join.table.topic, []).append(of_join)
         for topic, of_topic in declared.items():
-            schema, history = of_topic[0][0], max(history for _, history in of_topic)
+            (schema, table), history = of_topic[0], max(table.history for _, table in of_topic)
             codec, history_ms = AvroCodec(registry, topic, schema), history // timedelta(milliseconds=1)
-            self._tables[topic] = FakeTable(schema, codec, folder / f"table-{len(self._tables)}", history_ms)
+            self._tables[topic] = FakeTable(table, schema, codec, folder / f"table-{len(self._tables)}", history_ms)
 
     def joined(self, stage: Stage) -> JoinedTables:
         # Asked only for the ends of topics.

@@ -14,12 +14,12 @@ import pyarrow as pa
 from balance_service.avro.codec import frame_header, misfit, parsed
 from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
-from balance_service.errors import PoisonRecordError
+from balance_service.errors import InvalidInputError, PoisonRecordError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.conditions import Field
 from balance_service.model.converters import record_of
-from balance_service.model.keys import MAX_KEY_BYTES, ColumnKey, cause_of, key_problems, key_type_of
-from balance_service.model.made_records import columns_of, output_column
+from balance_service.model.keys import MAX_KEY_BYTES, ColumnKey, cause_of, key_type_of
+from balance_service.model.made_records import columns_of, each_of, output_column
 from balance_service.model.placing import place_stages
 from balance_service.model.record_folds import IGNORED
 from balance_service.spark.combine import NOTE
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from balance_service.model.events import Emit
     from balance_service.model.read_model import ReadModel
     from balance_service.model.record_folds import Refusal
+    from balance_service.model.record_keys import RecordKey
     from balance_service.model.stage import Stage
     from balance_service.model.standard_fold import Form
 
@@ -48,6 +49,8 @@ _NOTE = {
     "idempotency_key": pa.binary(),
     "traceparent": pa.string(),
 }
+RecordKeyOf = str | int | UUID | bytes
+"""A record's key as tests write it."""
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _ARROW: Mapping[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -73,14 +76,14 @@ _ZERO: Mapping[str, Any] = {"boolean": False, "bytes": b"", "string": "", "uuid"
 
 @dataclass(frozen=True)
 class InputEvent:
-    """An event as its producer sends it. `record_key` None stands for the event's key column.
+    """An event as its producer sends it. `record_key` None stands for the event's key column, if the key is one.
 
     A tombstone has an empty `record`.
     """
 
     record: str
     fields: Mapping[str, Any]
-    record_key: bytes | None = None
+    record_key: bytes | int | UUID | None = None
     idempotency_key: bytes | None = None
     timestamp_ms: int = 0
     unreadable: str | None = None
@@ -101,7 +104,7 @@ class TableRow:
     """A record of a table that events are joined with; `fields` None deletes the row."""
 
     topic: str
-    key: bytes
+    key: str | int
     fields: Mapping[str, Any] | None
     timestamp_ms: int = 0
 
@@ -112,6 +115,7 @@ def encoded(given: InputEvent, stage: Stage) -> InputEvent:
     Raises:
         ValueError: the event is not a record of that topic, or does not fit its schema.
     """
+    given = replace(given, record_key=_sent_key(given.record_key, stage.own_key))
     if not given.record:
         return given
     if given.record not in stage.schemas:
@@ -119,6 +123,18 @@ def encoded(given: InputEvent, stage: Stage) -> InputEvent:
     body = body_of(given.fields, stage.schemas[given.record])
     values: Any = fastavro.schemaless_reader(io.BytesIO(body), parsed(stage.schemas[given.record]), None)
     return replace(given, values=values, body=body)
+
+
+def _sent_key(key: bytes | int | UUID | None, own: RecordKey | None) -> bytes | None:
+    """Returns a record's key as its producers write it. Raises ValueError: it has another form."""
+    if key is None or isinstance(key, bytes):
+        return key
+    if own is None:
+        return str(key).encode()
+    try:
+        return own.record_key(key)
+    except InvalidInputError as error:
+        raise ValueError(f"the record key {key!r}: {error}") from None
 
 
 def body_of(fields: Mapping[str, Any], of: Schema) -> bytes:
@@ -140,7 +156,7 @@ def event(
     record: str | DataclassInstance,
     fields: Mapping[str, Any] | None = None,
     *,
-    record_key: str | None = None,
+    record_key: RecordKeyOf | None = None,
     idempotency_key: str | None = None,
     timestamp_ms: int = 0,
     unreadable: str | None = None,
@@ -150,7 +166,8 @@ def event(
 
     Args:
         fields: the relevant fields; others get their default, or the zero of their type. None for an instance.
-        record_key: the record's key, if it is not the event's key column.
+        record_key: the record's key, if it is not the event's key column: a number or a UUID in the model's
+            `key_format`, text, or the bytes that the producer sends.
         timestamp_ms: the timestamp of the record in the topic.
         unreadable: the cause for which the service cannot read the event yet, such as `schema-id-unknown`.
         topic: the source that it comes from, if several have its record; by default, the first of them.
@@ -160,14 +177,16 @@ def event(
     """
     if not isinstance(record, str) and fields is not None:
         raise TypeError(f"{record!r} has all fields of its event: give other ones by `dataclasses.replace`")
-    key, once = (None if text is None else text.encode() for text in (record_key, idempotency_key))
+    key = record_key.encode() if isinstance(record_key, str) else record_key
+    once = None if idempotency_key is None else idempotency_key.encode()
     name, given = (record, fields or {}) if isinstance(record, str) else (type(record).__name__, record_of(record))
     return InputEvent(name, given, key, once, timestamp_ms, unreadable, topic=topic)
 
 
-def tombstone(record_key: str, *, timestamp_ms: int = 0) -> InputEvent:
-    """Returns a record with a key and without a value."""
-    return InputEvent("", {}, record_key.encode(), timestamp_ms=timestamp_ms)
+def tombstone(record_key: RecordKeyOf, *, timestamp_ms: int = 0) -> InputEvent:
+    """Returns a record with a key, as that of `event`, and without a value."""
+    key = record_key.encode() if isinstance(record_key, str) else record_key
+    return InputEvent("", {}, key, timestamp_ms=timestamp_ms)
 
 
 def row(
@@ -178,7 +197,7 @@ def row(
     Args:
         fields: as those of `event`, or an instance of the row's dataclass; None deletes the row.
     """
-    return TableRow(topic, str(key).encode(), record_of(fields), timestamp_ms)
+    return TableRow(topic, key, record_of(fields), timestamp_ms)
 
 
 def driven_stages(read_model: ReadModel, *, after_joins: bool = False) -> list[Stage]:
@@ -189,8 +208,9 @@ def driven_stages(read_model: ReadModel, *, after_joins: bool = False) -> list[S
     stages, joined = place_stages(read_model.stages, "driver", str), set[str]()
     if not after_joins:
         return stages
+    behind = {stage.source for stage in stages if stage.transform is not None and stage.reads_rekeyed}
     for stage in reversed(stages):
-        if stage.makes is not None or stage.rekeyed in joined:
+        if stage.makes is not None or (stage.passes_on and stage.rekeyed in joined | behind):
             joined.add(stage.source)
     return [
         stage
@@ -268,8 +288,9 @@ def _transformed(
 
 def key_of(read_model: ReadModel, stage: Stage, given: InputEvent) -> bytes | None:
     """Returns the key of an event's record; None if it has none, which only some stages allow."""
-    if given.record_key is not None or stage.by is not None or not read_model.has_states():
-        return given.record_key
+    sent = _sent_key(given.record_key, stage.own_key)
+    if sent is not None or stage.by is not None or not read_model.has_states() or stage.own_key is not None:
+        return sent
     row = stage.row_in(given.values)
     return read_model.key_type.of(row) if row else None
 
@@ -287,16 +308,19 @@ def passed_on(stage: Stage, given: InputEvent) -> tuple[bytes | None, str | None
     if (refusal := refusal_of(stage, given)) is not None:
         return None, refusal.cause
     row = stage.row_in(given.values)
-    values = {name: row.get(name) for name in by}
+    values: dict[str, Any] = {name: row.get(name) for name in by}
     if not all(condition.holds(given.values) for condition in stage.conditions):
         return None, IGNORED
     if None in values.values():
         return None, "field-null"
-    parts = [ColumnKey(name, is_number=isinstance(value, int)) for name, value in values.items()]
-    key = key_type_of(parts).of(values)
+    if stage.next_table is None:
+        parts = [ColumnKey(name, is_number=isinstance(value, int)) for name, value in values.items()]
+        key = key_type_of(parts).of(values)
+    else:
+        key = stage.next_table.sent_key(values[by[0]])
     if len(key) > MAX_KEY_BYTES:
         return None, f"{cause_of(by)}-malformed"
-    return (None, "key-reserved") if key >= RESERVED_PREFIX else (key, None)
+    return (None, "key-reserved") if not stage.may_have_any_key and key >= RESERVED_PREFIX else (key, None)
 
 
 def refusal_of(stage: Stage, given: InputEvent) -> Refusal | None:
@@ -319,7 +343,8 @@ def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) ->
     elif not all(condition.holds(given.values) for condition in stage.conditions):
         cause = IGNORED
     else:
-        cause = _misfit(read_model, stage, given, key)
+        key, cause = _stored(stage, key)
+        cause = cause or _misfit(read_model, stage, given, key)
     if not cause and stage.by is None and given.record:
         try:
             sent = _sent(read_model, given)
@@ -328,19 +353,38 @@ def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) ->
     note = None
     if cause or given.idempotency_key:
         note = {"cause": cause, "timestamp": given.timestamp_ms, "record_key": record_key, "value": given.body}
-        note["detail"] = detail or key_problems(read_model.key_columns, stage.by).get(cause or "", "")
+        note["detail"] = detail or stage.key_problems(read_model.key_columns).get(cause or "", "")
         note["idempotency_key"] = None if cause else given.idempotency_key
     row = {} if cause else _columns(read_model, stage, given) | sent
     return {"offset": offset, "key": None if cause else key, **row, NOTE: [note] if note else None}
+
+
+def _stored(stage: Stage, record_key: bytes | None) -> tuple[bytes | None, str | None]:
+    """Returns the key of a record as the store has it, or why it cannot have it."""
+    if stage.own_key is None or stage.passes_on:
+        return record_key, None
+    if record_key is None:
+        return None, "key-null"
+    try:
+        return stage.own_key.stored(record_key), None
+    except InvalidInputError:
+        return None, stage.own_key.cause
 
 
 def _misfit(read_model: ReadModel, stage: Stage, given: InputEvent, key: bytes | None) -> str | None:
     if not given.record:
         if not stage.tombstones:
             return "value-null"
-    elif not stage.joins and read_model.has_states() and _has_other_key(read_model, stage, given, key):
+    elif (
+        not stage.joins
+        and read_model.has_states()
+        and stage.own_key is None
+        and _has_other_key(read_model, stage, given, key)
+    ):
         return f"key-is-not-{cause_of(read_model.key_columns)}"
-    return "key-reserved" if key is not None and key >= RESERVED_PREFIX else None
+    if key is None or key < RESERVED_PREFIX or stage.may_have_any_key:
+        return None
+    return "key-reserved" if stage.own_key is None else stage.own_key.cause
 
 
 def _has_other_key(read_model: ReadModel, stage: Stage, given: InputEvent, key: bytes | None) -> bool:
@@ -356,7 +400,11 @@ def _sent(read_model: ReadModel, given: InputEvent) -> dict[str, Any]:
         for emit, part in columns_of(outputs, read_model.made_schemas)
     }
     for number, emit in enumerate(() if read_model.has_states() else outputs):
-        if not emit.fields:
+        if emit.of is not None:
+            items, made = given.values[emit.of], read_model.made_schemas[str(emit.record)]
+            is_sent = items is not None and _is_sent(emit, given)
+            sent[output_column(number)] = [each_of(made, item) for item in items] if is_sent else None
+        elif not emit.fields:
             sent[output_column(number)] = True if _is_sent(emit, given) else None
     return sent
 
@@ -414,7 +462,11 @@ def _column_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]
     types |= {part.column: pa.binary() for _, part in columns_of(read_model.outputs, read_model.made_schemas)}
     if read_model.has_states():
         return types
-    whole = {output_column(n): pa.bool_() for n, emit in enumerate(read_model.outputs) if not emit.fields}
+    whole = {
+        output_column(n): pa.bool_() if emit.of is None else pa.list_(pa.binary())
+        for n, emit in enumerate(read_model.outputs)
+        if not emit.fields
+    }
     return types | unchanged | whole
 
 

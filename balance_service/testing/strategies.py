@@ -6,6 +6,7 @@ import io
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
+from uuid import NAMESPACE_DNS, uuid5
 
 import fastavro
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.record_keys import RecordKey
 
 # Few keys, so that events share them: short and long ones, and one with more bytes than characters.
 _KEYS = ("a", "b", "key with a space", "é", "c" * 64)
@@ -34,7 +36,8 @@ def batches(read_model: ReadModel) -> SearchStrategy[list[list[InputEvent]]]:
     # Columns that are not read have the zero of their type.
     last = read_model.stages[-1]
     schemas = last.events.values()
-    tombstones = [st.builds(tombstone, st.sampled_from(_KEYS))] if last.tombstones else []
+    keys = st.sampled_from(_KEYS) if last.own_key is None else _record_keys(last.own_key)
+    tombstones = [st.builds(tombstone, keys)] if last.tombstones else []
     events = st.one_of([*(_events(read_model, schema) for schema in schemas), *tombstones])
     return st.lists(st.lists(events, max_size=8), max_size=4)
 
@@ -44,7 +47,10 @@ def _events(read_model: ReadModel, schema: Schema) -> SearchStrategy[InputEvent]
     keys, last = st.sampled_from([*_KEYS * 4, *_MALFORMED]), read_model.stages[-1]
     literals = _literals(read_model)
     fields = {name: _sent(kind, name, literals) for name, kind in fields_of(schema).items()}
-    if read_model.has_states():
+    record_keys = st.sampled_from([*[None] * 19, b"another key"])
+    if (own := read_model.stages[-1].own_key) is not None:
+        record_keys = _record_keys(own)
+    elif read_model.has_states():
         for part in read_model.key_type.parts:
             if not part.is_number and not last.row:
                 fields[part.column] = _or_of(keys, "string", literals.get(part.column, ()))
@@ -52,11 +58,21 @@ def _events(read_model: ReadModel, schema: Schema) -> SearchStrategy[InputEvent]
             columns = {name: _sent(kind, f"{outer}.{name}", literals) for name, kind in last.row_fields(schema).items()}
             columns |= {part.column: keys for part in read_model.key_type.parts if not part.is_number}
             fields[outer] = st.fixed_dictionaries(columns)
-    record_keys = st.sampled_from([*[None] * 19, b"another key"])
     events = st.builds(InputEvent, st.just(schema["name"]), st.fixed_dictionaries(fields), record_keys)
     # Others halt the task.
     halting = [refusal.condition for refusal in last.refusals if refusal.cause == TRUNCATED]
     return events.filter(lambda one: not any(condition.holds(one.fields) for condition in halting))
+
+
+def _record_keys(own: RecordKey) -> SearchStrategy[bytes | None]:
+    """Generates few keys of a form, as producers write them, and some that have another form, or none."""
+    if own.key_format == "bytes":
+        valid = [b"a", b"\0", b"\xff\xff"]
+    elif own.is_number:
+        valid = [own.record_key(number) for number in (-1, 0, 1, 2**31 - 1, -(2**31))]
+    else:
+        valid = [own.record_key(key) for key in (_KEYS if own.is_text else map(uuid5, [NAMESPACE_DNS] * 3, "abc"))]
+    return st.sampled_from([*valid * 4, None, b"", b"another key"])
 
 
 def _literals(read_model: ReadModel) -> Mapping[str, Sequence[Any]]:

@@ -164,9 +164,7 @@ MUTATIONS = (
         "balance_service/engine/changelog_reader.py",
         "            if answers and key == POSITION_KEY:\n",
         "            if answers and key == POSITION_KEY:\n"
-        "                ahead = StoreBatch()\n"
-        "                ahead.put(key, value or b'')\n"
-        "                yield Part(ahead, offset_of(message) + 1, True)\n"
+        "                yield Part(self._batch[-1:], offset_of(message) + 1, True)\n"
         "                time.sleep(0.05)\n",
         QUIET,
         WRONG,
@@ -229,8 +227,8 @@ MUTATIONS = (
     Mutation(
         "partitions are computed by CRC32",
         "balance_service/kafka/partitioner.py",
-        "    return _FUNCTIONS[partitioner].of_one(key) % partitions\n",
-        "    return zlib.crc32(key) % partitions\n",
+        "_MURMUR2 = _Function(confluent_kafka.murmur2, ",
+        "_MURMUR2 = _Function(confluent_kafka.consistent, ",
         QUIET,
         (*WRONG, "silent", "stuck"),
     ),
@@ -312,8 +310,8 @@ MUTATIONS = (
         # The position is then taken for the end of the store's contents.
         "the first part of a large commit stores its end offset",
         "balance_service/engine/store.py",
-        "                batch.put(_WRITTEN_UP_TO_KEY, changelog_offset",
-        "                batch.put(_CHANGELOG_OFFSET_KEY, changelog_offset",
+        "[*last, (_WRITTEN_UP_TO_KEY, changelog_offset",
+        "[*last, (_CHANGELOG_OFFSET_KEY, changelog_offset",
         "kill-at-part-stored=4",
         WRONG,
     ),
@@ -403,6 +401,45 @@ MUTATIONS = (
         "range(1, self.routing.partitions) if partitions is None else partitions",
         QUIET,
         ("wrong",),
+        SYSTEMS,
+    ),
+    # Transforms: of each invoice, `item_sales` makes none, one or several rows, or fails.
+    Mutation(
+        "a row that a filter drops does not move the position",
+        "balance_service/spark/decode.py",
+        "        rows: DataFrame = made.records.withColumns(judged)\n",
+        "        rows: DataFrame = made.records.withColumns(judged).where(~F.col(_CAUSE).eqNullSafe(IGNORED))\n",
+        QUIET,
+        ("stuck",),
+        SYSTEMS,
+    ),
+    Mutation(
+        "an event with several rows is passed on with the first one",
+        "balance_service/engine/stateless.py",
+        "outputs = [builder.build(offset, timestamp_ms, key, frame, own) for (key, frame), own in each]\n",
+        "outputs = [builder.build(offset, timestamp_ms, key, frame, own) for (key, frame), own in each][:1]\n",
+        QUIET,
+        ("lost",),
+        SYSTEMS,
+    ),
+    Mutation(
+        "an event at which an expression fails takes the next one along",
+        "balance_service/spark/combine.py",
+        '            others = self.notes["offset"].filter(pc.is_valid(self.notes["cause"]))\n',
+        '            others = self.notes["offset"].filter(pc.is_valid(self.notes["cause"]))\n'
+        '            failed = self.notes["offset"].filter(pc.equal(self.notes["cause"], "transform-failed"))\n'
+        "            others = pa.chunked_array([*others.chunks, *pc.add(failed, 1).chunks], pa.int64())\n",
+        QUIET,
+        ("lost",),
+        SYSTEMS,
+    ),
+    Mutation(
+        "an event under a new schema id has no row yet, and is taken for one that a filter drops",
+        "balance_service/spark/decode.py",
+        "judged = {_CAUSE: F.coalesce(_CAUSE, cause), ",
+        "judged = {_CAUSE: F.coalesce(cause, _CAUSE), ",
+        QUIET,
+        ("lost",),
         SYSTEMS,
     ),
 )

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from balance_service.devtools.local.processes import READY_TIMEOUT_SECONDS
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalStack
 
 MODELS = ("rewards", "purchases", "leaderboard")
+TRANSFORMED = "item-sales"
+"""The name of `item_sales.ItemSales`."""
 PARTITIONS = 2
 TOPICS = ("pos", "players", "products", "score-events")
 _CARDS, _GAMES, _PLAYERS = 12, (2, 10, 300), 20
@@ -37,6 +39,10 @@ _PAUSE_SECONDS = 0.1
 # Covers a broker restart on a busy machine and the reconnection of producers.
 _FLUSH_SECONDS = READY_TIMEOUT_SECONDS + 60
 _A_STEP = 4
+# Of lines of invoices; a line without a quantity has no price.
+_QUANTITIES = (1, 2, 3) * 6 + (0,)
+# After so many invoices, their schema is another one.
+_SALES_A_SCHEMA = 200
 
 
 class SystemWorkload:
@@ -115,6 +121,8 @@ class SystemWorkload:
 
     def _sell(self) -> None:
         number, chooser = self.sent, self._chooser
+        if number % _SALES_A_SCHEMA == 0:
+            self._pos.add_field(f"note{number}")
         sold = invoice(
             number,
             f"card-{chooser.randrange(_CARDS)}",
@@ -122,6 +130,8 @@ class SystemWorkload:
             kind=chooser.choice(("PRIME", "PRIME", "REGULAR")),
             delivery=chooser.choice(("TAKEAWAY", "Home-Delivery")),
         )
+        lines = chooser.choices(sold["lines"], k=chooser.randrange(4))
+        sold["lines"] = [{**line, "quantity": chooser.choice(_QUANTITIES)} for line in lines]
         self._pos.put(sold["storeId"], sold, timestamp=self._tick())
         self.sent += 1
 
@@ -148,6 +158,7 @@ _SHARE = Decimal("0.02")
 _PLACES = 3
 _SHOWN = 3
 _SIGN_BIT = 1 << 63
+_CENT = Decimal("0.01")
 OUTPUTS = ("notifications", "shipments", "hadoop", "high-scores")
 
 
@@ -177,7 +188,8 @@ class Hops:
     def violations(self, models: Collection[str] = MODELS) -> Iterator[Violation]:
         """Compares every hop of the models that are hosted with its recount."""
         by_card, by_player, by_game = self._rekeyed
-        sold = self._decoded("pos") if {"rewards", "purchases"} & {*models} else {}
+        of_pos = {"rewards", "purchases", TRANSFORMED} & {*models}
+        sold = self._decoded("pos") if of_pos else {}
         if "rewards" in models:
             prime = {o: r for o, r in sold.items() if r.value["customerType"] == "PRIME"}
             yield from self._compared(by_card, _keyed(prime, "customerCardNo"))
@@ -187,15 +199,23 @@ class Hops:
             lines = {o: [Record(r.key, line, r.timestamp) for line in masked(r.value)] for o, r in sold.items()}
             yield from self._compared("shipments", delivered)
             yield from self._compared("hadoop", lines)
+        unpriced = list[str]()
+        if TRANSFORMED in models:
+            rows, unpriced = _lines_sold(sold)
+            by_item = f"{self._application_id}-item-sales-by-storeId-item"
+            yield from self._compared(by_item, rows)
+            yield from self._compared("item-prices", self._priced(by_item))
         if sold:
-            yield from self._letters("pos", self._nonsense("pos"), len({"rewards", "purchases"} & {*models}))
+            yield from self._letters(
+                "pos", dict.fromkeys(self._nonsense("pos"), len(of_pos)) | dict.fromkeys(unpriced, 1)
+            )
         if "leaderboard" in models:
             yield from self._compared(by_player, _keyed(self._decoded("score-events"), "player_id"))
             joined, lost = self._joined(by_player)
             yield from self._compared(by_game, joined)
             yield from self._high_scores(by_game)
-            yield from self._letters("score-events", self._nonsense("score-events"), 1)
-            yield from self._letters(by_player, lost, 1)
+            yield from self._letters("score-events", dict.fromkeys(self._nonsense("score-events"), 1))
+            yield from self._letters(by_player, dict.fromkeys(lost, 1))
 
     def points(self) -> dict[str, Decimal]:
         """Returns card → points, recounted from purchases."""
@@ -204,6 +224,15 @@ class Hops:
             if record.value["customerType"] == "PRIME":
                 points[record.value["customerCardNo"]] += record.value["totalAmount"] * _SHARE
         return dict(points)
+
+    def item_sales(self) -> dict[tuple[str, str], tuple[int, Decimal]]:
+        """Returns store and item → number and revenue of the lines sold, recounted from purchases."""
+        found: dict[tuple[str, str], tuple[int, Decimal]] = {}
+        for row in itertools.chain(*_lines_sold(self._decoded("pos"))[0].values()):
+            key = row.value["storeId"], row.value["item"]
+            lines, revenue = found.get(key, (0, Decimal(0)))
+            found[key] = lines + 1, revenue + row.value["amount"]
+        return found
 
     def leaderboard(self) -> dict[str, list[dict[str, Any]]]:
         """Returns game → highest scores, recounted from joined scores."""
@@ -246,13 +275,13 @@ class Hops:
         return [f"{topic}:{m.partition()}:{m.offset()}" for m in self._all(topic) if not _is_frame(m)]
 
     def _compared(self, topic: str, expected: Mapping[str, Sequence[Record]]) -> Iterator[Violation]:
-        """Compares the records of each origin, in order."""
+        """Compares the records of each origin, in order if they have one key: others lie in several partitions."""
         found: ByOrigin = defaultdict(list)
         for message in self._all(topic):
             found[origin_of(message)].append(self._record(message))
         wrong = 0
         for origin in sorted({*found, *(origin for origin, records in expected.items() if records)}):
-            has, should = found.get(origin, []), list(expected.get(origin, []))
+            has, should = (sorted(of.get(origin, ()), key=_key_of) for of in (found, expected))
             if has != should and (wrong := wrong + 1) <= _SHOWN:
                 kind = "lost" if len(has) < len(should) else "doubled" if len(has) > len(should) else "wrong"
                 yield Violation(kind, f"{topic} has {has} from {origin}, not {should}")
@@ -267,6 +296,15 @@ class Hops:
             detail |= {"earnedLoyaltyPoints": earned, "totalLoyaltyPoints": totals[key]}
             notified[origin] = [Record(key, detail, timestamp)]
         return notified
+
+    def _priced(self, by_item: str) -> ByOrigin:
+        revenues: dict[bytes | None, Decimal] = defaultdict(Decimal)
+        priced = {}
+        for origin, (key, row, timestamp, _) in self._decoded(by_item).items():
+            revenues[key] += row["amount"]
+            detail = {name: row[name] for name in ("invoiceNumber", "item", "price")}
+            priced[origin] = [Record(key, {**detail, "revenue": revenues[key]}, timestamp)]
+        return priced
 
     def _joined(self, by_player: str) -> tuple[ByOrigin, list[str]]:
         """Returns the joined record of each score, and the scores that find no row."""
@@ -326,8 +364,12 @@ class Hops:
         if strange := detail.keys() - {origin for ranked in games.values() for origin, _ in ranked}:
             yield Violation("wrong", f"high-scores has records without an origin: {sorted(strange)[:_SHOWN]}")
 
-    def _letters(self, source: str, expected: Sequence[str], stages: int) -> Iterator[Violation]:
-        """Checks that each stage has one dead letter for each record that it could not apply."""
+    def _letters(self, source: str, expected: Mapping[str, int]) -> Iterator[Violation]:
+        """Checks that each stage has one dead letter for each record that it could not apply.
+
+        Args:
+            expected: record → the number of stages that cannot apply it.
+        """
         found: dict[str, int] = defaultdict(int)
         is_ours = source.startswith(f"{self._application_id}-")
         for message in self._all(f"{self._application_id if is_ours else source}-dead-letters"):
@@ -337,10 +379,36 @@ class Hops:
             place = (headers["dead-letter-partition"], headers["dead-letter-offset"])
             found[":".join((source, *(part.decode() for part in place)))] += 1
         for origin in sorted({*expected, *found}):
-            should = stages if origin in expected else 0
+            should = expected.get(origin, 0)
             if found[origin] != should:
                 kind = "lost" if found[origin] < should else "doubled"
                 yield Violation(kind, f"{origin} has {found[origin]} dead letters, not {should}")
+
+
+def _lines_sold(sold: Mapping[str, Record]) -> tuple[ByOrigin, list[str]]:
+    """Returns the row of each line of prime customers' invoices, and the invoices with a line without a price."""
+    rows, unpriced = {}, []
+    for origin, (_, invoiced, timestamp, _) in sold.items():
+        if invoiced["customerType"] != "PRIME":
+            continue
+        if any(line["quantity"] == 0 for line in invoiced["lines"]):
+            unpriced.append(origin)
+            continue
+        of_it = []
+        for line in invoiced["lines"]:
+            row = {name: invoiced[name] for name in ("invoiceNumber", "storeId")}
+            row["item"] = f"{line['itemCode']}-{invoiced['customerCardNo'][-1]}"
+            row["amount"] = line["amount"]
+            row["price"] = (line["amount"] / line["quantity"]).quantize(_CENT, ROUND_HALF_UP)
+            if row["item"] != "b-0":
+                key = b"".join(row[part].encode() + b"\0\1" for part in ("storeId", "item"))
+                of_it.append(Record(key, row, timestamp))
+        rows[origin] = of_it
+    return rows, unpriced
+
+
+def _key_of(record: Record) -> bytes:
+    return record.key or b""
 
 
 def _keyed(records: Mapping[str, Record], column: str) -> ByOrigin:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ from tests.chaos.checks import (
 from tests.chaos.clients import Answer, Promise
 from tests.chaos.cluster import UNEXPECTED_EVENTS, Strike
 from tests.chaos.mutants import ALL_MUTATIONS, mutated
+from tests.chaos.mutations import CONTROLS
 from tests.chaos.plan import FAULTS, POINTS, Offers, plan_from_environment
 from tests.chaos.rebuilder import Rebuilder
 from tests.chaos.recount import History, Recount
@@ -243,10 +245,14 @@ def test_an_unknown_fault_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mutation", ALL_MUTATIONS, ids=lambda mutation: mutation.name)
-def test_a_planted_bug_can_be_planted(mutation: Mutation) -> None:
+def test_a_planted_bug_can_be_planted_and_its_test_exists(mutation: Mutation) -> None:
     text = mutated(mutation, _ROOT / mutation.file)
     if mutation.file.endswith(".py"):
         compile(text, mutation.file, "exec")
+    if mutation.test not in CONTROLS:
+        file, _, one = mutation.test.partition("::")
+        tests = re.findall(r"^ *(?:async )?def (test_\w+)", (_ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+        assert {*mutation.kinds, *filter(None, [one])} <= {*tests}
 
 
 @pytest.mark.parametrize(("refused", "is_found"), [(0, False), (1, False), (60, True), (100, True)])

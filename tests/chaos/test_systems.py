@@ -14,6 +14,7 @@ import uuid
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -26,14 +27,13 @@ from tests.chaos.cluster import Member, stage_in, stage_of, tasks_of, urls_of
 from tests.chaos.plan import Offers, plan_from_environment
 from tests.chaos.rebuilder import Rebuilder, check_nothing_left, history_of
 from tests.chaos.report import Journal, unstolen_time
-from tests.chaos.systems import MODELS, PARTITIONS, Hops, SystemWorkload
+from tests.chaos.systems import MODELS, PARTITIONS, TRANSFORMED, Hops, SystemWorkload
 from tests.support.commands import run
 from tests.support.service import SESSION_TIMEOUT_SECONDS, on
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
 
     from tests.chaos.plan import Plan
 
@@ -41,11 +41,13 @@ _SOURCES = {
     "rewards-by-customerCardNo": "pos",
     "purchases": "pos",
     "leaderboard-by-player_id": "score-events",
+    "item-sales-by-storeId-item": "pos",
 }
 _INNER = {
     "rewards": "rewards-by-customerCardNo",
     "leaderboard-by-product_id": "leaderboard-by-player_id",
     "leaderboard": "leaderboard-by-product_id",
+    "item-sales": "item-sales-by-storeId-item",
 }
 # A commit has at most one state for each of six cards.
 _FEW_RECORDS = 2
@@ -58,6 +60,8 @@ _CATCH_UP_SECONDS = 240.0
 _UNDISTURBED_SECONDS = 8.0
 _KILL_AT = "kill-at-"
 _REBUILT = ("rewards", "leaderboard")
+# Instances load a model from here.
+_ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.shows("rebuild", "outputs-once", "joined", "whole-range", "spread")
@@ -86,7 +90,8 @@ class _Systems:
             self._stack,
             {
                 "BALANCE_APPLICATION_ID": self._application_id,
-                "BALANCE_MODELS": ",".join(MODELS),
+                "BALANCE_MODELS": ",".join((*MODELS, "tests.chaos.item_sales:ItemSales")),
+                "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
                 "BALANCE_PARTITIONS": str(PARTITIONS),
                 # Scores of players without a row are retried continuously.
                 "BALANCE_RETRY_EVERY": "2",
@@ -103,7 +108,8 @@ class _Systems:
             )
             for number in range(3 if _MINUTES else 2)
         ]
-        created = run(self._settings, "topics", "create")
+        # Spark analyses a transform.
+        created = run(self._settings, "topics", "create", seconds=180)
         assert created.code == 0, created
         self._workload = resources.enter_context(SystemWorkload(self._stack, plan.seed))
         for member in self._members:
@@ -217,20 +223,26 @@ class _Systems:
         self._journal.say("recounting")
         hops = Hops(self._stack, self._application_id)
         yield from (Violation("crash", detail) for detail in self._journal.take_unexpected())
-        yield from hops.violations()
+        yield from hops.violations((*MODELS, TRANSFORMED))
         yield from self._spread_checked()
         yield from self._generations_checked()
-        points, leaderboard = hops.points(), hops.leaderboard()
+        points, leaderboard, item_sales = hops.points(), hops.leaderboard(), hops.item_sales()
         for member in self._members:
             with httpx.Client(base_url=member.instance.url, timeout=30) as http:
                 for card, expected in points.items():
                     answer = http.get("/api/customers.getRewards", params={"customerCardNo": card})
                     if answer.text != f'{{"points":{expected:.4f}}}':
                         yield Violation("wrong", f"{member.name} answers {answer.text} of {card}, not {expected}")
+                for (store, item), (lines, revenue) in item_sales.items():
+                    answer = http.get("/api/models/item-sales/keys", params={"storeId": store, "item": item})
+                    if f'"value":{{"lines":{lines},"revenue":{revenue:.2f}}}' not in answer.text:
+                        sold = (lines, revenue)
+                        yield Violation("wrong", f"{member.name} answers {answer.text} of {item}, not {sold}")
                 answers = {
                     "/leaderboard": leaderboard,
                     "/leaderboard/count": {"count": len(leaderboard)},
                     "/api/models/rewards/count": {"count": len(points)},
+                    "/api/models/item-sales/count": {"count": len(item_sales)},
                 }
                 for path, should in answers.items():
                     if (detail := http.get(path).json()) != should:

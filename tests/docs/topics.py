@@ -12,6 +12,7 @@ from balance_service.engine.stateless import ATTEMPT_HEADER
 from balance_service.kafka import topic_specs as specs
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.kafka.topics import Topic
+from balance_service.model.record_keys import KEY_FORMAT_HEADER
 from balance_service.model.stage import Stage
 from balance_service.model.stream import Join, Table
 from balance_service.observability.tracing import TRACEPARENT_HEADER
@@ -53,8 +54,8 @@ subject of a schema is `TOPIC-FULL.NAME.OF.RECORD`; a schema that a model took f
 
 A key is text in UTF-8, or a number in 8 bytes, big-endian, with the sign bit inverted; a composite key its columns in
 turn, a text with `00 02` for NUL and `00 01` at its end. Keys of changelogs that begin with `0xFF` hold the partition's
-position, idempotency keys and dead letters. In a re-keyed topic that the next stage joins with a table, a number is
-written in digits, as in the table's topic.
+position, idempotency keys and dead letters. In a `RECORD_KEY`, a number or bytes follow `00`. Before a join,
+a key is as in the table.
 
 """
 _MEANINGS = {
@@ -188,6 +189,7 @@ def _headers() -> Sequence[Sequence[str]]:
         ("events", f"`{SCHEMA_HEADER}`", "the schema's id or GUID; the value then has no frame"),
         ("sent records", f"`{ORIGIN_HEADER}`", "`TOPIC:PARTITION:OFFSET` of the record that they were made of"),
         ("sent records", f"`{SENDER_HEADER}`", f"`{sender_of('APPLICATION-STAGE', 'SOURCE-TOPIC-ID')}`"),
+        ("sent records", f"`{KEY_FORMAT_HEADER}`", "such as `long`"),
         ("retries", f"`{ATTEMPT_HEADER}`", "how often the record was sent for another attempt"),
         ("joined records", f"`{_version_header()}`", "`PARTITION:OFFSET` of the row of `Row` that was joined"),
     ]

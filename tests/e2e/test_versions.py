@@ -35,7 +35,8 @@ _CARDS = 20
 _SOLD = Decimal("10.00")
 _SHARE, _CORRECTED_SHARE = Decimal("0.02"), Decimal("0.03")
 _CORRECTED = '''
-from balance_service import Event
+from decimal import Decimal
+
 from balance_service.read_models import rewards
 
 
@@ -44,16 +45,9 @@ class CorrectedRewards(rewards.Rewards):
 
     version = 2
 
-    def fold(self, state, invoice: Event):
-        before = state["points"] if state else 0
-        return {"customerCardNo": invoice["customerCardNo"], "points": before + earned(invoice)}
-
-    def emit(self, state, invoice: Event):
-        return {**super().emit(state, invoice), "earnedLoyaltyPoints": earned(invoice)}
-
-
-def earned(invoice: Event):
-    return round(invoice["totalAmount"] * 3 / 100, 4)
+    def transform(self, invoices):
+        points = invoices["totalAmount"] * Decimal("0.03")
+        return invoices.select("invoiceNumber", "customerCardNo", "totalAmount", points.alias("points"))
 '''
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import defaultdict
+from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,9 +13,8 @@ import fastavro
 
 from balance_service.avro.schemas import full_name, load_schema
 from balance_service.model.conditions import col
-from balance_service.model.events import EVENT, Emit
 from balance_service.model.stream import Stream
-from balance_service.read_models.purchases import Purchases, masked_lines
+from balance_service.read_models.purchases import Purchases
 from balance_service.read_models.rewards import Rewards
 from tests.support.kafka import Writer, read_topic
 from tests.support.shipped import KNOWN
@@ -51,8 +51,10 @@ def named(application_id: str) -> Named:
             "__module__": __name__,
             "__qualname__": f"{application_id}-rewards",
             "name": f"rewards-{application_id}",
-            "source": Stream(pos, "PosInvoice").where(col("customerType") == "PRIME").by("customerCardNo"),
-            "emits": Emit(notifications, "Notification", each=EVENT),
+            "source": Stream(pos, "PosInvoice")
+            .where(col("customerType") == "PRIME")
+            .by("customerCardNo", unchanged=True),
+            "emits": replace(Rewards.emits, topic=notifications),
             # Only one model may serve a path.
             "queries": None,
         },
@@ -65,9 +67,8 @@ def named(application_id: str) -> Named:
             "__qualname__": f"{application_id}-purchases",
             "name": f"purchases-{application_id}",
             "source": Stream(pos, "PosInvoice"),
-            "emits": (
-                Emit(shipments, where=col("deliveryType").lower() == "home-delivery"),
-                Emit(hadoop, "HadoopRecord", make=masked_lines),
+            "emits": tuple(
+                replace(emit, topic=topic) for emit, topic in zip(Purchases.emits, (shipments, hadoop), strict=True)
             ),
         },
     )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from balance_service.engine.changelog_reader import Part
-from balance_service.engine.database import StoreBatch
 from balance_service.engine.inheritance import open_writer
 from balance_service.engine.records import POSITION_KEY, Position, TaskId
 from balance_service.engine.task import TaskState
@@ -138,11 +137,10 @@ def test_a_standby_stops_at_a_position_of_another_changelog(
         with opened_standby(engine, tmp_path / "standby") as standby:
             standby.replica.completeness._as_of -= slept_seconds
             stranger = Position(1, 1, hosted(engine).source.topic_id, changelog_topic_id="another")
-            batch = StoreBatch()
-            batch.put(POSITION_KEY, hosted(engine).processor.position_codec.encode(stranger.record()))
+            record = (POSITION_KEY, hosted(engine).processor.position_codec.encode(stranger.record()))
 
             with pytest.raises(RetriableError, match="recreated"):
-                standby._apply([Part(batch, 100, is_whole=True)])
+                standby._apply([Part([record], 100, is_whole=True)])
 
 
 def test_a_standby_is_not_promoted_on_another_changelog(

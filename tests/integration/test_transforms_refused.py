@@ -60,6 +60,14 @@ def in_arrow(events: DataFrame) -> DataFrame:
     return events.mapInArrow(lambda some: some, events.schema)
 
 
+def setting(name: str, value: str) -> Code:
+    def code(events: DataFrame) -> DataFrame:
+        events.sparkSession.conf.set(name, value)
+        return events
+
+    return code
+
+
 def numbered(events: DataFrame) -> DataFrame:
     return events.withColumn("c", F.row_number().over(Window.partitionBy("id").orderBy("n")))
 
@@ -77,6 +85,21 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "union": (lambda e: e.union(e), "uses Union", "declare several `sources`"),
     "sample": (lambda e: e.sample(0.5, 1), "uses Sample", "use a filter"),
     "repartition": (lambda e: e.repartition(2), "uses Repartition", "use projections, filters and `explode` only"),
+    "a setting of values": (
+        setting("spark.sql.ansi.enabled", "false"),
+        "sets spark.sql.ansi.enabled in `transform`",
+        "remove that",
+    ),
+    "any other setting": (
+        setting("spark.sql.shuffle.partitions", "1"),
+        "sets spark.sql.shuffle.partitions in `transform`",
+        "remove that",
+    ),
+    "a setting in SQL": (
+        lambda e: [e.sparkSession.sql("SET spark.sql.orderByOrdinal = false"), e][1],
+        "sets spark.sql.orderByOrdinal in `transform`",
+        "remove that",
+    ),
     "a Python function": (in_python, "uses a Python function", PYTHON),
     "a pandas function": (in_pandas, "uses a Python function", PYTHON),
     "mapInArrow": (in_arrow, "uses ", PYTHON),
@@ -122,6 +145,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     ),
     "a map of arrays": (expression("map_from_arrays(tags, tags)"), "uses map_from_arrays", "use an array of structs"),
     "a map of columns": (expression("map(text, n)"), "uses map", "use an array of structs"),
+    "a format of an event": (expression("format_string(text, n)"), "uses format_string", "write a constant"),
     "a null": (expression("null"), "whose type is void", "cast it to a type"),
     "a collation": (expression("collate(text, 'UTF8_LCASE')"), "whose collation is", "cast it to a type"),
     "a member without a name": (expression("named_struct('a b', n)"), "whose member 'a b'", "cast it to a type"),

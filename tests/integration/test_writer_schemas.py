@@ -14,10 +14,10 @@ from structlog.testing import capture_logs
 from balance_service.avro.codec import frame_header
 from balance_service.avro.schemas import fields_of, load_schema
 from balance_service.avro.writer_schema import WriterSchema
+from balance_service.model.events import Emit
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream
 from balance_service.read_models.balance import Balance
-from balance_service.read_models.purchases import Purchases
 from balance_service.settings import load_settings
 from balance_service.spark.decode import Decoder
 from balance_service.spark.session import start_spark
@@ -424,6 +424,14 @@ def test_an_amount_without_an_exact_meaning_is_refused(spark: SparkSession, kind
     assert [entry["reason"] for entry in logs] == details(rows)
 
 
+class Whole(ReadModel):
+    """Receives whole invoices."""
+
+    name = "test-whole"
+    source = Stream("pos", "PosInvoice")
+    emits = Emit("sold", "PosInvoice", make=dict)
+
+
 @pytest.mark.parametrize("items", [decimal(18, 4), {**FIXED_MONEY, "scale": 4}], ids=["bytes", "fixed"])
 def test_a_nested_amount_of_another_scale_is_the_same_amount(spark: SparkSession, items: Any) -> None:
     schema = load_schema("PosInvoice")
@@ -439,7 +447,7 @@ def test_a_nested_amount_of_another_scale_is_the_same_amount(spark: SparkSession
     line = {"itemCode": "i", "description": "d", "quantity": 1, "amount": Decimal(1)}
     invoices = [invoice([{**line, "unitPrice": Decimal(price)}]) for price in ("2.5000", "2.5001")]
 
-    rows = decoded(spark, Purchases(), [writer], [(b"s", 1, written(writer, fields)) for fields in invoices])
+    rows = decoded(spark, Whole(), [writer], [(b"s", 1, written(writer, fields)) for fields in invoices])
 
     assert str(update(rows)["PosInvoice"]["lines"][0]["unitPrice"]) == "2.50"
     assert causes(rows) == ["decimal-loses-digits"]

@@ -17,7 +17,7 @@ from balance_service.avro.codec import parsed
 from balance_service.model.read_model import ReadModel
 from balance_service.model.record_folds import IGNORED
 from balance_service.model.stream import Stream
-from balance_service.model.transform import FRAMES, ROW, TRANSFORM_FAILED
+from balance_service.model.transform import FRAMES, ROW, TRANSFORM_FAILED, TRANSFORM_TOO_LARGE
 from balance_service.spark.combine import NOTE
 from balance_service.testing import event
 from balance_service.testing.fakes import FakeRegistry
@@ -153,7 +153,7 @@ def outcomes(read_model: ReadModel, given: Sequence[InputEvent]) -> list[Outcome
         (note,) = row[NOTE] or [{"cause": None}]
         if note["cause"] == IGNORED:
             found.append(Outcome([]))
-        elif note["cause"] == TRANSFORM_FAILED:
+        elif note["cause"] in (TRANSFORM_FAILED, TRANSFORM_TOO_LARGE):
             found.append(Outcome([], note["detail"]))
         else:
             assert note["cause"] is None, note

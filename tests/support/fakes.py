@@ -19,13 +19,14 @@ from balance_service.errors import ConfigurationError
 from balance_service.kafka.topic_specs import FOREVER
 from balance_service.kafka.topics import Topic
 from balance_service.model.generations import Declaration, Generations
+from balance_service.model.transform import ROW, Transform
 from balance_service.read_models.balance import Balance
 from balance_service.settings import load_settings
 from balance_service.structs import Struct
 from balance_service.testing.fakes import FakeRegistry, FakeWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from balance_service.cluster.membership import AssignmentListener, Partitions
     from balance_service.engine.hosted_stage import HostedStage
@@ -35,6 +36,7 @@ __all__ = [
     "GUARDED",
     "SESSION_MS",
     "Clock",
+    "FakeAnalysis",
     "FakeRegistry",
     "FakeWriter",
     "IdleInstance",
@@ -212,3 +214,35 @@ class InMemoryTopics:
 
     def brokers(self) -> int:
         return 1
+
+
+class FakeAnalysis:
+    """The analysis of a `transform` that changes nothing, without Spark."""
+
+    multiplies = False
+    explained = "== As written ==\nProject"
+
+    def __init__(self, fingerprint: str) -> None:
+        self._fingerprint = fingerprint
+
+    @classmethod
+    def take_place(cls, monkeypatch: pytest.MonkeyPatch, fingerprint: str = "") -> None:
+        """Has it be the analysis of all models with one source that are bound in a test."""
+
+        def transform_of(_model: Any, schemas: Mapping[str, Any], _source: Any) -> Transform:
+            (schema,) = schemas.values()
+            return Transform({**schema, "name": ROW}, cls(fingerprint))
+
+        monkeypatch.setattr("balance_service.model.declaration.transform_of", transform_of)
+
+    def used(self, names: Collection[str]) -> frozenset[str]:
+        return frozenset(names)
+
+    def untouched(self, name: str) -> str | None:
+        return name
+
+    def fingerprint(self, _names: Collection[str]) -> str:
+        return self._fingerprint
+
+    def apply(self, *_: Any) -> Any:
+        raise AssertionError

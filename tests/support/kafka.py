@@ -290,8 +290,8 @@ class Rows:
         self._topic = topic
         self._refused: list[KafkaError] = []
         self._registry = SchemaRegistryClient({"url": stack.schema_registry_url})
-        conf = {"subject.name.strategy": by_record_name}
-        self._serializer = AvroSerializer(self._registry, json.dumps(load_schema(schema)), conf=conf)
+        self._schema = load_schema(schema)
+        self._serializer = self._serializer_of(self._schema)
         self._producer = Producer(
             {"bootstrap.servers": stack.bootstrap_servers, "partitioner": "murmur2_random", **config}
         )
@@ -302,6 +302,16 @@ class Rows:
     def __exit__(self, *_: object) -> None:
         self.flush()
         self._registry.__exit__()
+
+    def _serializer_of(self, schema: Mapping[str, Any]) -> AvroSerializer:
+        conf = {"subject.name.strategy": by_record_name}
+        made: AvroSerializer = AvroSerializer(self._registry, json.dumps(schema), conf=conf)
+        return made
+
+    def add_field(self, name: str) -> None:
+        """Makes a schema of the shipped one and a further field, which is null, and uses that from now on."""
+        fields = [*self._schema["fields"], {"name": name, "type": ["null", "string"], "default": None}]
+        self._serializer = self._serializer_of({**self._schema, "fields": fields})
 
     def put(self, key: str | None, fields: Mapping[str, Any] | None, **more: Any) -> None:
         """Sends a record, or a tombstone if `fields` is None. `more` are arguments of the producer."""

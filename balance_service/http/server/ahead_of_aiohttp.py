@@ -20,7 +20,7 @@ from aiohttp.http import RawRequestMessage
 from balance_service.http.access.clients import anonymous_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 AnswerAhead = Callable[[RawRequestMessage, "AheadOfAiohttp"], bytes | Coroutine[Any, Any, bytes] | None]
 """A request without a body → its answer as sent, or a coroutine that returns it; None leaves the request to aiohttp."""
@@ -51,6 +51,8 @@ class AheadOfAiohttp(web.RequestHandler):
         ahead: None leaves all requests to aiohttp.
         """
         super().__init__(server, **bounds)
+        self.admitted_headers: Sequence[tuple[bytes, bytes]] | None = None
+        """Those of the last client's request that was admitted ahead of aiohttp for its headers alone."""
         self._ahead = ahead
         self._answering: asyncio.Task[None] | None = None
         self._held: list[bytes] = []

@@ -70,21 +70,25 @@ class PlainQueries:
         target, models = self._targets.get(before), self._handlers.find(ModelQueries)
         if target is None or models is None or not _is_plain(request):
             return None
-        if self._access.allowed_origin(request.headers) is not None:
-            # The answer needs further headers.
+        # Most clients repeat their headers, and what is decided below depends on nothing else.
+        is_repeated = request.raw_headers == connection.admitted_headers
+        if not is_repeated and not self._have_plain_answers(request):
             return None
         key, answers = target.key_of(text), models.serving_answers(target.model)
         if key is None or answers is None:
             return None
         queries, echoed_key = answers.queries, text if target.echoes_key else None
-        mark = request.headers.get(FORWARDED_HEADER)
+        mark = None if is_repeated else request.headers.get(FORWARDED_HEADER)
         if mark is not None and not target.is_forwarded:
             return None
         try:
             proven = None if mark is None else self._trust.verified(mark, f"{hdrs.METH_GET} {request.path}")
-            client = self._client_of(request, connection) if proven is None else ""
+            client = self._client_of(request, connection, is_repeated=is_repeated) if proven is None else ""
             if client is None:
                 return None
+            # A token has to be judged again: it expires, and the file that names it may change.
+            if mark is None and self._access.authenticator is None:
+                connection.admitted_headers = request.raw_headers
             answer = queries.at_once(key, target.noun, echoed_key)
             if answer is None and mark is not None:
                 return None
@@ -99,16 +103,33 @@ class PlainQueries:
             return self._answer(queries, target.query(text), request.path, client)
         return self._raw(answer, None if mark is None else self._trust.proof_of(answer, mark))
 
-    def _client_of(self, request: RawRequestMessage, connection: AheadOfAiohttp) -> str | None:
-        """Returns the client's name; None if it may not be admitted, for which aiohttp's handlers give the reason."""
-        client, is_authenticated, refusal = self._access.judge(
-            request.headers, connection.anonymous_client, KEY_SCOPES, verifies_jwts=False
+    def _have_plain_answers(self, request: RawRequestMessage) -> bool:
+        """Whether no header changes the answer. The parser has interpreted those about the connection and a body."""
+        headers = request.headers
+        return (
+            hdrs.EXPECT not in headers
+            and hdrs.CONTENT_ENCODING not in headers
+            and not accepts_events(headers)
+            and headers_fit(request.raw_headers)
+            and self._access.allowed_origin(headers) is None
         )
-        if refusal is not None or not self._access.has_room(client):
-            return None
-        if is_authenticated:
-            connection.belongs_to(client)
-        return client
+
+    def _client_of(self, request: RawRequestMessage, connection: AheadOfAiohttp, *, is_repeated: bool) -> str | None:
+        """Returns the client's name; None if it may not be admitted, for which aiohttp's handlers give the reason.
+
+        Args:
+            is_repeated: whether the client was admitted with the same headers before, and needs no token.
+        """
+        client = connection.anonymous_client
+        if not is_repeated:
+            client, is_authenticated, refusal = self._access.judge(
+                request.headers, client, KEY_SCOPES, verifies_jwts=False
+            )
+            if refusal is not None:
+                return None
+            if is_authenticated:
+                connection.belongs_to(client)
+        return client if self._access.has_room(client) else None
 
     async def _answer(self, queries: Queries, query: KeyQuery, path: str, client: str) -> bytes:
         try:
@@ -129,17 +150,10 @@ class PlainQueries:
 
 
 def _is_plain(request: RawRequestMessage) -> bool:
-    """Whether a request without a body has no header that changes the answer.
-
-    The parser has interpreted the headers about the connection, a body, and another protocol.
-    """
+    """Whether a request without a body reads, on a connection that stays open for the same protocol."""
     return (
         request.method == hdrs.METH_GET
         and request.version == HttpVersion11
         and not request.should_close
         and not request.upgrade
-        and hdrs.EXPECT not in request.headers
-        and hdrs.CONTENT_ENCODING not in request.headers
-        and not accepts_events(request.headers)
-        and headers_fit(request.raw_headers)
     )

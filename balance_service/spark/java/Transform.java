@@ -14,7 +14,6 @@ import org.apache.spark.sql.catalyst.expressions.AesEncrypt;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.And;
 import org.apache.spark.sql.catalyst.expressions.ArrayFilter;
-import org.apache.spark.sql.catalyst.expressions.ArrayTransform;
 import org.apache.spark.sql.catalyst.expressions.AttributeReference;
 import org.apache.spark.sql.catalyst.expressions.Cast;
 import org.apache.spark.sql.catalyst.expressions.CommonExpressionId;
@@ -25,6 +24,7 @@ import org.apache.spark.sql.catalyst.expressions.Explode;
 import org.apache.spark.sql.catalyst.expressions.ExprId;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.Flatten;
+import org.apache.spark.sql.catalyst.expressions.FormatString;
 import org.apache.spark.sql.catalyst.expressions.Generator;
 import org.apache.spark.sql.catalyst.expressions.GetStructField;
 import org.apache.spark.sql.catalyst.expressions.GreaterThan;
@@ -195,6 +195,10 @@ public final class Transform {
     if (OF_BUILDERS.contains(type)) {
       throw new IllegalArgumentException("uses " + one.prettyName() + ", which fails at the events after one with a key"
         + " that is null or occurs twice: use an array of structs");
+    }
+    if (one instanceof FormatString && !((Expression) list(one.children()).get(0)).foldable()) {
+      throw new IllegalArgumentException("uses " + one.prettyName() + " with a format that an event has, and such a"
+        + " format makes texts of any length: write a constant");
     }
     if (one instanceof PlanExpression) {
       throw new IllegalArgumentException("has a subquery: join events with the rows of a `Table`");
@@ -534,7 +538,7 @@ public final class Transform {
       if (row != null) {
         List rows = new ArrayList();
         rows.add(text("rows"));
-        rows.add(new ArrayTransform(this.rows, lambda(made, row, null)));
+        rows.add(new Bounded.Items(this.rows, lambda(made, row, null)));
         made = new CreateNamedStruct(Attempt.seq(rows));
       }
       this.add(made, true);
@@ -568,9 +572,9 @@ public final class Transform {
       for (int i = 0; i < outputs.size(); i++) {
         values.add(new GetStructField(item, i, NOTHING));
       }
-      Expression inner = new ArrayTransform(items, lambda(struct(values), item, null));
+      Expression inner = new Bounded.Items(items, lambda(struct(values), item, null));
       this.rows = new Flatten(new ArrayFilter(
-        new ArrayTransform(this.rows, lambda(inner, row, null)), isNotNull(inner.dataType())));
+        new Bounded.Items(this.rows, lambda(inner, row, null)), isNotNull(inner.dataType())));
       this.rowIds.addAll(ids(outputs));
       StructType type = this.rowType;
       StructType more = typeOf(outputs);
@@ -610,7 +614,7 @@ public final class Transform {
         } else {
           values.add(item);
         }
-        items = new ArrayTransform(read, lambda(struct(values), item, index));
+        items = new Bounded.Items(read, lambda(struct(values), item, index));
       } else {
         Expression of = (Expression) children.get(0);
         DataType type = ((ArrayType) of.dataType()).elementType();
@@ -619,7 +623,7 @@ public final class Transform {
         for (int i = 0; i < ((StructType) type).length(); i++) {
           values.add(new GetStructField(item, i, NOTHING));
         }
-        items = new ArrayTransform(
+        items = new Bounded.Items(
           row == null ? this.read(of) : this.inRow(of, row), lambda(struct(values), item, null));
       }
       if (!isOuter) {
@@ -648,7 +652,7 @@ public final class Transform {
           ids.add(one.exprId());
         }
       }
-      this.rows = new ArrayTransform(this.rows, lambda(struct(values), row, null));
+      this.rows = new Bounded.Items(this.rows, lambda(struct(values), row, null));
       this.rowIds = ids;
       this.rowType = type;
     }
@@ -683,7 +687,7 @@ public final class Transform {
         replaced.add(replaced((Expression) children.get(i), references));
         isSame = isSame && replaced.get(i) == children.get(i);
       }
-      return isSame ? one : (Expression) one.withNewChildren(Attempt.seq(replaced));
+      return Bounded.of(isSame ? one : (Expression) one.withNewChildren(Attempt.seq(replaced)));
     }
 
     private static Expression struct(List values) {

@@ -51,6 +51,8 @@ import scala.jdk.javaapi.CollectionConverters;
  */
 public final class Writing implements Serializable {
   private static final StructType TRIED = new StructType().add("frame", "binary").add("misfit", "string");
+  private static final StructType ALL_TRIED =
+    new StructType().add("frame", DataTypes.createArrayType(DataTypes.BinaryType)).add("misfit", "string");
   private static final int MOST_SAID = 60;
   // Of one event; a transaction and the memory of several processes hold them at once.
   private static final int MOST_STRUCTS = 10000;
@@ -91,6 +93,11 @@ public final class Writing implements Serializable {
   /** Returns, for a column of structs, the `frame`; or, where a struct does not fit, the `misfit`: the field and why. */
   public Column tried(Column struct) {
     return this.invoked("attempt", TRIED, struct);
+  }
+
+  /** Returns, for a column of arrays of structs, the `frame` of each; or the `misfit` of one, as `tried`. */
+  public Column allTried(Column structs) {
+    return this.invoked("attemptAll", ALL_TRIED, structs);
   }
 
   /** Returns the frames of a column of arrays of structs; null if they are too many, or too large, for one event. */
@@ -134,6 +141,21 @@ public final class Writing implements Serializable {
   public InternalRow attempt(InternalRow struct) {
     try {
       return new GenericInternalRow(new Object[] {this.write(struct), null});
+    } catch (Unfit e) {
+      return new GenericInternalRow(new Object[] {null, UTF8String.fromString(e.getMessage())});
+    }
+  }
+
+  public InternalRow attemptAll(ArrayData structs) {
+    try {
+      for (int i = 0; i < structs.numElements(); i++) {
+        if (structs.isNullAt(i)) {
+          throw new Unfit("record " + i, null, "one");
+        }
+      }
+      ArrayData frames = this.writeAll(structs);
+      return new GenericInternalRow(frames != null ? new Object[] {frames, null}
+        : new Object[] {null, UTF8String.fromString(structs.numElements() + " records are too many, or too large")});
     } catch (Unfit e) {
       return new GenericInternalRow(new Object[] {null, UTF8String.fromString(e.getMessage())});
     }

@@ -162,6 +162,26 @@ def test_tombstones_delete_states_if_the_topic_takes_tombstones(tmp_path: Path) 
     assert tried("symbols", "--events", file).output.startswith("symbols: 0 keys")
 
 
+def test_the_key_of_a_line_is_written_as_queries_name_it(tmp_path: Path) -> None:
+    file = tmp_path / "orders.txt"
+    file.write_text('-5|{"amount": 2}\n7|{"amount": 3}\n-5|{"amount": 1}\n7|null\n')
+
+    printed = tried("tests.support.record_keys:OrdersById", "--events", file).output
+
+    assert printed.startswith("own-orders-by-id: 1 key\n")
+    assert rows(printed)[1] == ["key", "total", "orders"]
+    assert ["-5", "3", "2"] in rows(printed)
+
+
+def test_a_key_of_another_form_is_refused_with_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "orders.txt"
+    file.write_text('five|{"amount": 2}\n')
+
+    refused = tried("tests.support.record_keys:OrdersById", "--events", file)
+
+    assert "orders.txt, line 1: key must be a number of at most 64 bits, such as 42" in str(refused.exception)
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [

@@ -541,3 +541,15 @@ def test_dead_letters_are_listed_page_by_page_and_decided(run: Run) -> None:
         "/api/deadLetters.discard",
     ]
     assert received[3].json == {"ids": ["balance/1:1", "balance/1:2"], "reason": "a test"}
+
+
+@pytest.mark.parametrize(
+    ("key", "text"), [(-5, "-5"), (uuid.UUID(int=1), "00000000-0000-0000-0000-000000000001"), (b"\0\xff", "00ff")]
+)
+def test_a_key_may_be_a_number_a_uuid_or_bytes(key: Any, text: str) -> None:
+    page = Scripted(200, b'{"entries":[],"next":null}', OF_ALL)
+    with scripted(answer(f'{{"key":"{text}","value":1}}'), page) as (url, received), Client(url) as client:
+        assert client.get("m", key).key == text
+        assert [*client.entries("m", start=key)] == []
+
+    assert targets(received) == [f"/api/models/m/keys/{text}", f"/api/models/m/entries?from={text}&limit=1000"]

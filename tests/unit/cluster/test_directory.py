@@ -12,19 +12,20 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.directory import (
     SUSPECT_AFTER_SECONDS,
+    ApplicationServer,
     Directory,
     PublishedModel,
     ServerTable,
+    key_columns,
 )
 from balance_service.cluster.signatures import RecordSignatures
 from balance_service.engine.records import Role, TaskSnapshot
+from balance_service.model.keys import ColumnKey, CompositeKey
 from tests.support.fakes import Clock, FakeRegistry
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from balance_service.cluster.directory import ApplicationServer
 
 ANSWERING = frozenset({"RUNNING", "WAITING"})
 
@@ -41,6 +42,7 @@ def record(address: str, *tasks: Mapping[str, Any], incarnation: str = "i1", pro
             "partitioner": "crc32",
             "numberKeys": False,
             "keyColumns": [],
+            "keyFormat": "",
             "versions": [1],
             "problem": problem,
         }
@@ -105,6 +107,22 @@ def test_a_servers_record_is_kept_completely(listener: Listener) -> None:
     assert (server.address, server.incarnation) == ("a:1", "i1")
     assert server.models == (PublishedModel("balance", 4, "crc32", versions=(1,)),)
     assert server.tasks == (TaskSnapshot("balance", 3, Role.ACTIVE, "RUNNING", 2, 7),)
+
+
+def test_the_columns_of_composite_keys_are_published_and_read() -> None:
+    key = CompositeKey((ColumnKey("card", is_number=False), ColumnKey("day", is_number=True)))
+    models = (
+        PublishedModel("spent-per-day", 4, "murmur2", key_columns=key_columns(key)),
+        PublishedModel("balance", 4, "crc32", key_columns=key_columns(ColumnKey("customerId", is_number=False))),
+    )
+    codec, table = AvroCodec(FakeRegistry(), "servers", load_schema("ApplicationServer")), ServerTable(Clock())
+
+    frame = codec.encode(ApplicationServer("a:1", "i1", models, ()).record())
+    table.hear("a:1", codec.decode(frame), live=True)
+
+    (server,) = table.servers()
+    assert server.models == models
+    assert [one.key_type for one in server.models] == [key, ColumnKey("the key", is_number=False)]
 
 
 def test_a_refused_rebuild_names_the_running_instances_that_stop_it(listener: Listener) -> None:

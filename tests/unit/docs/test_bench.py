@@ -166,7 +166,8 @@ def test_a_full_run_measures_each_goal_and_each_row_of_the_readme(peer: str, pla
         cases |= {("replay", replay_case(plan.long_events, plan.customers[0]))}
         cases |= {("postgresql", replay_case(plan.events, plan.customers[0]))}
         cases |= {("scaling", f"{n} instances") for n in (2, 3)} | {("reads", read_case(PROXIED, 16, 0))}
-        cases |= {("rewards", f"{plan.cards:,} cards"), ("freshness", f"leaderboard, {plan.scores:,} scores/s")}
+        cases |= {("rewards", f"{plan.cards:,} cards"), ("purchases", f"{plan.invoices:,} invoices")}
+        cases |= {("freshness", f"leaderboard, {plan.scores:,} scores/s")}
         cases |= {(GENERATIONS, rebuild_case(plan.events)), (GENERATIONS, comparison_case(plan.keys))}
         cases |= {(GENERATIONS, building_case(plan.tried_rate, bound)) for bound in (None, plan.max_rate)}
         cases |= {(GENERATIONS, switch_case(instances)) for instances in plan.switched}

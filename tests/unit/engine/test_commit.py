@@ -33,10 +33,10 @@ from tests.support.fakes import FakeRegistry, FakeWriter, letters
 from tests.unit.spark.decoded import combined, row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
-    from balance_service.engine.database import StoreBatch
+    from balance_service.engine.records import Record
 
 REGISTRY = FakeRegistry()
 STATES = AvroCodec(REGISTRY, "states", load_schema("BalanceState"))
@@ -431,11 +431,11 @@ def test_a_partly_stored_commit_is_not_folded_twice(
     monkeypatch.setattr("balance_service.engine.store._PART", 10)
     write, writes = Database.write, []
 
-    def fail_at_the_second(database: Database, batch: StoreBatch) -> None:
-        writes.append(batch)
+    def fail_at_the_second(database: Database, records: Collection[Record]) -> None:
+        writes.append(records)
         if len(writes) == 2:
             raise RetriableError("the disk refuses")
-        write(database, batch)
+        write(database, records)
 
     monkeypatch.setattr(Database, "write", fail_at_the_second)
     with pytest.raises(RetriableError, match="refuses"):

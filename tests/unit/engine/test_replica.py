@@ -10,7 +10,6 @@ import structlog
 
 from balance_service.engine.changelog_reader import Part
 from balance_service.engine.completeness import Completeness
-from balance_service.engine.database import StoreBatch
 from balance_service.engine.records import Role, StoreSizes, TaskId
 from balance_service.engine.replica import Replica
 from balance_service.engine.task import Task, TaskState
@@ -26,7 +25,7 @@ TASK = TaskId("balance", 0)
 
 
 def up_to(changelog_offset: int, *, is_whole: bool = True) -> Part:
-    return Part(StoreBatch(), changelog_offset, is_whole)
+    return Part([], changelog_offset, is_whole)
 
 
 def replica_of(context: Any = None) -> Replica:

@@ -76,10 +76,15 @@ def test_a_state_is_replaced_by_a_later_one_and_removed_by_a_tombstone(store: St
     assert store.get_many([b"c1", b"c2"]) == [b"newer", None]
 
 
-def test_the_last_of_several_records_of_one_key_stays(store: StateStore) -> None:
-    store.write([(b"c1", b"one"), (b"c1", None), (b"c1", b"three"), position_record(1), position_record(2)], 5)
+@pytest.mark.parametrize("more", [0, 5_000], ids=["in-order", "sorted"])
+def test_the_last_of_several_records_of_one_key_stays(store: StateStore, more: int) -> None:
+    others = [(b"%d" % n, b"another") for n in range(more)]
+    before = [(b"c1", b"one"), (b"c2", b"one"), (b"c1", None), position_record(1)]
+    after = [(b"c1", b"three"), (b"c2", None), position_record(2)]
 
-    assert store.get_many([b"c1"]) == [b"three"]
+    store.write([*before, *others, *after], 5)
+
+    assert store.get_many([b"c1", b"c2"]) == [b"three", None]
     assert store.position == position(2, 1)
 
 

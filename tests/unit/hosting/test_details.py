@@ -15,6 +15,8 @@ from balance_service.engine.records import FailedAt, Role, StoreSizes, TaskSnaps
 from balance_service.hosting.details import details_of
 from balance_service.http.answer import compact_json
 from balance_service.http.instance_details import InstanceDetails
+from balance_service.model.keys import TEXT, KeyType
+from balance_service.model.record_keys import RecordKey
 from balance_service.process.package import __version__
 from balance_service.settings import load_settings
 from balance_service.spark.session import SparkSample
@@ -33,9 +35,10 @@ def details(state_dir: Path, engine: Any = None, **settings: Any) -> dict[str, A
     return shown
 
 
-def engine(*tasks: TaskSnapshot) -> Any:
+def engine(*tasks: TaskSnapshot, key_type: KeyType = TEXT) -> Any:
     sampler = SimpleNamespace(jvm_pid=os.getpid(), sample=SparkSample(1, 2, 3, 0.5))
-    return SimpleNamespace(spark_sampler=sampler, stages={"m": SimpleNamespace(snapshots=lambda: [*tasks])})
+    stage = SimpleNamespace(snapshots=lambda: [*tasks], hosted=SimpleNamespace(key_type=key_type))
+    return SimpleNamespace(spark_sampler=sampler, stages={"m": stage})
 
 
 def task(partition: int, failed_at: FailedAt | None = None) -> TaskSnapshot:
@@ -96,3 +99,12 @@ def test_a_task_that_a_models_code_halted_has_the_key_of_the_event_and_the_line(
         "error": "ZeroDivisionError: division by zero",
         **shown,
     }
+
+
+def test_the_key_of_a_halted_task_is_shown_as_queries_name_it(tmp_path: Path) -> None:
+    key_type = RecordKey.of_format("long")
+    at = FailedAt(key_type.encode(-5), "", "")
+
+    (halted,) = details(tmp_path, engine(task(0, at), key_type=key_type))["halted"]
+
+    assert halted["key"] == "-5"

@@ -9,7 +9,7 @@ import pytest
 
 from balance_service.engine.processor import OWN_CODE
 from balance_service.hosting.causes import Urgency
-from balance_service.model.versions import LACKS_VERSION
+from balance_service.model.versions import LACKS_VERSION, OTHER_TRANSFORM
 from tests.unit.hosting.statuses import (
     HEALS,
     HERE,
@@ -124,6 +124,12 @@ def test_a_task_whose_version_is_missing_needs_a_decision_and_a_kept_one_does_no
     assert cause.action.startswith("Switch to a generation whose version is here")
     spare = only(causes(status(task(0), kept, models=[model(), model("m.g2", "kept")])))
     assert (cause.urgency, spare.urgency) == (Urgency.SOON, Urgency.NONE)
+
+
+def test_a_task_whose_transform_is_another_one_needs_a_decision() -> None:
+    waiting = task(0, "WAITING", reason=f"version 1 of 'm' {OTHER_TRANSFORM} here")
+
+    assert only(causes(status(waiting))).action.startswith("Release the `transform` that it had")
 
 
 def test_partitions_that_stand_still_for_one_error_are_one_cause() -> None:

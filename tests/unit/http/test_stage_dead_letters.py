@@ -28,6 +28,7 @@ from balance_service.http.scheduling import FairScheduler
 from balance_service.http.server.limits import MAX_URL_BYTES
 from balance_service.http.stage_dead_letters import UNREACHABLE, DeadLetterScan, SourceRecords, StageDeadLetters
 from balance_service.model.keys import TEXT, ColumnKey, CompositeKey
+from balance_service.model.record_keys import RecordKey
 from tests.support import fakes
 from tests.support.fakes import FakeRegistry
 from tests.support.querying import ASKER, PARTITION, Instance, read_to_its_end
@@ -265,6 +266,8 @@ def test_a_page_of_dead_letters_with_long_keys_fits_an_answer_of_a_peer(keys: Se
         (NUMBER, b"\xff", {"key": None, "keyBase64": "/w=="}),
         (COMPOSITE, COMPOSITE.parse("card=a%26b&day=-7"), {"key": "card=a%26b&day=-7"}),
         (COMPOSITE, b"\xff", {"key": None, "keyBase64": "/w=="}),
+        (RecordKey.of_format("long"), b"\xff" * 8, {"key": "-1"}),
+        (RecordKey.of_format("long"), b"\xff", {"key": None, "keyBase64": "/w=="}),
     ],
 )
 def test_a_key_is_shown_as_text_or_as_base64(key_type: Any, key: Any, shown: dict[str, Any]) -> None:

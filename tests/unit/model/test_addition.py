@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
-from balance_service.kafka.partitioner import partition_of, partitions_of
+from balance_service.kafka.partitioner import Partitioning, partition_of
 from balance_service.model.folds import RunningSum
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
@@ -88,7 +88,7 @@ def begun(keys: list[bytes], amounts: list[int], partition: int = 0, partitions:
     return adder().begin(
         pa.array(keys, pa.binary()),
         pa.array([money(amount) for amount in amounts], MONEY),
-        lambda rows: partitions_of(rows, partitions) == partition,
+        lambda rows: Partitioning(partitions, "murmur2").of_rows(rows) == partition,
     )
 
 
@@ -124,7 +124,10 @@ def test_first_states_are_made_from_a_slice_of_keys() -> None:
     keys = pa.array([b"aa", b"b", b"ccc", b"d"], pa.binary()).slice(1, 2)
     amounts = pa.array([money(n) for n in range(4)], MONEY).slice(1, 2)
 
-    assert adder().begin(keys, amounts, lambda rows: partitions_of(rows, 1) == 0) == [frame("b", 1), frame("ccc", 2)]
+    assert adder().begin(keys, amounts, lambda rows: Partitioning(1, "murmur2").of_rows(rows) == 0) == [
+        frame("b", 1),
+        frame("ccc", 2),
+    ]
 
 
 def test_states_of_other_schemas_are_left_to_the_fold() -> None:
@@ -152,7 +155,10 @@ def test_old_and_new_keys_are_added_together() -> None:
     updates = pa.RecordBatch.from_arrays([pa.array([money(n) for n in (1, 2, 3)], MONEY)], ["amount"])
 
     after = adder().next_states(
-        pa.array(keys, pa.binary()), updates, [frame("a", 5), None, None], lambda rows: partitions_of(rows, 1) == 0
+        pa.array(keys, pa.binary()),
+        updates,
+        [frame("a", 5), None, None],
+        lambda rows: Partitioning(1, "murmur2").of_rows(rows) == 0,
     )
 
     assert after == [frame("a", 6), frame("b", 2), None]

@@ -27,9 +27,14 @@ if TYPE_CHECKING:
     from balance_service.model.stream import Partitioner
 
 SUM = RunningSum("FundsAdded.amount")
+AMOUNT = {"source": Stream("amounts", "Amount"), "amount": Count("Amount"), "state": "Counted"}
+NO_STATE = dict.fromkeys(("key", "state", "amount"))
 ship("Narrow", {"customerId": "string", "amount": MONEY})
 ship("Rounded", {"customerId": "string", "amount": {**WIDE_MONEY, "scale": 1}})
 ship("Counted", {"customerId": "string", "amount": "long"})
+ship("COUNTED", {"customerId": "string", "amount": "long"})
+ship("Amount", {"customerId": "string"})
+ship("Note", {"customerId": "string", "amount": MONEY})
 ship("Bare", {"amount": WIDE_MONEY})
 ship("Listed", {"customerId": "string", "amount": {"type": "array", "items": "string"}})
 ship("Stamped", {"customerId": "long", "offset": "long", "kind": KIND})
@@ -161,6 +166,18 @@ ADDED = Stream("balance", "FundsAdded")
         ({"amount": Top("FundsAdded.amount", 0)}, "a top keeps at least 1 event, not 0"),
         ({"amount": Top("FundsAdded.amount", -3)}, "a top keeps at least 1 event, not -3"),
         ({"amount": None, "state": "Stamped", "offset": SUM}, "called 'offset', which is a reserved name"),
+        # Spark ignores case in names of columns.
+        ({"emits": Emit("a"), "emit": keep, **AMOUNT}, "called 'Amount', which is a reserved name in upper and lower"),
+        (
+            {"source": Stream("notes", "Note"), "amount": RunningSum("Note.amount")},
+            "called 'Note', which is a reserved",
+        ),
+        ({"source": Stream("notes", "Note").by("customerId"), "amount": Count("Note")}, "called 'Note', which is a"),
+        (
+            {"source": Stream("notes", "Note"), "emits": Emit("n"), **NO_STATE},
+            "called 'Note', which is a reserved name",
+        ),
+        ({"source": Stream("twice", "Counted", "COUNTED"), "amount": Count()}, "called 'COUNTED', which is a reserved"),
         ({"fields": SUM}, "has a fold as its `fields`, which has another meaning: name it in `folds` instead"),
         ({"key": SUM}, "has a fold as its `key`"),
         (
@@ -239,6 +256,10 @@ def test_a_field_that_may_have_no_value_must_be_nullable() -> None:
             state=ship("Least1", {"id": "string", "amount": WIDE_MONEY}),
             amount=Greatest("Scored.paid"),
         )()
+
+
+def test_a_field_may_be_called_as_a_record_in_another_case() -> None:
+    assert define(**AMOUNT)().standard_folds == {"amount": Count("Amount")}
 
 
 def test_a_field_of_any_name_may_be_folded() -> None:

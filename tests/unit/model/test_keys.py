@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.errors import InvalidInputError
-from balance_service.kafka.partitioner import partition_of, partitions_of_keys
 from balance_service.model.keys import ColumnKey, CompositeKey
 
 LONGS = st.integers(-(2**63), 2**63 - 1) | st.integers(-300, 300)
@@ -53,11 +52,6 @@ def test_columns_of_text_and_whole_numbers_can_be_keys(kind: object, is_number: 
 
 def test_columns_of_other_types_cannot_be_keys() -> None:
     assert ColumnKey.from_column("c", "double") is None
-
-
-@given(st.lists(st.binary(max_size=20), max_size=60), st.integers(1, 12))
-def test_the_partitions_of_many_keys_are_those_of_each(keys: list[bytes], partitions: int) -> None:
-    assert partitions_of_keys(keys, partitions) == [partition_of(key, partitions) for key in keys]
 
 
 TEXTS = st.text(alphabet=st.sampled_from("\0\1\2a\xff~\U0010ffff") | st.characters(codec="utf-8"), max_size=6)

@@ -16,6 +16,7 @@ from balance_service.read_models.balance import Balance
 from balance_service.read_models.purchases import Purchases
 from balance_service.read_models.rewards import Rewards
 from balance_service.settings import load_settings
+from tests.support.record_keys import Labels, OrdersById
 from tests.support.shipped import MODELS
 
 
@@ -126,3 +127,10 @@ def test_two_stages_of_one_name_are_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="both have a stage 'test-taken-by-id'; rename one"):
         hosted_stages([Taken(), Takes()], load_settings())
+
+
+def test_the_keys_of_a_topic_have_the_form_that_a_model_names() -> None:
+    settings, models = load_settings(), [OrdersById(), Labels(), Balance()]
+
+    topics = ("own-orders", "day-labels", "balance")
+    assert [records_of_topic(topic, models, settings).key_format for topic in topics] == ["long", "long", "string"]

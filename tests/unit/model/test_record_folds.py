@@ -10,18 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from balance_service import ANY, Count, Emit, ReadModel, Stream, Upsert, col
+from balance_service import ANY, RECORD_KEY, Count, Emit, ReadModel, Stream, Upsert, col
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.dead_letters import Letters
 from balance_service.errors import ConfigurationError
 from balance_service.model.versions import declaration_of
-from balance_service.testing import Driver, check_contract, event, tombstone
+from balance_service.testing import Driver, InputEvent, check_contract, event, tombstone
 from tests.support.models import MONEY, ship
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from balance_service.testing import InputEvent
 
 UNKNOWN = "schema-id-unknown"
 INCOMPATIBLE = "schema-incompatible"
@@ -137,6 +135,33 @@ def test_a_price_with_more_digits_than_the_schema_has_is_a_dead_letter() -> None
     with Driver(Articles) as articles:
         articles.given(article(price=Decimal("9" * 16 + ".99")))
         assert articles.view("a")["price"] == Decimal("9" * 16 + ".99")
+
+
+@dataclass
+class Named:
+    name: str | None
+
+
+class Numbered(ReadModel):
+    """The key is a long, which is no field of the record."""
+
+    name = "test-numbered"
+    source = Stream("articles", Named, key_format="long")
+    key = RECORD_KEY
+    state = Named
+    fold = Upsert(Named)
+
+
+def test_a_dead_letter_of_a_key_that_is_stored_in_another_form_is_superseded_too() -> None:
+    key = (7).to_bytes(8, "big")
+    with Driver(Numbered, combines_few=True) as driver:
+        letter = InputEvent("Named", {"name": "old"}, key, unreadable=UNKNOWN)
+        driver.given(letter).given(InputEvent("Named", {"name": "new"}, key))
+        driver.mend(UNKNOWN).advance(minutes=5)
+
+        assert (driver.view("7"), statuses(driver)) == ({"name": "new"}, ["superseded"])
+        driver.given(InputEvent("", {}, key))
+        assert driver.view("7") is None
 
 
 # Dead letters

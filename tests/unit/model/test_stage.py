@@ -13,7 +13,6 @@ from balance_service.model.events import LAST, Emit
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream
 from balance_service.read_models.balance import Balance
-from balance_service.read_models.purchases import masked_lines
 from balance_service.read_models.rewards import Rewards
 from tests.support.shipped import declared
 
@@ -101,9 +100,15 @@ def define(**changed: Any) -> type[ReadModel]:
         ({"emits": Emit("sent")}, "a record type needs `fields` or an `emit`, and these need a record"),
         ({"emits": Emit("sent", "Unheard")}, "there is no Unheard.avsc in "),
         ({"emits": (Emit("a", "Notification"), Emit("b", "Notification"))}, "has states and more than one output"),
-        ({"emits": Emit("sent", "Notification", where=PRIME)}, "with `make` or `where`, which only models without"),
+        (
+            {"emits": Emit("sent", "Notification", where=PRIME)},
+            "with `make`, `of` or `where`, which only models without",
+        ),
         ({"state": None}, "has no `state`, so it cannot have a fold, an `emit` or `queries`"),
-        ({"state": None, "fold": None, "emit": None}, "name both a record type and `fields` or `make`, or neither"),
+        (
+            {"state": None, "fold": None, "emit": None},
+            "name both a record type and `fields`, `of` or `make`, or neither",
+        ),
         (
             {"state": None, "fold": None, "emit": None, "emits": Emit("sent", each=LAST)},
             "emits the last state of a key to 'sent', but has no states",
@@ -113,7 +118,7 @@ def define(**changed: Any) -> type[ReadModel]:
                 "state": None,
                 "fold": None,
                 "emit": None,
-                "emits": Emit("sent", "HadoopRecord", make=masked_lines, where=col("nothing") == "x"),
+                "emits": Emit("sent", "HadoopRecord", make=list, where=col("nothing") == "x"),
             },
             "has a condition on 'nothing', but PosInvoice has no such column",
         ),

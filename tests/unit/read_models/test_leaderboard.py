@@ -130,7 +130,7 @@ def test_in_any_order_of_events_the_places_are_those_of_all_scores_sorted(
         ),
         (
             SCORES.join(Global("p", "Player"), on="score", take={"name": "x"}).by("product_id", record="ScoredGame"),
-            "joins Player on 'score', which is not a string, int or long of ScoreEvent",
+            "joins Player, which has string keys, on 'score', which is no string, int or long of ScoreEvent",
         ),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
@@ -228,3 +228,130 @@ def test_a_key_that_the_rows_lack_is_refused_also_with_a_fold_of_its_own() -> No
     attributes = {"__module__": __name__, "key": "absent", "fold": fold, "visits": None}
     with pytest.raises(ConfigurationError, match="names 'absent', but the rows of its `transform` have no such column"):
         type("Absent", (Since,), attributes)()
+
+
+@dataclass
+class Sale:
+    buyer: str
+    items: list[str]
+    note: str = ""
+
+
+@dataclass
+class Item:
+    buyer: str
+    code: str
+    count: int = 1
+
+
+class Unfolded(ReadModel):
+    """A branch of the events, unchanged, and a record for each item, without a re-key."""
+
+    name = "unfolded"
+    source = Stream("sales", Sale)
+    emits = (Emit("large", where=col("size") > 1), Emit("items", Item, of="made"))
+
+    def transform(self, events: DataFrame) -> DataFrame:
+        item = F.transform(
+            "items", lambda code: F.struct(F.right("buyer", F.lit(2)).alias("buyer"), code.alias("code"))
+        )
+        return events.select(F.size("items").alias("size"), item.alias("made"))
+
+
+def test_each_record_of_an_array_is_sent_in_order_or_none_of_an_event() -> None:
+    with Driver(Unfolded, combines_few=True) as driver:
+        sales = [Sale("anna", ["x", "y"]), Sale("bob", []), Sale("eve", ["x"] * 10_001), Sale("carl", ["z"])]
+        driver.given(*[event(sale, record_key=sale.buyer) for sale in sales])
+
+        sent = [{"buyer": "na", "code": "x", "count": 1}, {"buyer": "na", "code": "y", "count": 1}]
+        assert driver.emitted("items") == [*sent, {"buyer": "rl", "code": "z", "count": 1}]
+        assert [sale["buyer"] for sale in driver.emitted("large") if sale] == ["anna"]
+        assert [(made.offset, made.topic) for made in driver.last_stage.writer.sent] == [
+            (0, "large"),
+            (0, "items"),
+            (0, "items"),
+            (3, "items"),
+        ]
+        ((_, cause, detail),) = driver.dead_letters()
+        assert cause == "output-does-not-fit"
+        assert "10001 records are too many" in detail
+
+
+@dataclass
+class Money:
+    buyer: str
+    points: int
+
+
+class Behind(ReadModel):
+    """Its rows are made of the events that the re-key passed on."""
+
+    name = "behind"
+    source = Stream("sales", Sale).where(col("note") != "no").by("buyer", unchanged=True)
+    state = Money
+    points = RunningSum("points")
+
+    def transform(self, events: DataFrame) -> DataFrame:
+        return events.select("buyer", (F.size("items") * 2).cast("bigint").alias("points"))
+
+
+def test_rows_are_made_behind_a_re_key_that_passes_events_on_unchanged() -> None:
+    first, last = Behind().stages
+    assert (first.transform, first.makes, first.records, last.records) == (None, None, ("Sale",), ("Sale",))
+    assert first.columns == last.columns == frozenset({"buyer", "items", "note"})
+    with Driver(Behind) as driver:
+        driver.given(Sale("a", ["x", "y"]), Sale("a", ["x"], "no"), Sale("b", ["x"]), Sale("a", ["z"]))
+
+        assert (driver.view("a"), driver.view("b")) == ({"points": 6}, {"points": 2})
+        assert [driver.stages[0].writer.sent[0].value] == [driver.stages[0].events[0].body]
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"source": Stream("sales", Sale).by("buyer", unchanged=True).by("points")}, "has several sources or re-keys"),
+        ({"transform": lambda _, e: e.select(F.explode("items").alias("buyer"))}, "makes several rows of an event"),
+        (
+            {"transform": lambda _, e: e.select(F.upper("buyer").alias("buyer"))},
+            "by 'buyer', which its `transform` comp",
+        ),
+    ],
+)
+def test_what_cannot_be_behind_a_re_key_is_refused(changed: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        type("Changed", (Behind,), {"__module__": __name__, "points": Count(), **changed})()
+
+
+@pytest.mark.parametrize(
+    ("emit", "why"),
+    [
+        (Emit("items", Item, of="size"), "of each of the event's 'size', which is no array of records in Row"),
+        (Emit("items", Sale, of="made"), "with a 'items' of the event's 'made', whose records have none"),
+        (Emit("items", Item, of="made", fields={"buyer": "size"}), "with two of `fields`, `of` and `make`"),
+        (Emit("items", of="made"), "name both a record type and `fields`, `of` or `make`, or neither"),
+    ],
+)
+def test_an_output_of_an_array_is_checked(emit: Emit, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        type("Changed", (Unfolded,), {"__module__": __name__, "emits": emit})()
+
+
+@dataclass
+class Bill:
+    buyer: str
+    lines: list[Item]
+
+
+class Lines(ReadModel):
+    name = "lines"
+    source = Stream("bills", Bill)
+    emits = Emit("lines", Item, of="lines", where=col("buyer") != "no")
+
+
+@pytest.mark.parametrize("combines_few", [False, True])
+def test_an_array_of_the_event_itself_is_sent_without_a_transform(*, combines_few: bool) -> None:
+    with Driver(Lines, combines_few=combines_few) as driver:
+        driver.given(Bill("a", [Item("x", "1"), Item("y", "2", 3)]), Bill("no", [Item("x", "1")]), Bill("b", []))
+
+        sent = [{"buyer": "x", "code": "1", "count": 1}, {"buyer": "y", "code": "2", "count": 3}]
+        assert driver.emitted("lines") == sent

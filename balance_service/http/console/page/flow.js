@@ -1,4 +1,4 @@
-// Draws the way of a read model's events: topics, stages, states.
+// Draws the way of a read model's events: topics, stages, states. Shows what a transform makes of them.
 
 import { askJson } from "./api.js";
 import { byId, command, h, show, showOptions, svg, trouble } from "./dom.js";
@@ -37,7 +37,15 @@ export async function showFlow() {
     const flow = await askJson(`api/models/${encodeURIComponent(name)}/flow`);
     if (name !== shown) return;
     const drawing = h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Drawing of the flow" }, draw(name, flow));
-    show(byId("flow-drawing"), drawing, h("h3", {}, "The same by command"), command(`balance-service flow ${name}`));
+    const plans = (flow.plans ?? []).map((plan) => h("details", {}, h("summary", {}, `Spark's plan of the transform: ${plan.split("\n")[0]}`), h("pre", { tabindex: "0" }, plan)));
+    show(
+      byId("flow-drawing"),
+      drawing,
+      plans,
+      h("h3", {}, "The same by command"),
+      command(`balance-service flow ${name}`),
+      plans.length ? command(`balance-service explain ${name}`) : "",
+    );
   } catch (error) {
     show(byId("flow-drawing"), trouble(error));
   }

@@ -19,6 +19,7 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.engine.records import Role
 from balance_service.engine.store import StoreView
 from balance_service.errors import StoreCorruptedError
+from balance_service.http.access.authorization import Access, Browsers
 from balance_service.http.app import HttpServer
 from balance_service.http.key_target import key_targets
 from balance_service.http.model_queries import ModelAnswers, ModelQueries
@@ -163,6 +164,71 @@ def test_other_targets_are_not_answered_at_once(instance: Instance, target: str)
 )
 def test_aiohttp_answers_requests_whose_headers_matter(instance: Instance, data: bytes) -> None:
     assert both_ways(instance, data).at_once == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "Origin: https://elsewhere.example\r\n",
+        "Host: rebound.example\r\n",
+        "Expect: something\r\n",
+        "Accept: text/event-stream\r\n",
+        "Content-Encoding: gzip\r\n",
+    ],
+)
+def test_headers_are_judged_again_when_they_differ_from_those_of_the_last_request(
+    instance: Instance, other: str
+) -> None:
+    host = "" if other.startswith("Host") else "Host: 127.0.0.1:1\r\n"
+    requests = [raw("Host: 127.0.0.1:1\r\n"), raw("Host: 127.0.0.1:1\r\n"), raw(host + other)]
+
+    answers, at_once, _ = both_ways(
+        instance, *requests, requests[0], answers=4, access=lambda: Access(browsers=Browsers(["x"]))
+    )
+
+    assert at_once == 3
+    assert answers[0] == answers[1] == answers[3]
+
+
+def test_each_answer_tells_the_position_and_the_lag_of_its_own_state(instance: Instance) -> None:
+    async def run() -> list[bytes]:
+        found = []
+        async with serving(instance) as server:
+            for position, now in ((10, 1000.0), (20, 1000.0), (20, 1004.0)):
+                instance.move_to(position)
+                instance.clock.now = now
+                instance.lease.renew(now)
+                found += await server.exchange(question(), question(), answers=2)
+        return found
+
+    first, again, moved, moved_again, stale, _ = asyncio.run(run())
+
+    assert first == again
+    assert moved == moved_again
+    assert f"Balance-Position: {PARTITION}:10\r\n".encode() in first
+    assert f"Balance-Position: {PARTITION}:20\r\n".encode() in moved
+    assert b"Balance-Lag: 90\r\n" in first
+    assert b"Balance-Lag: 80\r\n" in moved
+    assert b"Balance-Lag" not in stale
+
+
+@pytest.mark.parametrize("is_owner", [True, False])
+def test_a_mark_is_judged_each_time_though_its_headers_are_repeated(
+    instance: Instance, other: Instance, *, is_owner: bool
+) -> None:
+    forwarded = question(headers="Balance-Forwarded: peer:1\r\n")
+
+    answers, _, later = both_ways(
+        instance if is_owner else other,
+        question(),
+        forwarded,
+        forwarded,
+        answers=3,
+        owner=None if is_owner else answering(),
+    )
+
+    assert later == (0 if is_owner else 1)
+    assert answers[1] == answers[2]
 
 
 @pytest.mark.parametrize("spoil", [lambda i: setattr(i, "role", Role.STANDBY), lambda i: i.lease.revoke()])

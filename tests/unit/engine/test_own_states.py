@@ -1,0 +1,242 @@
+"""The states of a fold of one's own do not depend on where batches end, whatever its code does with what it gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from balance_service import scale
+from balance_service.errors import PoisonRecordError
+from balance_service.model.events import DEAD_LETTER, EVENT, Emit
+from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
+from balance_service.testing import Driver, event
+from tests.support.models import ship
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from balance_service.model.events import Event
+    from balance_service.testing.rows import InputEvent
+
+ship("Told", {"id": "string", "does": "string"})
+ship("Heard", {"id": "string", "does": "string", "seen": "string"})
+ship("Flat", {"id": "string", "times": "long", "said": "string"})
+ship("Rounded", {"share": "float", "times": "long"})
+ship("Deep", {"said": {"type": "array", "items": "string"}, "by": {"type": "map", "values": "long"}})
+# The driver's changelog takes batches of 1 MiB.
+LARGE = "x" * (1 << 20)
+
+
+class Told:
+    source = Stream("told", "Told")
+    key: str | tuple[str, ...] = "id"
+    on_failure = DEAD_LETTER
+
+
+@dataclass(frozen=True)
+class Lasting:
+    times: int = 0
+    said: str = ""
+    note: str | None = None
+
+
+class OfLasting(Told, ReadModel):
+    name = "test-own-lasting"
+    state = Lasting
+
+    def fold(self, state: Lasting | None, told: Event) -> Lasting | None:
+        state = state or Lasting()
+        does = told["does"]
+        if does == "delete":
+            return None
+        if does in ("refuse", "fail"):
+            # Even what is frozen can be changed.
+            object.__setattr__(state, "said", "changed by an event that is not applied")
+            raise PoisonRecordError("no", "refused") if does == "refuse" else ValueError("failed")
+        wrong: dict[str, Any] = {"true": True, "beyond": 1 << 63, "none": None}
+        if does in wrong:
+            return Lasting(wrong[does], state.said)
+        text = {"large": LARGE, "lone": "\ud800", "wide": "Zürich 東京" * 9}.get(does, does)
+        return Lasting(state.times + 1, text if does in ("large", "lone") else (state.said + text)[-300:], told["id"])
+
+
+class OfFlat(Told, ReadModel):
+    """Changes the state that it gets, before it fails too, and later the one that it returned."""
+
+    name = "test-own-flat"
+    state = "Flat"
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._returned: list[dict[str, Any]] = []
+
+    def fold(self, state: dict[str, Any] | None, told: Event) -> dict[str, Any] | None:
+        for earlier in self._returned:
+            earlier["said"] = "changed after it was returned"
+        state = {"id": told["id"], "times": 0, "said": ""} if state is None else state
+        does = told["does"]
+        if does == "delete":
+            return None
+        state["times"] += 1
+        state["said"] = state["said"][-100:] + does
+        if does in ("refuse", "fail"):
+            raise PoisonRecordError("no", "refused") if does == "refuse" else ValueError("failed")
+        if does in ("true", "beyond", "none", "lone", "large"):
+            wrong = {"true": True, "beyond": 1 << 63, "none": None, "lone": "\ud800", "large": LARGE}[does]
+            return {**state, "said" if isinstance(wrong, str) else "times": wrong}
+        self._returned.append(state)
+        return state
+
+
+class OfDeep(OfFlat):
+    name = "test-own-deep"
+    state = "Deep"
+
+    def fold(self, state: dict[str, Any] | None, told: Event) -> dict[str, Any] | None:
+        for earlier in self._returned:
+            earlier["said"].append("changed after it was returned")
+        state = {"said": [], "by": {}} if state is None else state
+        does = told["does"]
+        if does == "delete":
+            return None
+        state["said"].append(LARGE if does == "large" else does)
+        state["by"][does] = len(state["said"])
+        if does in ("refuse", "fail"):
+            raise PoisonRecordError("no", "refused") if does == "refuse" else ValueError("failed")
+        if does in ("beyond", "none"):
+            state["by"][does] = {"beyond": 1 << 63, "none": None}[does]
+        self._returned.append(state)
+        return state
+
+
+class OfRounded(Told, ReadModel):
+    """Counts what a float of 32 bits leaves of a third."""
+
+    name = "test-own-rounded"
+    state = "Rounded"
+
+    def fold(self, state: dict[str, Any] | None, told: Event) -> dict[str, Any]:
+        share = state["share"] if state else 0.0
+        if told["does"] == "refuse":
+            raise PoisonRecordError("no", "refused")
+        times = (state["times"] if state else 0) + (share != 1 / 3)
+        return {"share": 1 / 3, "times": times}
+
+
+@dataclass
+class Changing:
+    """Values that are read as others: of a scale, in a time zone, and lists that can change."""
+
+    amount: Annotated[Decimal, scale(2)] = Decimal(0)
+    at: datetime = datetime(2020, 1, 1, tzinfo=UTC)
+    shares: list[float] = field(default_factory=list)
+    said: str = ""
+
+
+class OfChanging(Told, ReadModel):
+    name = "test-own-changing"
+    state = Changing
+
+    def fold(self, state: Changing | None, told: Event) -> Changing | None:
+        state = state or Changing()
+        does = told["does"]
+        if does == "delete":
+            return None
+        seen = f"{state.amount}/{state.at}/{state.shares[-1:]}"
+        state.shares.append(1)
+        state.said = seen
+        if does in ("refuse", "fail"):
+            raise PoisonRecordError("no", "refused") if does == "refuse" else ValueError("failed")
+        state.amount += Decimal("0.001") if does == "beyond" else 1
+        state.at = (state.at + timedelta(hours=1)).astimezone(timezone(timedelta(hours=5)))
+        return state
+
+
+class OfOutputs(OfFlat):
+    """Changes the state that it emits."""
+
+    name = "test-own-outputs"
+    emits = Emit("heard", "Heard", each=EVENT)
+
+    def emit(self, state: dict[str, Any] | None, told: Event) -> dict[str, Any]:
+        seen = "" if state is None else state["said"]
+        if state is not None:
+            state["said"] = "changed by what emits it"
+        return {"id": told["id"], "does": told["does"], "seen": seen}
+
+
+class LastingOutputs(OfLasting):
+    name = "test-own-lasting-outputs"
+    emits = Emit("heard", "Heard", each=EVENT)
+
+    def emit(self, state: Lasting | None, told: Event) -> dict[str, Any]:
+        if told["does"] == "wide":
+            raise PoisonRecordError("no", "refused by what emits it")
+        return {"id": told["id"], "does": told["does"], "seen": state.said if state else ""}
+
+
+MODELS = [OfLasting, OfFlat, OfDeep, OfRounded, OfChanging, OfOutputs, LastingOutputs]
+DEEDS = ["a", "b", "wide", "refuse", "fail", "delete", "true", "beyond", "none", "lone", "large"]
+
+
+def told(does: str, key: str = "k") -> InputEvent:
+    return event("Told", {"id": key, "does": does})
+
+
+def outcome(model: type[ReadModel], batches: Sequence[Sequence[InputEvent]]) -> Any:
+    with Driver(model) as driver:
+        for batch in batches:
+            driver.given(*batch)
+        letters = [(one.event.fields, one.cause) for one in driver.dead_letters()]
+        return driver.states(), driver.counted, letters, driver.emitted("heard") if hasattr(model, "emits") else None
+
+
+def cuts(events: Sequence[InputEvent]) -> Iterator[list[Sequence[InputEvent]]]:
+    for is_cut in product([False, True], repeat=len(events) - 1):
+        ends = [0, *(at for at, cut in enumerate(is_cut, 1) if cut), len(events)]
+        yield [events[start:end] for start, end in pairwise(ends)]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "deeds", [["a", "refuse", "a", "fail"], ["a", "b", "beyond", "a", "a"], ["a", "delete", "refuse", "a"]]
+)
+def test_events_that_are_not_applied_leave_no_trace_at_any_border(model: type[ReadModel], deeds: list[str]) -> None:
+    first, *others = (outcome(model, batches) for batches in cuts([told(does) for does in deeds]))
+
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.lists(st.tuples(st.sampled_from(DEEDS), st.sampled_from("kl")), max_size=5), max_size=4))
+def test_the_outcome_does_not_depend_on_batches(model: type[ReadModel], drawn: list[list[tuple[str, str]]]) -> None:
+    # An instance halts after a few events that fail at its start.
+    batches = [[told("a"), told("a", "l")], *([told(*one) for one in batch] for batch in drawn)]
+    events = [one for batch in batches for one in batch]
+
+    assert outcome(model, batches) == outcome(model, [[one] for one in events]) == outcome(model, [events])
+
+
+def test_a_state_that_lasts_is_encoded_once_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Driver(OfLasting) as driver:
+        processor: Any = driver.last_stage.processor
+        encoded: list[Any] = []
+        own = type(processor.state_codec).encode_unchanged
+        monkeypatch.setattr(
+            type(processor.state_codec),
+            "encode_unchanged",
+            lambda codec, record: encoded.append(record) if codec is processor.state_codec else own(codec, record),
+        )
+        driver.given(*[told("a")] * 20)
+
+        assert len(encoded) == 2  # It is tried once by itself, and once by `encode`.
+        assert driver.view("k")["times"] == 20
