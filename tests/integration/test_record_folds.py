@@ -66,14 +66,11 @@ def test_spark_reads_change_events_as_the_driver_does(spark: SparkSession, model
     schema = load_schema(table.record)
     given = [encoded(one, first) for one in events_of(table)]
     for stage in stages:
-        records = [
-            (
-                one.record_key if isinstance(one.record_key, bytes) else None,
-                1 if one.record else None,
-                written(schema, one.values) if one.record else None,
-            )
-            for one in given
-        ]
+        records = []
+        for one in given:
+            key = one.record_key if isinstance(one.record_key, bytes) else None
+            body = written(schema, one.values) if one.record else None
+            records.append((key, 1 if one.record else None, body))
         found = decoded(spark, bound, [schema], records, stage)
         driven = PartitionRows(rows_of(bound, stage, dict(enumerate(given)), FakeRegistry()))
         updates, notes = told(found)
