@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from balance_service.model.read_model import Collection as Collection
     from balance_service.model.read_model import ReadModel as ReadModel
     from balance_service.model.read_model import Routes as Routes
+    from balance_service.model.record_folds import Debezium as Debezium
+    from balance_service.model.record_folds import Upsert as Upsert
     from balance_service.model.record_keys import RECORD_KEY as RECORD_KEY
     from balance_service.model.stream import Global as Global
     from balance_service.model.stream import Stream as Stream
@@ -60,6 +62,7 @@ _WHERE = {
         *("add", "product"),
     ),
     "model.read_model": ("Collection", "ReadModel", "Routes"),
+    "model.record_folds": ("Debezium", "Upsert"),
     "model.record_keys": ("RECORD_KEY",),
     "model.value_types": ("EPOCH_MILLIS", "scale"),
     "model.stream": ("Global", "Stream", "Table", "days"),

@@ -103,6 +103,7 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
         codec=services.codec(stage.changelog, load_schema("Letter")),
         every_ms=services.retry_every_ms,
         keeps_order=not stage.passes_on and read_model is not None and read_model.keeps_order,
+        keeps_newest=read_model is not None and read_model.keeps_newest,
         now_ms=services.now_ms,
         failures=TransformFailures(
             stage.name, read_model is None or read_model.on_failure is not OnFailure.DEAD_LETTER, stage.passes_on
@@ -124,7 +125,13 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
             )
         if stage.makes is not None:
             return _join_processor(stage, stage.makes, target, services, position_codec, letters)
-        return RepartitionProcessor(source=stage.source, target=target, position_codec=position_codec, letters=letters)
+        return RepartitionProcessor(
+            source=stage.source,
+            target=target,
+            position_codec=position_codec,
+            letters=letters,
+            placeholder=read_model.placeholder,
+        )
     if not read_model.has_states():
         for topic, schema in read_model.sent_schemas():
             services.codec(topic, schema)

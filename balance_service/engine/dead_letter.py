@@ -77,11 +77,17 @@ class Status(Enum):
     """Every scheduled retry failed; an operator must redrive or discard the record."""
     APPLIED = "applied"
     DISCARDED = "discarded"
+    SUPERSEDED = "superseded"
+    """A later record of its key is the state, so this one never counts."""
 
     @property
     def is_open(self) -> bool:
         """Whether the record may still be applied."""
-        return self not in (Status.APPLIED, Status.DISCARDED)
+        return self not in (Status.APPLIED, Status.DISCARDED, Status.SUPERSEDED)
+
+    @property
+    def never_counts(self) -> bool:
+        return self in (Status.DISCARDED, Status.SUPERSEDED)
 
     @property
     def needs_decision(self) -> bool:

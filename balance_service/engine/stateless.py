@@ -23,6 +23,7 @@ from balance_service.errors import FatalError, PoisonRecordError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.events import event_of
 from balance_service.model.made_records import output_column
+from balance_service.model.record_folds import UNAVAILABLE
 from balance_service.model.transform import FRAMES, KEYS, TRANSFORM_TOO_LARGE
 
 if TYPE_CHECKING:
@@ -61,28 +62,46 @@ _NUMBER = re.compile(rb"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepartitionProcessor:
-    """Passes each record on unchanged, under the key of its row."""
+    """Passes each record on unchanged, under the key of its row.
+
+    `placeholder` stands in records for a value that is the one before. Such a record waits for an operator if an
+    earlier one of its key could not be passed on. Empty if there is none.
+    """
 
     source: str
     target: Target
     position_codec: AvroCodec
     letters: Letters
+    placeholder: bytes = b""
 
-    def outcome(self, batch: TaskBatch, partition: int, position: Position, _store: StateStore) -> BatchOutcome:
+    def outcome(self, batch: TaskBatch, partition: int, position: Position, store: StateStore) -> BatchOutcome:
         outcome, builder = BatchOutcome(position.stream_time_ms), OutputBuilder(self.target, self.source, partition)
+        supersedes = self.letters.supersedes(store, batch.updates.dead_letters)
         for some in batch.updates.slices():
-            rest = _in_columns(some, some["key"], some["value"], builder, batch, position, outcome)
+            own_keys = some["record_key"].drop_null().to_pylist() if supersedes else ()
+            unread = self.letters.first_open(store, own_keys, batch)
+            rest = (
+                some if supersedes else _in_columns(some, some["key"], some["value"], builder, batch, position, outcome)
+            )
             columns = (rest[name].to_pylist() for name in ("key", *_FORWARDED))
             for key, offset, timestamp_ms, value, headers, own_key in zip(*columns, strict=True):
                 try:
+                    if unread.get(own_key, offset) < offset and self.placeholder in (value or b""):
+                        why = f"a value was not sent, and the record at offset {unread[own_key]} may have it"
+                        raise PoisonRecordError(UNAVAILABLE, why)
                     output = builder.build(offset, timestamp_ms, key, value, forwarded(headers))
                 except PoisonRecordError as error:
                     outcome.dead_letters.append(
                         DeadLetter(offset, timestamp_ms, own_key, value, error.cause, error.detail)
                     )
+                    if supersedes:
+                        unread.setdefault(own_key, offset)
                 else:
                     if batch.is_to_be_sent(offset, position.emitted_up_to):
                         outcome.outputs.append(output)
+                    if supersedes and own_key is not None:
+                        unread.pop(own_key, None)
+                        outcome.newest[own_key] = offset
         outcome.outputs.sort(key=_offset)
         return outcome
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from balance_service.avro.schemas import fields_of, full_name
+from balance_service.avro.schemas import fields_of, full_name, without_null
 from balance_service.model.keys import key_problems
 from balance_service.model.stream import By, Global, Join, Where
 from balance_service.model.transform import ROW
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
     from balance_service.model.events import FormatName
+    from balance_service.model.record_folds import Refusal
     from balance_service.model.record_keys import KeyFormat, RecordKey
     from balance_service.model.stream import Partitioner, Stream, Table
     from balance_service.model.transform import Transform
@@ -106,10 +107,14 @@ class Stage:
     """Makes rows of the records, which the stage processes in their place."""
     key: tuple[str, ...] | None = None
     """The columns that are the source records' key; None if the key may be anything."""
+    row: tuple[str, ...] = ()
+    """The fields of the source's record that may have the row with its key, in their order; none: the record is it."""
+    refusals: tuple[Refusal, ...] = ()
+    """The events that the model's `fold` does not take; the first that applies counts."""
     own_key: RecordKey | None = None
     """The form of the source records' keys, if the key of the states is that and no column."""
     columns: frozenset[str] | None = None
-    """The columns that are read; None for all."""
+    """The columns that are read, and fields of them by their path; None for all."""
     joins: tuple[Join, ...] = ()
     rows: Mapping[str, Schema] = field(default_factory=dict, repr=False)
     """The records of the joined tables, by simple name."""
@@ -255,11 +260,20 @@ class Stage:
         """The id of the only producer that may write the changelog of a partition."""
         return f"{self.full_name}-{partition}"
 
+    def row_fields(self, schema: Schema) -> Mapping[str, Any]:
+        """Returns the fields of a record, or of the row in it, and their types."""
+        for part in self.row[:1]:
+            schema, _ = without_null(fields_of(schema)[part])
+        return fields_of(schema)
+
+    def row_in(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the row with the key in a record's values; empty if it has none."""
+        if not self.row:
+            return values
+        return next((values[part] for part in self.row if values.get(part) is not None), {})
+
     def _wanted(self, schema: Schema) -> Schema:
-        columns = self.columns
-        if columns is None:
-            return schema
-        return {**schema, "fields": [field for field in schema["fields"] if field["name"] in columns]}
+        return schema if self.columns is None else _only(schema, self.columns)
 
 
 def stages_of_stream(
@@ -320,6 +334,21 @@ def stages_of_stream(
                     columns = done[0].columns
                     stage = replace(stage, transform=transform, columns=columns)
     return [*done, stage]
+
+
+def _only(schema: Schema, paths: frozenset[str]) -> Schema:
+    """Returns a record's schema with some fields, and of the records in it those that a path names."""
+    fields = []
+    for one in schema["fields"]:
+        outer = f"{one['name']}."
+        inner = frozenset(path.removeprefix(outer) for path in paths if path.startswith(outer))
+        kind, is_nullable = without_null(one["type"])
+        if one["name"] in paths:
+            fields.append(one)
+        elif inner:
+            part = _only(kind, inner)
+            fields.append({**one, "type": ["null", part] if is_nullable else part})
+    return {**schema, "fields": fields}
 
 
 def _read_by(transform: Transform, schemas: Sequence[Schema]) -> frozenset[str] | None:

@@ -307,6 +307,7 @@ def _without_class(newest: ReadModel, declared: Declaration) -> ReadModel:
         self.stages, self.outputs, self.made_schemas = newest.stages, (), {}
         self.standard_folds, self._answers = {}, []
         self.needs_events, self.combine, self.keeps_order = False, None, newest.keeps_order
+        self.keeps_newest = newest.keeps_newest
 
     source = {"sources": sources_of(newest)} if has_several(newest) else {"source": newest.source}
     members: dict[str, Any] = {"name": newest.name, **source, "state": state_schema["name"]}

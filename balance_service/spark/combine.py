@@ -15,6 +15,7 @@ from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN, SCHEMA_HEADER, SCHEM
 from balance_service.engine.batch import KeyedUpdate, PartitionUpdates
 from balance_service.engine.records import DeadLetter
 from balance_service.errors import BalanceServiceError
+from balance_service.model.record_folds import IGNORED
 from balance_service.model.standard_fold import Groups
 from balance_service.observability.tracing import TRACEPARENT_HEADER
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from balance_service.model.standard_fold import Combination
 
 NOTE = "note"
-
-IGNORED = "ignored"
-"""The cause of a record of another type, or one that does not meet a condition."""
 
 UNRESOLVED = "unresolved"
 """The cause of a record whose schema is not known yet."""
@@ -207,7 +205,7 @@ class PartitionRows:
         rows = self.updates
         if combine is None or rows.num_rows <= few_rows or _may_overflow(rows, combine):
             return None, self.single_updates(rows)
-        alone = [*_swinging_keys(rows, combine), *self._keys_of_once()]
+        alone = [*_swinging_keys(rows, combine), *_keys_apart(rows, combine), *self._keys_of_once()]
         if not any(len(keys) for keys in alone):
             return _aggregated(rows, combine), ()
         apart = pc.is_in(rows["key"], pa.concat_arrays(alone))
@@ -235,6 +233,12 @@ def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combination]) -> list[p
         both = pc.equal(pc.multiply(pc.sign(signs["n_min"]), pc.sign(signs["n_max"])), -1)
         keys += signs.filter(both)["key"].chunks
     return keys
+
+
+def _keys_apart(rows: pa.Table, combine: Mapping[str, Combination]) -> list[pa.Array]:
+    """Returns keys with an update that must not be combined with others."""
+    masks = (how.apart(rows[name]) for name, how in combine.items())
+    return [chunk for mask in masks if mask is not None for chunk in rows["key"].filter(mask).chunks]
 
 
 def _is_of_both_signs(summands: pa.ChunkedArray) -> bool:

@@ -20,6 +20,7 @@ from balance_service.formats.known import FORMATS
 from balance_service.formats.rows import first_header
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.made_records import UNFIT
+from balance_service.model.record_folds import IGNORED
 from balance_service.model.record_keys import KEY_FORMAT_HEADER
 from balance_service.model.transform import ENVELOPE, FRAMES, ROW, TRANSFORM_FAILED, TRANSFORM_TOO_LARGE
 from balance_service.observability.tracing import TRACEPARENT_HEADER
@@ -30,11 +31,12 @@ from balance_service.spark.columns import (
     ignored_column,
     key_column,
     read_schemas,
+    refusals_column,
     reserved_cause,
     stored_key,
     update_columns,
 )
-from balance_service.spark.combine import IGNORED, NOTE, UNRESOLVED
+from balance_service.spark.combine import NOTE, UNRESOLVED
 from balance_service.spark.made_records import MadeRecords
 
 if TYPE_CHECKING:
@@ -139,7 +141,8 @@ class Decoder:
                 **columns,
                 **keyed,
                 **self._made.tried(),
-                _CAUSE: F.coalesce(_CAUSE, cause_column(self._read_model, self._stage)),
+                # A truncation has no key.
+                _CAUSE: F.coalesce(refusals_column(self._stage), _CAUSE, cause_column(self._read_model, self._stage)),
             }
         )
         refused = F.coalesce(_CAUSE, reserved_cause(self._stage, F.col("key")), self._made.cause())

@@ -18,11 +18,13 @@ from balance_service.errors import InvalidInputError, PoisonRecordError
 from balance_service.formats.json_format import JsonCodec
 from balance_service.formats.json_values import JsonRecords
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.model.conditions import Field
 from balance_service.model.converters import record_of
 from balance_service.model.keys import MAX_KEY_BYTES, ColumnKey, cause_of, key_type_of
 from balance_service.model.made_records import columns_of, each_of, output_column
 from balance_service.model.placing import place_stages
-from balance_service.spark.combine import IGNORED, NOTE
+from balance_service.model.record_folds import IGNORED
+from balance_service.spark.combine import NOTE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.model.events import Emit
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.record_folds import Refusal
     from balance_service.model.record_keys import RecordKey
     from balance_service.model.stage import Stage
     from balance_service.model.standard_fold import Form
@@ -315,9 +318,8 @@ def key_of(read_model: ReadModel, stage: Stage, given: InputEvent) -> bytes | No
     sent = _sent_key(given.record_key, stage.own_key)
     if sent is not None or stage.by is not None or not read_model.has_states() or stage.own_key is not None:
         return sent
-    if not given.values:
-        return None
-    return read_model.key_type.of(given.values)
+    row = stage.row_in(given.values)
+    return read_model.key_type.of(row) if row else None
 
 
 def letter_of(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) -> DeadLetter:
@@ -328,7 +330,12 @@ def letter_of(read_model: ReadModel, stage: Stage, given: InputEvent, offset: in
 def passed_on(stage: Stage, given: InputEvent) -> tuple[bytes | None, str | None]:
     """Returns the key with which a stage re-keys an event, or the cause why it does not."""
     by = stage.by or ()
-    values = {name: given.values[name] for name in by}
+    if not given.record:
+        return None, IGNORED
+    if (refusal := refusal_of(stage, given)) is not None:
+        return None, refusal.cause
+    row = stage.row_in(given.values)
+    values: dict[str, Any] = {name: row.get(name) for name in by}
     if not all(condition.holds(given.values) for condition in stage.conditions):
         return None, IGNORED
     if None in values.values():
@@ -343,6 +350,12 @@ def passed_on(stage: Stage, given: InputEvent) -> tuple[bytes | None, str | None
     return (None, "key-reserved") if not stage.may_have_any_key and key >= RESERVED_PREFIX else (key, None)
 
 
+def refusal_of(stage: Stage, given: InputEvent) -> Refusal | None:
+    """Returns why the model's fold does not take an event; None if it does."""
+    refusals = stage.refusals if given.record else ()
+    return next((refusal for refusal in refusals if refusal.condition.holds(given.values)), None)
+
+
 def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) -> dict[str, Any]:
     record_key = key = key_of(read_model, stage, given)
     sent: dict[str, Any] = {}
@@ -350,6 +363,8 @@ def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) ->
     cause: str | None
     if given.unreadable is not None:
         cause, detail = given.unreadable, given.detail
+    elif (refusal := refusal_of(stage, given)) is not None:
+        cause, detail = refusal.cause, refusal.detail
     elif stage.by is not None and not stage.joins:
         key, cause = passed_on(stage, given)
     elif not all(condition.holds(given.values) for condition in stage.conditions):
@@ -391,12 +406,17 @@ def _misfit(read_model: ReadModel, stage: Stage, given: InputEvent, key: bytes |
         not stage.joins
         and read_model.has_states()
         and stage.own_key is None
-        and key != read_model.key_type.of(given.values)
+        and _has_other_key(read_model, stage, given, key)
     ):
         return f"key-is-not-{cause_of(read_model.key_columns)}"
     if key is None or key < RESERVED_PREFIX or stage.may_have_any_key:
         return None
     return "key-reserved" if stage.own_key is None else stage.own_key.cause
+
+
+def _has_other_key(read_model: ReadModel, stage: Stage, given: InputEvent, key: bytes | None) -> bool:
+    row = stage.row_in(given.values)
+    return bool(row) and key != read_model.key_type.of(row)
 
 
 def _sent(read_model: ReadModel, given: InputEvent) -> dict[str, Any]:
@@ -445,6 +465,9 @@ def _update(read_model: ReadModel, given: InputEvent) -> dict[str, Any]:
 
 
 def _made(form: Form, values: Mapping[str, Any]) -> Any:
+    if isinstance(form, str) and "." in form:
+        outer, _, rest = form.partition(".")
+        return _made(rest, values[outer])
     match form:
         case str():
             return values[form]
@@ -490,12 +513,16 @@ def _event_types(stage: Stage) -> dict[str, pa.DataType]:
 def _type_of(form: Form, columns: Mapping[str, Any]) -> pa.DataType:
     match form:
         case str():
-            return arrow_type(columns[form])
+            return arrow_type(Field(form).type_in({"type": "record", "name": "", "fields": _fields(columns)}))
         case list():
             return pa.list_(_type_of(form[0], columns))
         case dict():
             return pa.struct([(name, _type_of(part, columns)) for name, part in form.items()])
     return pa.int64()
+
+
+def _fields(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"name": name, "type": kind} for name, kind in columns.items()]
 
 
 def arrow_type(kind: Any) -> pa.DataType:

@@ -191,7 +191,7 @@ BUGS = (
     pinpoint(
         "a sum hides an overflow of an intermediate balance",
         "spark/combine.py",
-        "        alone = [*_swinging_keys(rows, combine), *self._keys_of_once()]\n",
+        "        alone = [*_swinging_keys(rows, combine), *_keys_apart(rows, combine), *self._keys_of_once()]\n",
         "        alone = self._keys_of_once()\n",
         "unit/spark/test_combine",
         "test_amounts_of_both_signs_stay_single_because_their_sum_could_hide_an_overflow",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ship("Told", {"id": "string", "does": "string"})
 ship("Heard", {"id": "string", "does": "string", "seen": "string"})
 ship("Flat", {"id": "string", "times": "long", "said": "string"})
-ship("Rounded", {"share": "float", "times": "long"})
+ship("RoundedShare", {"share": "float", "times": "long"})
 ship("Deep", {"said": {"type": "array", "items": "string"}, "by": {"type": "map", "values": "long"}})
 # The driver's changelog takes batches of 1 MiB.
 LARGE = "x" * (1 << 20)
@@ -121,7 +121,7 @@ class OfRounded(Told, ReadModel):
     """Counts what a float of 32 bits leaves of a third."""
 
     name = "test-own-rounded"
-    state = "Rounded"
+    state = "RoundedShare"
 
     def fold(self, state: dict[str, Any] | None, told: Event) -> dict[str, Any]:
         share = state["share"] if state else 0.0
