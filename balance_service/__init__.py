@@ -40,11 +40,14 @@ if TYPE_CHECKING:
     from balance_service.model.read_model import Collection as Collection
     from balance_service.model.read_model import ReadModel as ReadModel
     from balance_service.model.read_model import Routes as Routes
+    from balance_service.model.record_folds import Debezium as Debezium
+    from balance_service.model.record_folds import Upsert as Upsert
     from balance_service.model.record_keys import RECORD_KEY as RECORD_KEY
     from balance_service.model.stream import Global as Global
     from balance_service.model.stream import Stream as Stream
     from balance_service.model.stream import Table as Table
     from balance_service.model.stream import days as days
+    from balance_service.model.value_types import EPOCH_MILLIS as EPOCH_MILLIS
     from balance_service.model.value_types import scale as scale
     from balance_service.settings import Settings as Settings
     from balance_service.settings import load_settings as load_settings
@@ -59,8 +62,9 @@ _WHERE = {
         *("add", "product"),
     ),
     "model.read_model": ("Collection", "ReadModel", "Routes"),
+    "model.record_folds": ("Debezium", "Upsert"),
     "model.record_keys": ("RECORD_KEY",),
-    "model.value_types": ("scale",),
+    "model.value_types": ("EPOCH_MILLIS", "scale"),
     "model.stream": ("Global", "Stream", "Table", "days"),
     "settings": ("Settings", "load_settings"),
 }

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAGIC = 0
 SCHEMA_HEADER = "__value_schema_id"
 """Names the schema of a record whose value has no frame. Source: Confluent's `HeaderSchemaIdSerializer`."""
-SCHEMA_GUID_UNKNOWN = "schema-guid-unknown"
+SCHEMA_GUID_UNKNOWN, SCHEMA_ID_UNKNOWN = "schema-guid-unknown", "schema-id-unknown"
 VALUES_TOO_MANY = "values-too-many"
 _GUID_MAGIC = 1
 _GUID_BYTES = 16
@@ -45,11 +45,12 @@ _JSON_SPACE = b" \t\r\n"
 # `java/Resolving.java` says these too.
 _IS_JSON = (
     "the value is a JSON document, and not an Avro record under a schema of the registry: "
-    "its producer needs an Avro serializer"
+    'declare format="json" for the topic, or let its producer use an Avro serializer'
 )
 # As in `spark/java/Body.java`, which counts them while it reads.
 _VALUES, _VALUES_PER_BYTE = 250_000, 4
 _COUNTLESS = 1 << 60
+_NONE: Mapping[str, Any] = {}
 _RESTORE_THE_REGISTRY = (
     "restore the registry's data, or set BALANCE_SCHEMA_REGISTRY_URL to the registry of then; if both are lost, start "
     "from scratch with another BALANCE_APPLICATION_ID"
@@ -149,11 +150,11 @@ def parsed(schema: Any) -> Any:
     named: dict[str, Any] = {}
     made = fastavro.parse_schema(rewritten(contracted(schema), _with_uuid_as_text), named)
     for field in (field for kind in named.values() for field in kind.get("fields", ()) if "default" in field):
-        field["default"] = _value_of(field["type"], field["default"], named)
+        field["default"] = of_default(field["type"], field["default"], named)
     return made
 
 
-def _value_of(kind: Any, default: Any, named: Mapping[str, Any]) -> Any:
+def of_default(kind: Any, default: Any, named: Mapping[str, Any] = _NONE) -> Any:
     """Returns the value that a default in a schema stands for: text for bytes, a number for a time, parts of a record.
 
     One that is none of its type is returned unchanged: a record that needs it does not fit then.
@@ -165,13 +166,13 @@ def _value_of(kind: Any, default: Any, named: Mapping[str, Any]) -> Any:
     match kind["type"], default:
         case "record", dict():
             return {
-                field["name"]: _value_of(field["type"], default.get(field["name"], field.get("default")), named)
+                field["name"]: of_default(field["type"], default.get(field["name"], field.get("default")), named)
                 for field in kind["fields"]
             }
         case "array", list():
-            return [_value_of(kind["items"], item, named) for item in default]
+            return [of_default(kind["items"], item, named) for item in default]
         case "map", dict():
-            return {key: _value_of(kind["values"], value, named) for key, value in default.items()}
+            return {key: of_default(kind["values"], value, named) for key, value in default.items()}
         case "bytes" | "fixed", str():
             stored: Any = default.encode("latin-1", "replace")
         case "int" | "long", int():
@@ -270,7 +271,7 @@ class AvroReader:
         registered = self._registry.writer_schema(schema_id)
         if registered is None:
             message = f"a record names schema {schema_id}, which the registry does not know"
-            raise PoisonRecordError("schema-id-unknown", message)
+            raise PoisonRecordError(SCHEMA_ID_UNKNOWN, message)
         if registered.problem:
             raise PoisonRecordError(registered.cause, f"schema {schema_id} {registered.problem}")
         try:
@@ -292,8 +293,9 @@ class AvroCodec(AvroReader):
         super().__init__(registry, schema)
         self._subject = subject
         self.schema_id = registry.register(subject, contracted(schema))
-        self._header = frame_header(self.schema_id)
-        self._flat = flat_writer(self._wanted, self._header)
+        self.header = frame_header(self.schema_id)
+        """What precedes the body in each frame."""
+        self._flat = flat_writer(self._wanted, self.header)
         self._writers[self.schema_id] = lambda body: fastavro.schemaless_reader(io.BytesIO(body), self._schema, None)
 
     def encode_unchanged(self, record: Mapping[str, Any]) -> bytes | None:
@@ -308,13 +310,17 @@ class AvroCodec(AvroReader):
         if (frame := self.encode_unchanged(record)) is not None:
             return frame
         body = io.BytesIO()
-        body.write(self._header)
+        body.write(self.header)
         fastavro.schemaless_writer(body, self._schema, record, strict_allow_default=True)
         return body.getvalue()
 
     def frame(self, body: bytes) -> bytes:
         """Returns the frame of an encoded record."""
         return frame_header(self.schema_id) + body
+
+    def reframed(self, frame: bytes) -> bytes:
+        """Returns the frame of a record that another codec of the same schema has encoded."""
+        return self.frame(opened(frame)[1])
 
     def misfit(self, record: Any) -> str:
         """Returns which value of a record `encode` refuses, and why; empty if that is not known."""
@@ -330,9 +336,9 @@ class AvroCodec(AvroReader):
         """
         # `decode_foreign` says what is wrong.
         with suppress(Exception):
-            if frame.startswith(self._header):
+            if frame.startswith(self.header):
                 body = io.BytesIO(frame)
-                body.seek(len(self._header))
+                body.seek(len(self.header))
                 record: Any = fastavro.schemaless_reader(body, self._schema, None)
                 return cast("dict[str, Any]", record)
         try:
@@ -366,7 +372,7 @@ class AvroCodec(AvroReader):
 
         The function raises as `decode`.
         """
-        read, header = number_reader(self._schema, name), self._header
+        read, header = number_reader(self._schema, name), self.header
         if read is None:
             return lambda frame: self.decode(frame)[name]
 

@@ -21,12 +21,19 @@ _TAKEN = frozenset({"balance_service", "samples", "tests", *sys.stdlib_module_na
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-def init(folder: Path) -> None:
+@click.option(
+    "--format",
+    "topic_format",
+    type=click.Choice(["avro", "json"]),
+    default="avro",
+    help="Of the topic.",
+)
+def init(folder: Path, *, topic_format: str) -> None:
     """Write a project with a read model, its events, sample events and a test into DIR.
 
-    The project's package has the name of the folder. Existing files are never overwritten.
+    Its package has the folder's name. Existing files are never overwritten.
     """
-    for path in write_project(folder):
+    for path in write_project(folder, topic_format):
         click.echo(f"wrote {folder / path.relative_to(folder.resolve())}")
     package = folder.resolve().name
     click.echo(
@@ -35,7 +42,7 @@ def init(folder: Path) -> None:
     )
 
 
-def write_project(folder: Path) -> list[Path]:
+def write_project(folder: Path, topic_format: str = "avro") -> list[Path]:
     """Write a project, whose package has the name of the folder, and return its files.
 
     Raises:
@@ -52,7 +59,7 @@ def write_project(folder: Path) -> list[Path]:
     texts = {
         folder / _filled(str(path.relative_to(TEMPLATES)), package).removesuffix(".tmpl"): _filled(
             path.read_text(encoding="utf-8"), package
-        )
+        ).replace("{{format}}", "" if topic_format == "avro" else f', format="{topic_format}"')
         for path in sorted(TEMPLATES.rglob("*.tmpl"))
     }
     if there := sorted({found for path in texts if (found := _in_the_way(path, folder))}):

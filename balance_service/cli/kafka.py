@@ -293,10 +293,9 @@ def _declared_events(settings: Settings, hosted: list[ReadModel]) -> list[tuple[
 
     found: dict[tuple[str, str], Schema] = {}
     for stage in hosted_stages(hosted, settings):
-        read = (
-            [] if stage.reads_rekeyed else [(stage.source, record, stage.schemas[record]) for record in stage.schemas]
-        )
-        tables = [join.table for join in stage.joins]
+        read = [(stage.source, record, stage.schemas[record]) for record in stage.schemas]
+        read = read if stage.format == "avro" and not stage.reads_rekeyed else []
+        tables = [join.table for join in stage.joins if join.table.format == "avro"]
         read += [(settings.topic_of(table.topic), table.record, stage.rows[table.record]) for table in tables]
         for topic, record, schema in read:
             if isinstance(record, DeclaredRecord):
@@ -318,9 +317,10 @@ def _written_schemas(settings: Settings, hosted: list[ReadModel]) -> dict[str, S
     models = {model.name: model for model in newest(hosted)}
     for stage in (*hosted_stages(hosted, settings), *stages_of_retries(with_shipped(hosted), settings)):
         model = models.get(stage.owner)
-        if not stage.reads_rekeyed:
+        if stage.format == "avro" and not stage.reads_rekeyed:
             written += [(stage.source, schema) for schema in stage.schemas.values() if is_shipped(schema)]
-        rows = [(join.table.topic, stage.rows[join.table.record]) for join in stage.joins]
+        tables = [join.table for join in stage.joins if join.table.format == "avro"]
+        rows = [(table.topic, stage.rows[table.record]) for table in tables]
         written += [(topic, schema) for topic, schema in rows if is_shipped(schema)]
         if stage.makes is not None:
             written.append((stage.rekeyed, stage.makes))

@@ -197,6 +197,9 @@ class _Input:
         from balance_service.testing.rows import InputEvent, tombstone
 
         first = self.model.stages[0]
+        if not self.after_joins and first.format != "avro":
+            yield from self._documents()
+            return
         for name, file in self._files:
             for number, text, fields in self._records(file, self._schemas[name], takes_tombstones=first.tombstones):
                 key = text
@@ -206,6 +209,28 @@ class _Input:
                 given = InputEvent(name, fields or {}, key, timestamp_ms=self._now_ms)
                 if fields is None:
                     given = tombstone(key or b"", timestamp_ms=self._now_ms)
+                yield replace(given, line=number, file=str(file))
+
+    def _documents(self) -> Iterator[InputEvent]:
+        """The lines of a JSON topic are its records as they are: what the service refuses is a dead letter here too."""
+        from balance_service.testing.rows import InputEvent, tombstone
+
+        first = self.model.stages[0]
+        topics = {record: stage.source for stage in self.model.stages for record in stage.schemas}
+        for name, file in self._files:
+            for number, separator, line in self._lines(file):
+                key, document = None, line
+                if separator is not None:
+                    before, found, document = line.partition(separator.encode())
+                    if not found or not before:
+                        raise InvalidInputError(f"{file}, line {number}: no key before '{separator}'")
+                    key = before
+                    if first.own_key is not None:
+                        with _told(file, number):
+                            key = first.own_key.record_key(before.decode())
+                given = InputEvent("", {}, key, timestamp_ms=self._now_ms, body=document.strip(), topic=topics[name])
+                if key is not None and first.tombstones and document.strip() == b"null":
+                    given = tombstone(key, timestamp_ms=self._now_ms)
                 yield replace(given, line=number, file=str(file))
 
     def rows(self, topic: str, file: Path) -> Iterator[TableRow]:
@@ -229,6 +254,12 @@ class _Input:
         """Line numbers, keys and records."""
         from balance_service.avro.from_json import record_line
 
+        for number, separator, line in self._lines(file):
+            with _told(file, number):
+                yield number, *record_line(line, schema, separator, takes_tombstones=takes_tombstones)
+
+    def _lines(self, file: Path) -> Iterator[tuple[int, str | None, bytes]]:
+        """Number, separator of its key, and text of each line that is not blank."""
         with file.open("rb") as content:
             for number, line in enumerate(content, start=1):
                 if not line.strip():
@@ -236,8 +267,7 @@ class _Input:
                 separator = self._separator
                 if separator is None and not line.lstrip().startswith(b"{") and _DEFAULT_SEPARATOR.encode() in line:
                     separator = _DEFAULT_SEPARATOR
-                with _told(file, number):
-                    yield number, *record_line(line, schema, separator, takes_tombstones=takes_tombstones)
+                yield number, separator, line
 
 
 @contextmanager
@@ -343,10 +373,15 @@ def _sections(trial: _Trial, limit: int) -> Iterator[tuple[str, int, Sequence[Ma
         files = {one.event.file for one in letters}
         shown = [
             ({"file": one.event.file} if len(files) > 1 else {})
-            | {"line": one.event.line, "cause": one.cause, "detail": one.detail, "event": one.event.fields}
+            | {"line": one.event.line, "cause": one.cause, "detail": one.detail, "event": _shown(one.event)}
             for one in letters[:limit]
         ]
         yield _counted(len(letters), "dead letter"), len(letters), shown
+
+
+def _shown(event: InputEvent) -> Any:
+    """The fields of an event, or its text if it has none."""
+    return event.fields or (event.body or b"").decode(errors="replace")
 
 
 def _print_section(console: Console, title: str, count: int, rows: Sequence[Mapping[str, Any]]) -> None:

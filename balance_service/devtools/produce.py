@@ -8,13 +8,13 @@ from contextlib import closing
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from balance_service.avro.codec import AvroCodec
 from balance_service.avro.from_json import record_line
 from balance_service.avro.logical_types import with_times
 from balance_service.avro.named_types import expanded
 from balance_service.avro.registry import SchemaRegistry
-from balance_service.avro.schemas import subject_of
 from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError
+from balance_service.formats.json_format import JsonCodec
+from balance_service.formats.known import FORMATS
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.producers import BulkProducer
 from balance_service.kafka.topics import Topics
@@ -22,12 +22,14 @@ from balance_service.model.binding import with_producers_fields
 from balance_service.model.events import DeclaredRecord
 from balance_service.model.placing import records_of_topic
 from balance_service.model.record_keys import RecordKey
+from balance_service.model.stage import OF_HEADER
 from balance_service.read_models.add_funds import FundsAddedSerializer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from balance_service.avro.schemas import Schema
+    from balance_service.formats.format import RecordCodec
     from balance_service.kafka.clients import ClientConfig
     from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings
@@ -69,11 +71,17 @@ def produce(
         raise ConfigurationError(
             f"topic '{topic}' does not exist; `balance-service topics create` creates the topics of BALANCE_MODELS"
         )
+    if taken.format == "cloudevents" or (taken.type or "").startswith(OF_HEADER):
+        raise ConfigurationError(f"a header tells the records of topic '{topic}', and `produce` writes none")
+    codec: RecordCodec
     with closing(SchemaRegistry.from_settings(settings)) as registry:
-        if isinstance(record, DeclaredRecord):
-            # A class may lack fields of the producers, and must not become the newest schema.
-            schema = expanded(with_times(with_producers_fields(registry, topic, schema)[0]))
-        codec = AvroCodec(registry, subject_of(topic, schema), schema)
+        if taken.format == "json":
+            codec = JsonCodec(schema, taken.type)
+        else:
+            if isinstance(record, DeclaredRecord):
+                # A class may lack fields of the producers, and must not become the newest schema.
+                schema = expanded(with_times(with_producers_fields(registry, topic, schema)[0]))
+            codec = FORMATS[taken.format].codec(registry, topic, schema)
     producer = BulkProducer(producer_config(settings, taken.partitioner), topic)
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -6,9 +6,10 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from balance_service.avro.codec import FrameReader, UndecodableError
+from balance_service.avro.codec import UndecodableError
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.errors import ConfigurationError
+from balance_service.formats.any_record import AnyRecordReader
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader
 from balance_service.kafka.messages import place_of, readable_headers, shown_headers, text_or_base64
@@ -45,13 +46,13 @@ def tail(settings: Settings, topic: str, stopping: Event, *, from_beginning: boo
         closing(SchemaRegistry.from_settings(settings)) as registry,
         LogReader(reader_config(settings), topic, starts) as reader,
     ):
-        frames = FrameReader(registry)
+        records = AnyRecordReader(registry)
         while not stopping.is_set():
             for message in reader.read():
-                yield line_of(message, frames)
+                yield line_of(message, records)
 
 
-def line_of(message: Message, frames: FrameReader) -> str:
+def line_of(message: Message, records: AnyRecordReader) -> str:
     """A record as a JSON object, with all digits of its decimals.
 
     Content that is not UTF-8, or cannot be decoded, is base64 under a name that ends with `Base64`. Headers are in
@@ -69,19 +70,19 @@ def line_of(message: Message, frames: FrameReader) -> str:
             "timestamp": _moment(message.timestamp()[1]),
             **text_or_base64("key", message.key()),
             "headers": shown_headers(headers),
-            **_value(message.value(), headers or (), frames),
+            **_value(message.value(), headers or (), records),
         }
     )
 
 
-def _value(value: bytes | None, headers: Headers, frames: FrameReader) -> dict[str, Any]:
+def _value(value: bytes | None, headers: Headers, records: AnyRecordReader) -> dict[str, Any]:
     if value is None:
         return {"value": None}
     try:
-        frame = frames.framed(value, headers)
-        return {"record": frames.record(frame), "value": frames.value(frame)}
+        record, shown = records.read(value, headers)
     except UndecodableError as error:
         return {"problem": str(error), "valueBase64": value}
+    return {"record": record, "value": shown}
 
 
 def _moment(milliseconds: int) -> datetime | int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from balance_service.avro.codec import AvroCodec, AvroReader
+from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import fields_of, load_schema, subject_of
 from balance_service.engine.dead_letters import Letters
 from balance_service.engine.fold import FoldProcessor
@@ -27,6 +27,7 @@ from balance_service.engine.steps import Steps
 from balance_service.engine.table_partition import TableContext
 from balance_service.engine.transform_failures import TransformFailures
 from balance_service.errors import ConfigurationError, FatalError
+from balance_service.formats.known import FORMATS
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES, is_compacted
 from balance_service.model.events import DeclaredRecord, OnFailure
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.engine.processor import StageProcessor
     from balance_service.engine.tables import JoinedTables
+    from balance_service.formats.format import RecordCodec
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.addition import Addition
     from balance_service.model.events import Emit
@@ -71,6 +73,9 @@ class StageServices:
     def codec(self, topic: str, schema: Schema) -> AvroCodec:
         return AvroCodec(self.registry, subject_of(topic, schema), schema)
 
+    def output(self, emit: Emit, schema: Schema) -> RecordCodec:
+        return FORMATS[emit.format].codec(self.registry, emit.topic, schema)
+
     def largest_in(self, config: Mapping[str, str]) -> int:
         """Returns the largest batch, in bytes, that both the topic and the producer accept."""
         return min(int(config[MAX_MESSAGE_BYTES]), self.largest_bytes)
@@ -98,6 +103,7 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
         codec=services.codec(stage.changelog, load_schema("Letter")),
         every_ms=services.retry_every_ms,
         keeps_order=not stage.passes_on and read_model is not None and read_model.keeps_order,
+        keeps_newest=read_model is not None and read_model.keeps_newest,
         now_ms=services.now_ms,
         failures=TransformFailures(
             stage.name, read_model is None or read_model.on_failure is not OnFailure.DEAD_LETTER, stage.passes_on
@@ -119,7 +125,13 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
             )
         if stage.makes is not None:
             return _join_processor(stage, stage.makes, target, services, position_codec, letters)
-        return RepartitionProcessor(source=stage.source, target=target, position_codec=position_codec, letters=letters)
+        return RepartitionProcessor(
+            source=stage.source,
+            target=target,
+            position_codec=position_codec,
+            letters=letters,
+            placeholder=read_model.placeholder,
+        )
     if not read_model.has_states():
         for topic, schema in read_model.sent_schemas():
             services.codec(topic, schema)
@@ -185,9 +197,9 @@ def _fold_processor(
 
 
 def _steps(read_model: ReadModel, acceleration: Addition, emission: Emission) -> Steps | None:
-    parts = read_model.parts_of_steps()
+    parts, header = read_model.parts_of_steps(), emission.codec.header
     ((field, _),) = read_model.standard_folds.items()
-    return None if parts is None else Steps(acceleration, field, emission.codec.schema_id, parts)
+    return None if parts is None or header is None else Steps(acceleration, field, header, parts)
 
 
 def _emission(stage: Stage, read_model: ReadModel, services: StageServices) -> Emission | None:
@@ -198,7 +210,7 @@ def _emission(stage: Stage, read_model: ReadModel, services: StageServices) -> E
         read_model=read_model,
         emit=emit,
         target=_target(emit, stage, read_model, services),
-        codec=_made(emit, read_model, services) or services.codec(emit.topic, read_model.state_schema),
+        codec=_made(emit, read_model, services) or services.output(emit, read_model.state_schema),
         source=stage.source,
     )
 
@@ -216,8 +228,8 @@ def _target(emit: Emit, stage: Stage, read_model: ReadModel, services: StageServ
     return replace(target, sent_key=java_long if encodes else None, key_format=form)
 
 
-def _made(emit: Emit, read_model: ReadModel, services: StageServices) -> AvroCodec | None:
-    return None if emit.record is None else services.codec(emit.topic, read_model.made_schemas[emit.record])
+def _made(emit: Emit, read_model: ReadModel, services: StageServices) -> RecordCodec | None:
+    return None if emit.record is None else services.output(emit, read_model.made_schemas[emit.record])
 
 
 def table_contexts(
@@ -240,6 +252,10 @@ def table_contexts(
         records = sorted({table.record for table in tables})
         if len(records) > 1:
             raise ConfigurationError(f"BALANCE_MODELS: the table '{topic}' is declared to hold {' and '.join(records)}")
+        if len({table.format for table in tables}) > 1:
+            raise ConfigurationError(
+                f"BALANCE_MODELS: the table '{topic}' is declared in two formats; write one of them"
+            )
         schema, history = joined[0][1], max(table.history for table in tables)
         if any(isinstance(table.record, DeclaredRecord) and one != schema for table, one in joined):
             raise ConfigurationError(
@@ -255,7 +271,8 @@ def table_contexts(
             settings=settings,
             topics=topics,
             topic=prepared[topic],
-            codec=AvroReader(registry, schema),
+            reader=FORMATS[tables[0].format].reader(registry, schema),
+            format=tables[0].format,
             history_ms=history // timedelta(milliseconds=1),
             misplaced=MisplacedKeys(topic, Partitioning(prepared[topic].partitions, tables[0].partitioner, form)),
         )

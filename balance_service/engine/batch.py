@@ -30,7 +30,7 @@ class KeyedUpdate(NamedTuple):
         record: the event's record; None if several events are combined, or if the record was not kept.
         idempotency_key: names the event to its producer, so that repeated events count once. Such an event has its
             record.
-        offset: of the event; -1 if several are combined.
+        offset: of the event; of the newest one if several are combined by an `Upsert`; else -1.
         timestamp_ms: of the event; -1 if several are combined, or if a model with standard folds emits nothing.
     """
 
@@ -89,8 +89,10 @@ class PartitionUpdates:
 def updates_in(combined: pa.RecordBatch, rows: Sequence[int]) -> list[KeyedUpdate]:
     """Returns the updates in some rows of a slice."""
     taken = combined.take(pa.array(rows, pa.int64()))
-    updates = zip(taken["key"].to_pylist(), rows_of(taken.drop_columns(["key"])), strict=True)
-    return [KeyedUpdate(key, update) for key, update in updates]
+    keys, updates = taken["key"].to_pylist(), rows_of(taken.drop_columns(["key"]))
+    return [
+        KeyedUpdate(key, update, offset=update.pop("offset", -1)) for key, update in zip(keys, updates, strict=True)
+    ]
 
 
 def events_in(rows: pa.Table) -> list[KeyedUpdate]:

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 from balance_service.engine.changelog_writer import ChangelogCutError
 from balance_service.engine.records import POSITION_KEY
-from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
+from balance_service.errors import RetriableError, StoreFullError, TaskHaltedError, TaskMigratedError
+from balance_service.model.record_folds import TRUNCATED
 from balance_service.process.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -91,12 +92,13 @@ def commit(
     if any(at not in known or not known[at].status.is_open for at in batch.retried):
         return Committed(0, 0, 0, 0)
     processor.letters.failures.require_few(batch, partition)
+    _require_no_truncation(batch, stands_at)
     unsent = frozenset(offset for offset, letter in known.items() if not letter.is_sent)
     outcome = processor.outcome(replace(batch, unsent=unsent), partition, stands_at, store)
     updates = batch.updates
     failed = sorted((*updates.dead_letters, *outcome.dead_letters), key=lambda letter: letter.offset)
     changes = processor.letters.on_commit(
-        store, known, failed, batch.forgotten, outcome.letters, is_silent=batch.is_silent
+        store, known, failed, batch.forgotten, outcome.letters, outcome.newest, is_silent=batch.is_silent
     )
     moved = replace(
         stands_at,
@@ -163,6 +165,16 @@ def write_position(
     else:
         moved = replace(position, letters=letters.counted)
         _write(moved, codec, store, writer, lambda: iter(letters.records))
+
+
+def _require_no_truncation(batch: TaskBatch, stands_at: Position) -> None:
+    for letter in batch.updates.dead_letters:
+        if letter.cause == TRUNCATED and letter.offset not in batch.retried:
+            raise TaskHaltedError(
+                f"offset {letter.offset} of {stands_at.source} says that the table was truncated, but not which rows "
+                "it had, so states would remain of rows that are gone; let the connector write a new snapshot to a "
+                "new topic, with `skipped.operations=t`, and read that by a model of another name"
+            )
 
 
 def _require_whole(store: StateStore) -> None:

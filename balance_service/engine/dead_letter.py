@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN, VALUES_TOO_MANY
-from balance_service.avro.writer_schema import SCHEMA_INCOMPATIBLE, SCHEMA_TYPE_UNSUPPORTED
+from balance_service.formats.known import FORMATS
 from balance_service.model.transform import TRANSFORM_FAILED, TRANSFORM_TOO_LARGE
 from balance_service.structs import Struct
 
@@ -28,18 +27,13 @@ GONE = "record-gone"
 RETRY = "retry"
 """Another producer wrote the record as its dead letter; it is sent on for one more attempt when it is due."""
 
-TRANSIENT = frozenset({"schema-id-unknown", SCHEMA_GUID_UNKNOWN, "join-missing", RETRY})
+TRANSIENT = frozenset({"join-missing", RETRY}).union(*(one.transient for one in FORMATS.values()))
 # No state has these records. A record that the fold refused has had its turn, and blocks no other.
 BLOCKING = frozenset(
     {
         "decimal-loses-digits",
         "field-null",
-        SCHEMA_GUID_UNKNOWN,
-        "schema-id-unknown",
-        SCHEMA_INCOMPATIBLE,
-        SCHEMA_TYPE_UNSUPPORTED,
         "time-out-of-range",
-        VALUES_TOO_MANY,
         BEHIND_CAUSE,
         DECODER_FAILED,
         # Its name in dead letters of earlier versions.
@@ -49,21 +43,18 @@ BLOCKING = frozenset(
         TRANSFORM_FAILED,
         TRANSFORM_TOO_LARGE,
     }
-)
+).union(*(one.blocking for one in FORMATS.values()))
 FINAL = frozenset(
     {
-        "body-undecodable",
-        "frame-missing",
         "idempotency-key-reused",
         "key-not-of-this-partition",
         "key-null",
         "key-reserved",
-        "magic-byte-unknown",
         "text-malformed",
         "value-null",
         GONE,
     }
-)
+).union(*(one.final for one in FORMATS.values()))
 _FINAL_AFFIXES = ("key-is-not-", "-malformed")
 _MAX_ATTEMPTS = 10
 # In retry intervals: six hours at the default interval of five minutes.
@@ -86,11 +77,17 @@ class Status(Enum):
     """Every scheduled retry failed; an operator must redrive or discard the record."""
     APPLIED = "applied"
     DISCARDED = "discarded"
+    SUPERSEDED = "superseded"
+    """A later record of its key is the state, so this one never counts."""
 
     @property
     def is_open(self) -> bool:
         """Whether the record may still be applied."""
-        return self not in (Status.APPLIED, Status.DISCARDED)
+        return self not in (Status.APPLIED, Status.DISCARDED, Status.SUPERSEDED)
+
+    @property
+    def never_counts(self) -> bool:
+        return self in (Status.DISCARDED, Status.SUPERSEDED)
 
     @property
     def needs_decision(self) -> bool:

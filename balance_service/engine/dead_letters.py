@@ -5,14 +5,15 @@ retries or discards its record. A record counts only while its dead letter is op
 
     0xFF letter-at,  offset                           the dead letter
     0xFF letter-due, time in ms, offset               when it is retried or forgotten
-    0xFF letter-of,  length of the key, key, offset   it is open and blocks later records of its key
+    0xFF letter-of,  length of the key, key, offset   it is open, and blocks later records of its key, or is superseded
+                                                      by one
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 from balance_service.engine.dead_letter import (
@@ -92,6 +93,8 @@ class Letters:
     """The retry interval: the first retry waits this long, each further one twice as long as the one before."""
     keeps_order: bool = False
     """Whether a record waits for an earlier record of its key that could not be applied."""
+    keeps_newest: bool = False
+    """Whether a record supersedes earlier records of its key that could not be applied: their dead letters close."""
     now_ms: Callable[[], int] = now_ms
     failures: TransformFailures = field(default_factory=TransformFailures)
 
@@ -111,7 +114,7 @@ class Letters:
         """Returns the dead letters of the records that a batch applies.
 
         A batch of retries applies the records that it retries. A replay applies those whose dead letters are closed as
-        applied; it skips open and discarded ones.
+        applied; it skips all others.
 
         Raises:
             RetriableError: the batch has a record that must be skipped: it became a dead letter after it was gathered.
@@ -127,7 +130,7 @@ class Letters:
     def left_out_from(self, store: StateStore, start: int) -> list[int]:
         """Returns the offsets from `start` on that a replay of the source skips.
 
-        An open dead letter is retried later, from its present state. A discarded one never counts.
+        An open dead letter is retried later, from its present state. A discarded or superseded one never counts.
         """
         if not _counts(store):
             return []
@@ -162,15 +165,42 @@ class Letters:
         """Whether any key has records that must wait."""
         return self.keeps_order and any(blocks_key(cause) for cause, _ in open_letters(_counts(store)))
 
+    def supersedes(self, store: StateStore, failed: Sequence[DeadLetter]) -> bool:
+        """Whether a commit may supersede dead letters: those of the store, or of records that failed in its batch."""
+        return self.keeps_newest and bool(failed or open_letters(_counts(store)))
+
+    def _superseded(self, store: StateStore, newest: Mapping[bytes, int]) -> dict[int, Letter]:
+        """Returns the open dead letters before the newest record of their key."""
+        found: list[int] = []
+        if newest and self.supersedes(store, ()):
+            for key, offset in newest.items():
+                found += takewhile(offset.__gt__, _indexed_of(store, key))
+        return self.at(store, found)
+
     def blocked_after(self, store: StateStore, keys: Iterable[bytes], retried: frozenset[int]) -> dict[bytes, int]:
         """Returns, for each blocked key, the offset after which its records must wait.
 
         Args:
             retried: the dead letters that are being retried; these block nothing.
         """
-        if not self.blocks_keys(store):
+        return self._first_of(store, keys, retried) if self.blocks_keys(store) else {}
+
+    def first_open(self, store: StateStore, keys: Iterable[bytes], batch: TaskBatch) -> dict[bytes, int]:
+        """Returns the offset of the first open dead letter of each key that has one; empty unless `keeps_newest`.
+
+        Those that a batch retries do not count; those that it is about to make do.
+        """
+        failed, wanted = batch.updates.dead_letters, {*keys}
+        if not wanted or not self.supersedes(store, failed):
             return {}
-        first = {key: next((at for at in _blocking(store, key) if at not in retried), None) for key in keys}
+        found = self._first_of(store, wanted, batch.retried)
+        for letter in failed:
+            if letter.key is not None and letter.key in wanted:
+                found[letter.key] = min(letter.offset, found.get(letter.key, letter.offset))
+        return found
+
+    def _first_of(self, store: StateStore, keys: Iterable[bytes], retried: frozenset[int]) -> dict[bytes, int]:
+        first = {key: next((at for at in _indexed_of(store, key) if at not in retried), None) for key in keys}
         return {key: offset for key, offset in first.items() if offset is not None}
 
     def on_commit(
@@ -180,6 +210,7 @@ class Letters:
         failed: Sequence[DeadLetter],
         forgotten: Iterable[Letter] = (),
         made: Iterable[Letter] = (),
+        newest: Mapping[bytes, int] | None = None,
         *,
         is_silent: bool = False,
     ) -> LetterChanges:
@@ -190,6 +221,7 @@ class Letters:
             failed: the records that it could not apply.
             forgotten: closed dead letters to delete.
             made: new dead letters of records that the stage schedules; those in `known` are ignored.
+            newest: by the records' key, the offset of the last one that it applied, which supersedes dead letters.
             is_silent: whether another generation sends the outputs, and writes the dead letters to their topic.
         """
         now, changes = self.now_ms(), LetterChanges(_counts(store))
@@ -209,6 +241,8 @@ class Letters:
             else:
                 # It was applied out of source order before, and must be applied so again.
                 after = before.failed_in_replay(record.cause, record.key, now, record.detail)
+            if newest and record.key is not None and record.offset < newest.get(record.key, NEVER):
+                after = after.closed(Status.SUPERSEDED, now)
             if not after.is_in_topic and not is_silent:
                 changes.fresh.append(record)
                 after = replace(after, is_in_topic=True)
@@ -216,6 +250,9 @@ class Letters:
         for offset, before in known.items():
             if offset not in changes.after and (before.status.is_open or not before.is_sent):
                 self._change(changes, offset, before, before.closed(Status.APPLIED, now))
+        for offset, before in self._superseded(store, newest or {}).items():
+            if offset not in changes.after:
+                self._change(changes, offset, before, before.closed(Status.SUPERSEDED, now))
         self._schedule_unblocked(store, changes)
         for letter in forgotten:
             self._change(changes, letter.offset, letter, None)
@@ -255,16 +292,26 @@ class Letters:
         return changes
 
     def on_open(self, store: StateStore) -> LetterChanges:
-        """Returns the changes that opening a task makes if the read model began or ceased to keep order.
+        """Returns the changes that opening a task makes if the read model began or ceased to keep order, or the newest.
 
-        If it ceased, dead letters that wait behind others become due. If it began, open dead letters block later
-        records of their keys from now on.
+        If it ceased to keep order, dead letters that wait behind others become due. If it began, open dead letters
+        block later records of their keys from now on, or are superseded by them.
         """
         changes = LetterChanges(_counts(store))
+        if self.keeps_newest:
+            letters = self.open_in(store).values()
+            index = [key for letter in letters for key in self._of_key(letter)]
+            frames = store.get_many(index) if index else []
+            changes.records += [(key, b"") for key, found in zip(index, frames, strict=True) if found is None]
+            for letter in letters:
+                if letter.status is Status.BEHIND:
+                    self._change(changes, letter.offset, letter, self._carried_over(letter))
+            store.look_for(_DUE, changes.records)
+            return changes
         if self.keeps_order:
             # Without an entry for any blocked key, the dead letters date from a version that did not keep order.
             if self.blocks_keys(store) and not store.keys(_OF, _OF + _END, 1):
-                changes.records += [(key, b"") for letter in self.between(store, 0) for key in self._blocked_by(letter)]
+                changes.records += [(key, b"") for letter in self.between(store, 0) for key in self._of_key(letter)]
             return changes
         for keys in _scan(store, _OF, _OF + _END):
             changes.records += [(key, None) for key in keys]
@@ -329,7 +376,7 @@ class Letters:
         after |= {at: replace(letter, is_sent=True, is_in_topic=False) for at, letter in unread.items()}
         before = self.at(store, after)
         for offset, letter in after.items():
-            if (known := before.get(offset)) is not None and known.status is Status.DISCARDED:
+            if (known := before.get(offset)) is not None and known.status.never_counts:
                 continue
             is_hopeless = letter.is_in_topic and is_final(letter.cause)
             other = theirs.get(offset)
@@ -421,7 +468,7 @@ class Letters:
         for key in {letter.key for letter in due.values() if letter.key is not None}:
             room = _MAX_RETRIED - len(due) - len(behind)
             if room > 0:
-                found = self.at(store, islice((at for at in _blocking(store, key) if at not in due), room))
+                found = self.at(store, islice((at for at in _indexed_of(store, key) if at not in due), room))
                 behind |= {at: letter for at, letter in found.items() if letter.status is Status.BEHIND}
         return behind
 
@@ -431,7 +478,7 @@ class Letters:
             return
         blocking = {(letter.key, letter.offset) for letter in changes.after.values() if letter.blocks_key}
         for key in changes.unblocked:
-            left = next((at for at in _blocking(store, key) if at not in changes.after), None)
+            left = next((at for at in _indexed_of(store, key) if at not in changes.after), None)
             if left is None or any(other == key and at < left for other, at in blocking):
                 continue
             first = self.at(store, [left])[left]
@@ -461,11 +508,12 @@ class Letters:
             return []
         offset = _number(letter.offset)
         due = [] if letter.due_ms == NEVER else [_DUE + _number(letter.due_ms) + offset]
-        return due + self._blocked_by(letter)
+        return due + self._of_key(letter)
 
-    def _blocked_by(self, letter: Letter) -> list[bytes]:
-        """Returns the key of the index entry that blocks later records, if the dead letter blocks any."""
-        if letter.key is None or not self.keeps_order or not letter.blocks_key:
+    def _of_key(self, letter: Letter) -> list[bytes]:
+        """Returns the key of the index entry by which later records find the dead letter, if they look for it."""
+        is_found = letter.status.is_open if self.keeps_newest else self.keeps_order and letter.blocks_key
+        if letter.key is None or not is_found:
             return []
         return [_of(letter.key) + _number(letter.offset)]
 
@@ -475,8 +523,8 @@ def letter_offset(key: bytes) -> int | None:
     return _last_number(key) if key.startswith(_AT) else None
 
 
-def _blocking(store: StateStore, key: bytes) -> Iterator[int]:
-    """Yields the offsets of the dead letters that block a key, in order."""
+def _indexed_of(store: StateStore, key: bytes) -> Iterator[int]:
+    """Yields the offsets of the dead letters that later records of a key look for, in order."""
     start = _of(key)
     for keys in _scan(store, start, start + _number(_BEYOND)):
         yield from map(_last_number, keys)

@@ -14,7 +14,8 @@ from balance_service.engine.idempotency import IdempotencyKeys
 from balance_service.engine.outputs import ENVELOPE_BYTES
 from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, Tolerance, call_own_code
 from balance_service.engine.records import MISPLACED
-from balance_service.errors import FatalError, PoisonRecordError, RetriableError
+from balance_service.errors import PoisonRecordError, RetriableError
+from balance_service.model.record_folds import UNAVAILABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -86,7 +87,7 @@ class FoldProcessor:
         if self.read_model.emits_steps:
             events = [*events, *self._stepped(batch.updates.combined, partition, store, blocked, emission, outcome)]
         else:
-            read_again, strangers = self._fold_combined(batch.updates.slices(), partition, store, blocked, outcome)
+            read_again, strangers = self._fold_combined(batch, partition, store, blocked, outcome)
         singly = _by_key(events)
         before = self._states(store, singly)
         # The partition of a key that has a state was checked with its first event.
@@ -95,7 +96,10 @@ class FoldProcessor:
         strangers |= {key for key, place in places if place != partition}
         if strangers:
             self.misplaced.found(strangers, partition)
-        one_by_one = _OneByOne(self, batch, partition, position.source, blocked, emission, keys, outcome)
+        sent = self.read_model.key_type.sent
+        lacking = {sent(key): key for key, of in singly.items() if any(self.read_model.lacks(one.update) for one in of)}
+        unread = {lacking[key]: offset for key, offset in self.letters.first_open(store, lacking, batch).items()}
+        one_by_one = _OneByOne(self, batch, partition, position.source, blocked, emission, keys, outcome, unread)
         for key in singly.keys() - strangers:
             if not one_by_one.fold(before[key], singly[key]):
                 read_again.add(key)
@@ -113,12 +117,7 @@ class FoldProcessor:
             else:
                 one_by_one.fold(before[key], events)
         for key, frame in one_by_one.after.items():
-            if frame is not None:
-                outcome.others.append((key, frame))
-                outcome.created += before[key] is None
-            elif before[key] is not None:
-                outcome.others.append((key, None))
-                outcome.deleted += 1
+            outcome.add(key, frame, is_new=before[key] is None)
         if outcome.columns or outcome.others:
             self.tolerance.applied(partition)
         outcome.others += keys.records(store)
@@ -166,7 +165,7 @@ class FoldProcessor:
 
     def _fold_combined(
         self,
-        slices: Iterable[pa.RecordBatch],
+        batch: TaskBatch,
         partition: int,
         store: StateStore,
         blocked: Mapping[bytes, int],
@@ -179,7 +178,8 @@ class FoldProcessor:
         inapplicable: set[bytes] = set()
         strangers: set[bytes] = set()
         decode = self.state_codec.decode
-        for some in slices:
+        supersedes = self.letters.supersedes(store, batch.updates.dead_letters)
+        for some in batch.updates.slices():
             keys = some["key"].to_pylist()
             frames = store.get_many(keys)
             after = self._accelerated(partition, frames, some)
@@ -197,15 +197,13 @@ class FoldProcessor:
                     continue
                 try:
                     state = self.step(None if before is None else decode(before), update)
-                    if state is None:
-                        # Only a read model's own fold deletes states, and its updates are never combined.
-                        raise FatalError(f"a standard fold of {self.read_model.name} has deleted a state")
-                    _, frame = self.framed(state)
+                    frame = None if state is None else self.framed(state)[1]
                 except PoisonRecordError:
                     inapplicable.add(update.key)
-                else:
-                    outcome.others.append((update.key, frame))
-                    outcome.created += before is None
+                    continue
+                outcome.add(update.key, frame, is_new=before is None)
+                if supersedes:
+                    outcome.newest[self.read_model.key_type.sent(update.key)] = update.offset
         return inapplicable, strangers
 
     def _accelerated(self, partition: int, frames: Sequence[bytes | None], some: pa.RecordBatch) -> list[bytes | None]:
@@ -273,6 +271,8 @@ class _OneByOne:
     emission: BatchEmission | None
     idempotency_keys: IdempotencyKeys
     outcome: BatchOutcome
+    unread: dict[bytes, int]
+    """By key, the offset of the first event that might have a value which a later one lacks; see `ReadModel.lacks`."""
     after: dict[bytes, bytes | None] = field(default_factory=dict)
     """The frames of the new states by key; None for a deleted state."""
 
@@ -342,6 +342,10 @@ class _OneByOne:
                 if self.idempotency_keys.is_repeated(update):
                     duplicates += 1
                     continue
+                lacks = processor.read_model.lacks(update.update)
+                if lacks and self.unread.get(update.key, update.offset) < update.offset:
+                    why = f"a value was not sent, and the record at offset {self.unread[update.key]} may have it"
+                    raise PoisonRecordError(UNAVAILABLE, why)
                 event = None if model.standard_folds else model.told(update.update, update.timestamp_ms)
                 following, following_frame = processor.step(state, update, event), None
                 if frames_each and following is not None:
@@ -360,11 +364,14 @@ class _OneByOne:
                     if processor.letters.keeps_order:
                         blocked_after = update.offset
                 letters.append(replace(update.record, cause=error.cause, detail=error.detail))
+                self.unread.setdefault(update.key, update.offset)
             else:
                 # A batch may begin with events, and retries may end with one, whose outputs were sent before.
                 if self.emission is not None and self.emission.sends_for(update):
                     state_in_topic = state if last_to_send is None else state_in_topic
                     last_to_send = update
+                if not lacks:
+                    self.unread.pop(update.key, None)
                 state, frame, last = following, following_frame, update
                 self.idempotency_keys.remember(update)
         if last is not None:
@@ -390,6 +397,8 @@ class _OneByOne:
                     ]
                     return True
             self.after[last.key] = frame
+            if processor.letters.keeps_newest:
+                self.outcome.newest[processor.read_model.key_type.sent(last.key)] = last.offset
         self.outcome.dead_letters += letters
         self.outcome.outputs += outputs
         self.outcome.duplicates += duplicates

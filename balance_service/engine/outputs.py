@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from balance_service.avro.codec import opened
 from balance_service.engine.processor import OwnCodeFailedError, records_of_own_code
 from balance_service.engine.records import BY_KEY, Output
 from balance_service.errors import ConfigurationError, PoisonRecordError, TaskHaltedError
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from balance_service.avro.codec import AvroCodec
     from balance_service.engine.batch import KeyedUpdate, TaskBatch
     from balance_service.engine.records import Position
+    from balance_service.formats.format import RecordCodec
     from balance_service.kafka.messages import Headers
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.events import Emit, State
@@ -135,8 +134,8 @@ class OutputBuilder:
         ]
 
 
-def encoded(codec: AvroCodec, sent: Any) -> bytes:
-    """Returns the frame of an output, a mapping or an instance of a dataclass.
+def encoded(codec: RecordCodec, sent: Any) -> bytes:
+    """Returns the value of an output, a mapping or an instance of a dataclass.
 
     Raises:
         OwnCodeFailedError: the dataclass cannot be a record, for any event.
@@ -175,7 +174,7 @@ class Emission:
     read_model: ReadModel
     emit: Emit
     target: Target
-    codec: AvroCodec
+    codec: RecordCodec
     source: str
 
     def of_batch(self, batch: TaskBatch, partition: int, position: Position) -> BatchEmission:
@@ -256,7 +255,7 @@ class BatchEmission:
         emission, at = self.emission, (update.offset, update.timestamp_ms, update.key)
         if emission.emit.record is None:
             # The output has the schema of the states, but may have another schema id in its topic's subject.
-            value = None if frame is None else emission.codec.frame(opened(frame)[1])
+            value = None if frame is None else emission.codec.reframed(frame)
             return (self.builder.build(*at, value),)
         if emission.emit.fields:
             body = emission.read_model.made(update.update, state, update.key)

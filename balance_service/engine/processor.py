@@ -50,6 +50,7 @@ class BatchOutcome:
     change. Large batches stay in columns because Python objects would take several times their bytes. `others` are
     further states and the idempotency markers, framed; a key without a value is a deleted state. `outputs` are in the
     order of the events that they are made of. `letters` are records that the stage schedules; they did not fail.
+    `newest` is, by the key of records, the offset of the last event that is applied, if it may supersede dead letters.
     `duplicates`, `created` and `deleted` are numbers of events, new states and deleted states.
     """
 
@@ -59,9 +60,18 @@ class BatchOutcome:
     dead_letters: list[DeadLetter] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     letters: list[Letter] = field(default_factory=list)
+    newest: dict[bytes, int] = field(default_factory=dict)
     duplicates: int = 0
     created: int = 0
     deleted: int = 0
+
+    def add(self, key: bytes, frame: bytes | None, *, is_new: bool) -> None:
+        """Adds a state, or the deletion of one. `is_new` says whether the key has none yet."""
+        if frame is None and is_new:
+            return
+        self.others.append((key, frame))
+        self.created += is_new
+        self.deleted += frame is None
 
     def records(self) -> Iterator[Record]:
         """Yields the records for the changelog and the store."""

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from balance_service.avro import arrow_rows
-from balance_service.avro.codec import frame_header
 from balance_service.avro.schemas import fields_of
 from balance_service.engine.dead_letter import Letter
 from balance_service.engine.outputs import OutputBuilder, encoded, forwarded
@@ -24,6 +23,7 @@ from balance_service.errors import FatalError, PoisonRecordError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.events import event_of
 from balance_service.model.made_records import output_column
+from balance_service.model.record_folds import UNAVAILABLE
 from balance_service.model.transform import FRAMES, KEYS, TRANSFORM_TOO_LARGE
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from balance_service.engine.records import Output, Position
     from balance_service.engine.store import StateStore
     from balance_service.engine.tables import JoinedTables
+    from balance_service.formats.format import RecordCodec
     from balance_service.model.events import Emit, Event
     from balance_service.model.keys import KeyType
     from balance_service.model.stream import Table
@@ -61,28 +62,46 @@ _NUMBER = re.compile(rb"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepartitionProcessor:
-    """Passes each record on unchanged, under the key of its row."""
+    """Passes each record on unchanged, under the key of its row.
+
+    `placeholder` stands in records for a value that is the one before. Such a record waits for an operator if an
+    earlier one of its key could not be passed on. Empty if there is none.
+    """
 
     source: str
     target: Target
     position_codec: AvroCodec
     letters: Letters
+    placeholder: bytes = b""
 
-    def outcome(self, batch: TaskBatch, partition: int, position: Position, _store: StateStore) -> BatchOutcome:
+    def outcome(self, batch: TaskBatch, partition: int, position: Position, store: StateStore) -> BatchOutcome:
         outcome, builder = BatchOutcome(position.stream_time_ms), OutputBuilder(self.target, self.source, partition)
+        supersedes = self.letters.supersedes(store, batch.updates.dead_letters)
         for some in batch.updates.slices():
-            rest = _in_columns(some, some["key"], some["value"], builder, batch, position, outcome)
+            own_keys = some["record_key"].drop_null().to_pylist() if supersedes else ()
+            unread = self.letters.first_open(store, own_keys, batch)
+            rest = (
+                some if supersedes else _in_columns(some, some["key"], some["value"], builder, batch, position, outcome)
+            )
             columns = (rest[name].to_pylist() for name in ("key", *_FORWARDED))
             for key, offset, timestamp_ms, value, headers, own_key in zip(*columns, strict=True):
                 try:
+                    if unread.get(own_key, offset) < offset and self.placeholder in (value or b""):
+                        why = f"a value was not sent, and the record at offset {unread[own_key]} may have it"
+                        raise PoisonRecordError(UNAVAILABLE, why)
                     output = builder.build(offset, timestamp_ms, key, value, forwarded(headers))
                 except PoisonRecordError as error:
                     outcome.dead_letters.append(
                         DeadLetter(offset, timestamp_ms, own_key, value, error.cause, error.detail)
                     )
+                    if supersedes:
+                        unread.setdefault(own_key, offset)
                 else:
                     if batch.is_to_be_sent(offset, position.emitted_up_to):
                         outcome.outputs.append(output)
+                    if supersedes and own_key is not None:
+                        unread.pop(own_key, None)
+                        outcome.newest[own_key] = offset
         outcome.outputs.sort(key=_offset)
         return outcome
 
@@ -162,7 +181,7 @@ class EmitProcessor:
     read_model: str
     source: str
     records: Sequence[str]
-    outputs: Sequence[tuple[Emit, Target, AvroCodec | None]]
+    outputs: Sequence[tuple[Emit, Target, RecordCodec | None]]
     position_codec: AvroCodec
     letters: Letters
     tolerance: Tolerance
@@ -197,7 +216,7 @@ class EmitProcessor:
         return outcome
 
     def _made(
-        self, key: bytes | None, row: Row, outputs: Sequence[tuple[Emit, OutputBuilder, AvroCodec | None]]
+        self, key: bytes | None, row: Row, outputs: Sequence[tuple[Emit, OutputBuilder, RecordCodec | None]]
     ) -> list[Output]:
         offset, timestamp_ms = row["offset"], row["timestamp"]
         made: list[Output] = []
@@ -356,13 +375,13 @@ def _in_columns(
 
 def _emitted(
     some: pa.RecordBatch,
-    outputs: Sequence[tuple[Emit, OutputBuilder, AvroCodec | None]],
+    outputs: Sequence[tuple[Emit, OutputBuilder, RecordCodec | None]],
     batch: TaskBatch,
     position: Position,
 ) -> tuple[list[Output], pa.RecordBatch]:
     """Returns the outputs of rows in columns, in the order of the outputs; and the rows to look at singly.
 
-    Those have no key, a record that does not fit, or headers that an output keeps.
+    Those have no key, a record that does not fit, headers that an output keeps, or one that is no Avro.
     """
     is_plain = some["key"].is_valid().to_numpy(zero_copy_only=False)
     made: list[tuple[OutputBuilder, NDArray[np.int64], pa.Array]] = []
@@ -370,12 +389,15 @@ def _emitted(
         given = some[output_column(number)]
         rows = np.flatnonzero(given.is_valid().to_numpy(zero_copy_only=False))
         values = some["value"].take(pa.array(rows))
+        if codec is not None and codec.header is None:
+            is_plain[rows] = False
+            continue
         if codec is None:
             is_plain[rows] &= some["headers"].take(pa.array(rows)).is_null().to_numpy(zero_copy_only=False)
         else:
             if emit.of is not None:
                 rows, given = pc.list_parent_indices(given).to_numpy(), pc.list_flatten(given)
-            header, nothing = (pa.scalar(one, pa.binary()) for one in (frame_header(codec.schema_id), b""))
+            header, nothing = (pa.scalar(one, pa.binary()) for one in (codec.header, b""))
             values = pc.binary_join_element_wise(header, given.drop_null(), nothing)
         misfits = ~builder.fit(some["key"].take(pa.array(rows)), values)
         is_plain[rows[misfits]] = False

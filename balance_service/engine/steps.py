@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from balance_service.avro.codec import frame_header
 from balance_service.model.addition import written
 from balance_service.model.made_records import Total
 
@@ -48,7 +47,7 @@ class Steps:
 
     addition: Addition
     column: str
-    schema_id: int
+    header: bytes
     parts: Sequence[bytes | str | Total]
 
     def of(
@@ -106,7 +105,7 @@ class Steps:
 
     def _values(self, rows: pa.Table, totals: NDArray[np.int64]) -> pa.Array:
         """Returns the framed outputs; null where a part of one is."""
-        parts: list[pa.Array | pa.Scalar] = [pa.scalar(frame_header(self.schema_id), pa.binary())]
+        parts: list[pa.Array | pa.Scalar] = [pa.scalar(self.header, pa.binary())]
         for part in self.parts:
             match part:
                 case bytes():

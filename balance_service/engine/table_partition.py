@@ -40,11 +40,12 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from structlog.typing import FilteringBoundLogger
 
-    from balance_service.avro.codec import AvroReader
     from balance_service.engine.misplaced import MisplacedKeys
     from balance_service.engine.table_store import TableView
+    from balance_service.formats.format import RecordReader
     from balance_service.kafka.messages import Headers
     from balance_service.kafka.topics import Topic, Topics
+    from balance_service.model.events import FormatName
     from balance_service.settings import Settings
 
 
@@ -68,7 +69,8 @@ class TableContext:
     settings: Settings
     topics: Topics
     topic: Topic
-    codec: AvroReader
+    reader: RecordReader
+    format: FormatName = "avro"
     history_ms: int
     misplaced: MisplacedKeys
 
@@ -110,7 +112,7 @@ class TablePartition:
         self.name = f"{context.topic.name}_{partition}"
         """`<topic>_<partition>`."""
         self._log = log.bind(table=self.name)
-        self._rows = TableRows(context.codec, context.misplaced, partition, self._log)
+        self._rows = TableRows(context.reader, context.misplaced, partition, self._log)
         self._thread = threading.Thread(target=self._run, name=f"table-{self.name}", daemon=True)
 
     def start(self) -> None:
@@ -278,16 +280,18 @@ class TablePartition:
 
     def _open(self, topic_id: str) -> TableStore:
         store = TableStore(self._path, self._context.history_ms)
-        # By another partitioner, other records are rows; by another form, they have other keys.
+        # By another partitioner, or in another format, other records are rows; by another form, they have other keys.
         partitioning = self._context.misplaced.partitioning
         identity = f"{topic_id} {partitioning.partitioner}"
         if partitioning.key_format != "string":
             identity += f" {partitioning.key_format}"
+        if self._context.format != "avro":
+            identity += f" {self._context.format}"
         if store.identity == identity:
             return store
         if store.identity is not None or store.offset is not None:
             store.close()
-            self._log.warning("the store is of another topic, or by another partitioner: it is read from its start")
+            self._log.warning("the store is of another topic, partitioner or format: it is read from its start")
             Database.wipe(self._path)
             store = TableStore(self._path, self._context.history_ms)
         store.identity = identity
@@ -320,11 +324,13 @@ class TableRows:
     the latest timestamp of a joined event. Any thread may read the counters.
     """
 
-    def __init__(self, codec: AvroReader, misplaced: MisplacedKeys, partition: int, log: FilteringBoundLogger) -> None:
+    def __init__(
+        self, reader: RecordReader, misplaced: MisplacedKeys, partition: int, log: FilteringBoundLogger
+    ) -> None:
         self.skipped: Counter[str] = Counter()
         self.late = 0
         self.joined_up_to_ms = -(1 << 63)
-        self._codec = codec
+        self._reader = reader
         self._misplaced = misplaced
         self._key_type = RecordKey.of_format(misplaced.partitioning.key_format)
         self._partition = partition
@@ -344,8 +350,8 @@ class TableRows:
                 self._misplaced.found([key], self._partition)
                 raise PoisonRecordError(MISPLACED, self._misplaced.detail(key))
             if frame is not None:
-                frame = self._codec.framed(frame, headers)
-                self._codec.decode_foreign(frame)
+                frame = self._reader.framed(frame, headers)
+                self._reader.decode_foreign(frame)
         except PoisonRecordError as error:
             self.skipped[error.cause] += 1
             if self.skipped.total() <= _MAX_LOGGED:

@@ -15,10 +15,10 @@ from balance_service.model.stream import Global
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from balance_service.avro.codec import AvroReader
     from balance_service.engine.state_directory import StateDirectory
     from balance_service.engine.table_partition import TableContext, TableSnapshot
     from balance_service.engine.table_store import Version
+    from balance_service.formats.format import RecordReader
     from balance_service.kafka.topics import Topics
     from balance_service.model.stream import Join
 
@@ -52,9 +52,9 @@ class Tables:
         """Returns the partition of a table where its producers write a key."""
         return self._contexts[topic].misplaced.partitioning.of(key)
 
-    def codec(self, topic: str) -> AvroReader:
-        """Returns the codec of a table's rows."""
-        return self._contexts[topic].codec
+    def reader(self, topic: str) -> RecordReader:
+        """Returns the reader of a table's rows."""
+        return self._contexts[topic].reader
 
     def acquire(self, table: TableId) -> None:
         """Follows a partition until the caller releases it. Returns at once."""
@@ -161,7 +161,7 @@ class JoinedTables:
                 schema has changed.
         """
         try:
-            return self.tables.codec(join.table.topic).decode_foreign(frame)
+            return self.tables.reader(join.table.topic).decode_foreign(frame)
         except PoisonRecordError as error:
             # A cause of its own: the event is valid, so its dead letter may be retried.
             raise PoisonRecordError(ROW_UNREADABLE, f"its row of '{join.table.topic}': {error}") from error

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 
 from balance_service import api
-from balance_service.avro.codec import FrameReader, UndecodableError
+from balance_service.avro.codec import UndecodableError
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.decisions import NO_LETTER, NO_PARTITION, Decision, LetterId, Verdict, discard_warning
 from balance_service.errors import (
@@ -31,6 +31,7 @@ from balance_service.errors import (
     StoreFullError,
     TaskMigratedError,
 )
+from balance_service.formats.any_record import AnyRecordReader
 from balance_service.http.answer import MALFORMED, compact_json, unavailable
 from balance_service.http.peers.proxy import split_to_fit
 from balance_service.http.scan import MAX_BYTES
@@ -248,13 +249,12 @@ class SourceRecords:
             return {"decoded": None, "problem": ""}
         headers = [(header["name"], _bytes_of(header)) for header in letter["headers"] or ()]
         # Another time, the registry may know a schema that it does not know now.
-        frames = FrameReader(self.registry)
+        records = AnyRecordReader(self.registry)
         try:
-            frame = frames.framed(base64.b64decode(letter["valueBase64"]), headers)
-            decoded = {"record": frames.record(frame), "value": frames.value(frame)}
+            record, value = records.read(base64.b64decode(letter["valueBase64"]), headers)
         except (UndecodableError, RetriableError) as error:
             return {"decoded": None, "problem": str(error)}
-        return {"decoded": decoded, "problem": ""}
+        return {"decoded": {"record": record, "value": value}, "problem": ""}
 
 
 def _bytes_of(header: Mapping[str, Any]) -> bytes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, get_type_hints, is_typeddict
 
@@ -78,14 +78,20 @@ def _converter(owner: type, namespace: str, name: str, use: str) -> StateConvert
 def record_converter(owner: type) -> StateConverter:
     """Returns the converter for a dataclass whose instances are events, rows, or records that a read model sends.
 
-    The schema has the name of the class, and its `__namespace__`, or none.
+    The schema has the name of the class, and its `__namespace__`, or none; and as `kind` its `__kind__`, by which JSON
+    topics of several records tell them.
 
     Raises:
         ConfigurationError: as `converter_of`.
     """
     place, name, namespace = Place(owner, "a record"), owner.__name__, getattr(owner, "__namespace__", "")
     check_names(place, namespace, name)
-    return _converter(owner, namespace, name, place.use)
+    made, kind = _converter(owner, namespace, name, place.use), getattr(owner, "__kind__", None)
+    if kind is None:
+        return made
+    if not isinstance(kind, str) or not kind:
+        place.refuse(f"has the `__kind__` {kind!r}: write the text that names the record in a document or a header")
+    return replace(made, schema={**made.schema, "kind": kind})
 
 
 def record_of(value: Any) -> Any:

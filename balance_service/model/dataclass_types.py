@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import MISSING, Field, InitVar, dataclass, replace
+from datetime import datetime
 from decimal import Decimal
 from enum import Enum, Flag
 from operator import attrgetter
@@ -18,6 +19,7 @@ from balance_service.avro.schemas import full_name
 from balance_service.errors import ConfigurationError, PoisonRecordError
 from balance_service.model.lasting import lasting
 from balance_service.model.value_types import (
+    EPOCH_MILLIS,
     PLAIN,
     NoDefaultError,
     Place,
@@ -125,6 +127,9 @@ class _Compiler:
 
     def _annotated(self, arguments: tuple[Any, ...], place: Place) -> ValueType:
         base, *marks = arguments
+        if base is datetime and EPOCH_MILLIS in marks:
+            kind = self._of(base, place)
+            return replace(kind, schema={**kind.schema, "json": EPOCH_MILLIS.name})
         scales = [mark for mark in marks if isinstance(mark, Scale)]
         if base is Decimal and len(scales) == 1:
             return decimal(scales[0], place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from balance_service import api
@@ -18,15 +19,16 @@ from balance_service.model.events import ANY, EVENT, PER_KEY, DeclaredRecord, Em
 from balance_service.model.key_forms import form_misfit, join_key_misfit, sent_misfit
 from balance_service.model.keys import ColumnKey, KeyType, key_type_of
 from balance_service.model.made_records import problem_of
+from balance_service.model.record_folds import OFFSET, STATE, Upsert
 from balance_service.model.record_keys import RecordKey, is_record_key
 from balance_service.model.sources import declared_stages, has_several, sources_misfit, sources_of
-from balance_service.model.standard_fold import StandardFold, columns_of
+from balance_service.model.standard_fold import Combine, StandardFold, columns_of
 from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, Table, Where, join_misfit
 from balance_service.model.transform import ROW, transform_of
 from balance_service.model.value_types import located
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
@@ -233,12 +235,17 @@ def check_declaration(model: Any, *, own_fold: bool, own_emit: bool) -> Declared
     """
     emits = getattr(model, "emits", ())
     outputs = (emits,) if isinstance(emits, Emit) else tuple(emits)
+    if odd := [one for one in outputs if one.format not in ("avro", "json")]:
+        refuse(model, f"emits to '{odd[0].topic}' in the format {odd[0].format!r}: it must be avro or json")
     if not hasattr(model, "state") and outputs:
         declared = _without_states(model, outputs, own=own_fold or own_emit)
     else:
         declared = _with_states(model, outputs, own_fold=own_fold, own_emit=own_emit)
-    if declared.stages[0].tombstones and (sources_of(model)[0].steps or not own_fold):
-        refuse(model, "has a source with tombstones: that allows no steps, and needs a `fold` of its own")
+    is_own = own_fold and not sources_of(model)[0].steps
+    if declared.stages[0].tombstones and not is_own and STATE not in declared.folds:
+        refuse(
+            model, "has a source with tombstones: that allows no steps, and needs an `Upsert` or a `fold` of its own"
+        )
     return declared
 
 
@@ -268,7 +275,7 @@ def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Decl
 def _key_of_events(model: Any, last: Stage, events: Mapping[str, Schema]) -> KeyType | None:
     """Returns the type of the keys of a last stage without states; None if they may be anything."""
     if last.key is not None:
-        return key_type_of([_part(model, column, events) for column in last.key])
+        return key_type_of([_part(model, column, last, events) for column in last.key])
     form = sources_of(model)[0].key_format
     return None if form is None else RecordKey.of_format(form)
 
@@ -296,9 +303,11 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
         refuse(model, f"has `on_failure = {model.on_failure!r}`, which is neither HALT nor DEAD_LETTER")
     if not isinstance(model.answers_when_halted, bool):
         refuse(model, f"has `answers_when_halted = {model.answers_when_halted!r}`, which is neither True nor False")
-    folds = _folds(model)
     form = _state(model)
     state_schema = expanded(form.schema)
+    if isinstance(model.fold, Upsert):
+        return _with_upsert(model, model.fold, outputs, form, state_schema, own_emit=own_emit)
+    folds = _folds(model)
     state = fields_of(state_schema)
     if transforms(model) and not any(isinstance(step, Join) for source in sources_of(model) for step in source.steps):
         folds = {name: _of_rows(model, name, fold) for name, fold in folds.items()}
@@ -366,6 +375,57 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
         forms={name: fold.form(kinds[name]) for name, fold in folds.items()},
         combine=exact if combines else None,
         state=replace(form, schema=_as_stored(form.schema, {n: k for n, k in stored.items() if k is not kinds[n]})),
+    )
+
+
+def _with_upsert(
+    model: Any, fold: Upsert, outputs: tuple[Emit, ...], form: StateConverter, state_schema: Schema, *, own_emit: bool
+) -> Declared:
+    name = f"has the fold {type(fold).__name__}"
+    if _folds(model):
+        refuse(model, f"{name}, which is of the whole state, and folds of its fields: remove either")
+    if hasattr(model, "order"):
+        refuse(model, f"{name} and an `order`: a later record supersedes one that failed, so none waits; remove it")
+    if transforms(model) or has_several(model):
+        refuse(model, f"{name}: the newest record of a topic's key is a state, so it has one `source`, no `transform`")
+    if fold.field:
+        refuse(model, f"{name} of {fold.column}: name the record without a column")
+    if model.source.records != (fold.record,):
+        refuse(model, f"{name} of {fold.record}: its source must be of that record, and no other")
+    schema, state = found_schema(model, model.source.records[0], model.source.topic), fields_of(state_schema)
+    try:
+        fold = fold.of(schema)
+    except ValueError as error:
+        refuse(model, f"{name} of {fold.record}: {error}")
+    # Debezium's records of a row have one key, so a re-key leaves them in their order.
+    if model.source.steps and not (fold.re_keys and [*map(type, model.source.steps)] == [By]):
+        refuse(model, f"{name}: {'one `.by` is the only step' if fold.re_keys else 'no step'} of its source")
+    by = model.source.steps[0].columns if model.source.steps else _declared_key(model)
+    read = partial(
+        replace, row=fold.row, columns=fold.columns([*state], by), refusals=tuple(fold.refusals), tombstones=True
+    )
+    stages = checked_stages(model, outputs, [*state], is_all_needed=True, as_read=read)
+    events = {name: one for stage in stages for name, one in events_of(model, stage).items()}
+    if fold.where is not None:
+        check_condition(model, fold.where, events)
+    if why := fold.misfit(schema, state_schema, stages[-1].row_fields(schema)):
+        refuse(model, f"{name} of {fold.record}: {why}")
+    key_type = _key(model, stages[-1], events)
+    _check_queries(model, key_type)
+    _check_outputs(model, outputs, own_emit=own_emit)
+    made = _made(model, outputs)
+    for output in outputs:
+        _check_fields(model, output, made, events, state, key_type.columns)
+    return Declared(
+        stages=stages,
+        outputs=outputs,
+        made=made,
+        key_type=key_type,
+        state=form,
+        kinds=state,
+        folds={STATE: fold},
+        forms={STATE: fold.form(state_schema)},
+        combine=None if outputs else {STATE: fold.combination(schema), OFFSET: Combine.MAX},
     )
 
 
@@ -446,7 +506,7 @@ def _key(model: Any, stage: Stage, events: Mapping[str, Schema]) -> KeyType:
     if stage.key is not None:
         if declared not in ((), stage.key):
             refuse(model, f"has the key {_named(declared)}, but its source continues by {_named(stage.key)}")
-        return key_type_of([_part(model, column, events) for column in stage.key])
+        return key_type_of([_part(model, column, stage, events) for column in stage.key])
     if not declared:
         refuse(model, "has no `key`")
     if len(declared) > 1:
@@ -456,16 +516,16 @@ def _key(model: Any, stage: Stage, events: Mapping[str, Schema]) -> KeyType:
         )
     (key,) = declared
     for record, schema in events.items():
-        kind = fields_of(schema).get(key)
+        kind = stage.row_fields(schema).get(key)
         if kind is None or simple_name(kind) != "string":
             found = _no_column(schema) if kind is None else f"one of type {type_name(kind)}"
             refuse(model, f"has the key '{key}', which must be a string; {record} has {found}")
     return ColumnKey(key, is_number=False)
 
 
-def _part(model: Any, column: str, events: Mapping[str, Schema]) -> ColumnKey:
+def _part(model: Any, column: str, stage: Stage, events: Mapping[str, Schema]) -> ColumnKey:
     # `checked_stages` checked the columns. All integer types share one encoding.
-    types = {ColumnKey.from_column(column, fields_of(schema)[column]) for schema in events.values()}
+    types = {ColumnKey.from_column(column, stage.row_fields(schema)[column]) for schema in events.values()}
     if len(types) > 1:
         refuse(model, f"continues by '{column}', which is text in some of its records and a number in others")
     return types.pop() or ColumnKey(column, is_number=False)
@@ -475,10 +535,16 @@ def _folds(model: Any) -> dict[str, StandardFold]:
     """Returns the standard folds by field, from attributes and from `folds`."""
     declared = type(model)
     attributes = {name: fold for name in dir(declared) if isinstance(fold := getattr(declared, name), StandardFold)}
+    if isinstance(declared.fold, Upsert):
+        del attributes["fold"]
     contract = declared.__mro__[-2]
     if taken := attributes.keys() & {*dir(contract), *contract.__annotations__}:
         refuse(model, f"has a fold as its `{min(taken)}`, which has another meaning: name it in `folds` instead")
-    return {**getattr(declared, "folds", {}), **attributes}
+    folds = {**getattr(declared, "folds", {}), **attributes}
+    for name, fold in folds.items():
+        if isinstance(fold, Upsert):
+            refuse(model, f"folds {fold.column} into '{name}': name {type(fold).__name__} as the model's `fold`")
+    return folds
 
 
 def transforms(model: Any) -> bool:
@@ -503,7 +569,7 @@ def _transformed(
             refuse(model, "has a `transform` and a `select`: the columns that the rows need are read")
         if source.tombstones:
             refuse(model, "has a `transform` and a source with tombstones, which have no columns")
-        schemas = {record: found_schema(model, record, source.topic) for record in source.records}
+        schemas = {record: found_schema(model, record, _asked(source)) for record in source.records}
         try:
             whole = transform_of(model, schemas, source if several else None)
         except ConfigurationError as error:
@@ -629,13 +695,19 @@ def _as_stored(schema: Schema, stored: Mapping[str, Any]) -> Schema:
 
 
 def checked_stages(
-    model: Any, outputs: Sequence[Emit], needed: Sequence[str], *, is_all_needed: bool = False
+    model: Any,
+    outputs: Sequence[Emit],
+    needed: Sequence[str],
+    *,
+    is_all_needed: bool = False,
+    as_read: Callable[[Stage], Stage] | None = None,
 ) -> tuple[Stage, ...]:
     """Returns the checked stages of a model.
 
     Args:
         needed: columns that the declaration names outside of its source.
         is_all_needed: whether the model's own code receives all columns.
+        as_read: changes the stages before they are checked.
     """
     sources, several = sources_of(model), has_several(model)
     tables = {step.table.topic for source in sources for step in source.steps if isinstance(step, Join)}
@@ -657,6 +729,7 @@ def checked_stages(
         asked = None if is_all_needed else needed
         sources, of_sources = _transformed(model, sources, asked, several=several)
     stages = declared_stages(model.name, sources, emits, needed, schema_of, several=several, transforms=of_sources)
+    stages = stages if as_read is None else tuple(map(as_read, stages))
     for source, first in zip(sources, (stage for stage in stages if not stage.reads_rekeyed), strict=True):
         _check_selected(model, source, first)
     for stage in stages:
@@ -669,7 +742,7 @@ def checked_stages(
             continue
         made = events if stage.makes is None else {stage.makes["name"]: stage.makes}
         for record, column, schema in [(name, column, made[name]) for name in made for column in stage.by]:
-            kind = fields_of(schema).get(column)
+            kind = stage.row_fields(schema).get(column)
             if kind is None or ColumnKey.from_column(column, kind) is None:
                 found = _no_column(schema) if kind is None else f"one of type {type_name(kind)}"
                 refuse(model, f"continues by '{column}', which must be a string, int or long; {record} has {found}")
@@ -741,6 +814,11 @@ def events_of(model: Any, stage: Stage) -> dict[str, Schema]:
             if unread := _unread(kind):
                 refuse(model, f"folds {record}, whose '{column}' has {unread}, a type that events may not have")
     return {**stage.events}
+
+
+def _asked(source: Stream) -> str | None:
+    """Returns the topic whose schemas the registry may have."""
+    return source.topic if source.format == "avro" else None
 
 
 def found_schema(model: Any, name: str, topic: str | None = None) -> Schema:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, overload
 
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import checked, column_name
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
     from balance_service.model.conditions import Condition
     from balance_service.model.record_keys import KeyFormat
+
+FormatName = Literal["avro", "json", "cloudevents"]
+"""How the records of a topic are encoded: as Avro in the frame of a schema registry, or as JSON (`formats`)."""
+FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
 
 State = Mapping[str, Any]
 """The state of a key: an Avro record of the read model's state schema."""
@@ -234,6 +238,8 @@ class Emit:
     The record is made without code of the model's own: in Spark, if the model has no states. Other fields have their
     default. An event that leaves no state sends none that has a field of the state.
     """
+    format: FormatName = "avro"
+    """Of the records. An event's record that is sent unchanged keeps the format of the source."""
     key_format: KeyFormat | None = None
     """The form of the keys; None if they are as the stores, or the event's records, have them."""
     of: str | None = None
@@ -250,6 +256,7 @@ class Emit:
         where: Condition | None = None,
         make: Callable[[Any], Sent] | None = None,
         fields: Mapping[str, str | OfState] | None = None,
+        format: FormatName = "avro",  # noqa: A002  (the word of every source and output)
         of: str | None = None,
         key_format: KeyFormat | None = None,
     ) -> None:
@@ -258,6 +265,7 @@ class Emit:
         object.__setattr__(self, "each", each)
         object.__setattr__(self, "where", None if where is None else checked(where))
         object.__setattr__(self, "make", make)
+        object.__setattr__(self, "format", format)
         object.__setattr__(self, "fields", {name: _source(one) for name, one in (fields or {}).items()})
         object.__setattr__(self, "of", None if of is None else column_name(of, "of"))
         object.__setattr__(self, "key_format", key_format)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _text = json.JSONEncoder(ensure_ascii=False).encode
 
 
+class AsWritten(str):
+    """A text that is JSON already."""
+
+
 def exact_json(value: Any) -> str:
     """Returns a view, any value of an Avro type, or a dataclass of the service, as JSON without white space.
 
@@ -76,6 +80,7 @@ def _time(value: time) -> str:
 _FORMS: Mapping[type, Callable[[Any], str]] = {
     dict: _object,
     Decimal: lambda value: format(value, "f"),
+    AsWritten: str,
     str: _text,
     bool: lambda value: "true" if value else "false",
     int: str,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from balance_service.avro.schemas import Schema
+    from balance_service.model.events import FormatName
     from balance_service.model.read_model import ReadModel
     from balance_service.model.record_keys import KeyFormat
     from balance_service.model.stream import Partitioner
@@ -193,12 +194,17 @@ def read_by_all(topic: str, known: Schema | None, schema: Schema) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class TopicRecords:
-    """Records by simple name, whether a record without a value is valid, the function that places keys, their form."""
+    """Records by simple name, whether a record without a value is valid, the function that places keys, their form.
+
+    `format` and `type` are as those of `Stage`.
+    """
 
     records: Mapping[str, Schema]
     tombstones: bool
     partitioner: Partitioner
     key_format: KeyFormat
+    format: FormatName
+    type: str | None
 
 
 def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings) -> TopicRecords:
@@ -213,6 +219,7 @@ def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings
     """
     records: dict[str, dict[str, Schema]] = {}
     partitioners: dict[str, Partitioner] = {}
+    formats: dict[str, tuple[FormatName, str | None]] = {}
     forms: dict[str, KeyFormat] = {}
     with_tombstones = set()
 
@@ -227,6 +234,7 @@ def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings
             if not stage.reads_rekeyed:
                 add(stage.source, stage.schemas)
                 partitioners.setdefault(stage.source, stage.partitioner)
+                formats.setdefault(stage.source, (stage.format, stage.type))
                 if stage.own_key is not None:
                     forms.setdefault(stage.source, stage.key_format)
                 if stage.tombstones:
@@ -235,8 +243,10 @@ def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings
                 table = settings.topic_of(join.table.topic)
                 add(table, {join.table.record: stage.rows[join.table.record]})
                 partitioners.setdefault(table, join.table.partitioner)
+                formats.setdefault(table, (join.table.format, None))
                 forms.setdefault(table, join.table.key_format)
                 with_tombstones.add(table)
     if topic not in records:
         raise ConfigurationError(f"no read model reads topic '{topic}'; name one of {', '.join(sorted(records))}")
-    return TopicRecords(records[topic], topic in with_tombstones, partitioners[topic], forms.get(topic, "string"))
+    form = forms.get(topic, "string")
+    return TopicRecords(records[topic], topic in with_tombstones, partitioners[topic], form, *formats[topic])

@@ -14,6 +14,7 @@ from balance_service.model.declaration import check_class, check_declaration, re
 from balance_service.model.events import EVENT, HALT, Event, event_of, readers_for
 from balance_service.model.keys import cause_of
 from balance_service.model.made_records import PART, Making
+from balance_service.model.record_folds import STATE, Upsert
 from balance_service.model.schemas import Schemas
 from balance_service.model.sources import has_several, sources_of
 from balance_service.model.standard_fold import OutOfRangeError, StandardFold
@@ -70,7 +71,8 @@ class ReadModel:
     """A queryable fold of events with one state per key. Subclasses declare a model; instances hold no data.
 
     A subclass names standard folds, each as an attribute with the name of its state field, or in `folds`; or it
-    overrides `fold`. An invalid declaration raises ConfigurationError when the class is defined, or bound to schemas.
+    overrides `fold`, with code or an `Upsert`. An invalid declaration raises ConfigurationError when the class is
+    defined, or bound to schemas.
     """
 
     name: ClassVar[str]
@@ -110,7 +112,7 @@ class ReadModel:
     """Whether later events of a key wait for an earlier one that failed.
 
     The default is PER_KEY for a `fold` of the model's own, `Latest` and `Earliest`, and ANY for other folds and after a
-    re-key.
+    re-key. A model with an `Upsert` declares none: a later event supersedes one that failed.
     """
     on_failure: ClassVar[OnFailure] = HALT
     """What a task does if the model's own code fails at a new event: `HALT`, or `DEAD_LETTER`.
@@ -136,7 +138,7 @@ class ReadModel:
     _view: StateConverter | None = None
     """Converts what the model's own view returns."""
     standard_folds: Mapping[str, StandardFold]
-    """By field of the state, in the state's order; empty if the model overrides `fold`."""
+    """By field of the state, in the state's order; an `Upsert` by `STATE`; empty if the model overrides `fold`."""
     update_forms: Mapping[str, Form]
     """What an event adds to the fields of standard folds."""
     field_types: Mapping[str, str]
@@ -151,6 +153,10 @@ class ReadModel:
     """Whether the model's own code receives events, so that updates carry event fields."""
     keeps_order: bool
     """Whether the order is PER_KEY, declared or by default."""
+    placeholder: bytes = b""
+    """What stands in events for a value that was not sent, because it is the one before; empty if there is none."""
+    keeps_newest: bool
+    """Whether the newest event of a key is its state, so that it supersedes earlier ones that failed."""
     key_type: KeyType
     """The encoding of the states' keys. Not set for a model without states."""
     key_columns: tuple[str, ...] = ()
@@ -183,7 +189,9 @@ class ReadModel:
         own = type(self)
         self.schemas = schemas or Schemas.beside(own)
         declared = check_declaration(
-            self, own_fold=own.fold is not ReadModel.fold, own_emit=own.emit is not ReadModel.emit
+            self,
+            own_fold=own.fold is not ReadModel.fold and not isinstance(own.fold, Upsert),
+            own_emit=own.emit is not ReadModel.emit,
         )
         self.stages = declared.stages
         self.outputs = tuple(map(self._with_instances, declared.outputs))
@@ -192,7 +200,10 @@ class ReadModel:
         self.needs_events = (own.has_states() and not declared.folds) or any(map(self._takes_events, self.outputs))
         self.combine = declared.combine
         self.keeps_order = declared.keeps_order
+        self.keeps_newest = STATE in declared.folds
+        self._lacks: Callable[[Any], Sequence[str]] = lambda _record: ()
         self._anew = frozenset(field for field, fold in declared.folds.items() if fold.field in _ANEW)
+        self._upsert: Callable[[Any, Any], Any] | None = None
         self._steps: list[tuple[str, Callable[[Any, Any], Any]]] = []
         self._answers: list[tuple[str, Callable[[Any], Any]]] = []
         self.computes_answers = own.view is not ReadModel.view
@@ -221,6 +232,10 @@ class ReadModel:
             if emit.fields:
                 self._making = Making(emit, self.made_schemas[str(emit.record)], 0)
         for field, fold in declared.folds.items():
+            if isinstance(fold, Upsert):
+                self._upsert, self._lacks = fold.step(self.state_schema), fold.lacks
+                self.placeholder = fold.unavailable.encode()
+                continue
             self._steps.append((field, fold.step(without_null(self.state_fields[field])[0])))
             if (answer := fold.answer(without_null(declared.kinds[field])[0])) is not None:
                 self._answers.append((field, answer))
@@ -251,21 +266,26 @@ class ReadModel:
             """
             raise NotImplementedError
 
-    def fold(self, state: Any, event: Any, /) -> Any:
-        """Returns the next state of a key; pure. Models without standard folds override it.
+    if TYPE_CHECKING:
+        # Code, or an `Upsert`.
+        fold: Any
+    else:
 
-        Args:
-            state: None if the key has no state; an instance if states are a dataclass.
-            event: an `Event`, which is a mapping; an instance if it is annotated with the dataclass that the source
-                names. Its key is valid: text of 1 to 256 bytes without control characters.
+        def fold(self, state: Any, event: Any, /) -> Any:
+            """Returns the next state of a key; pure. Models without standard folds override it.
 
-        Returns:
-            A record of the state schema; None deletes the state, until another event creates one.
+            Args:
+                state: None if the key has no state; an instance if states are a dataclass.
+                event: an `Event`, which is a mapping; an instance if it is annotated with the dataclass that the source
+                    names. Its key is valid: text of 1 to 256 bytes without control characters.
 
-        Raises:
-            PoisonRecordError: the event cannot be applied to this state, and becomes a dead letter.
-        """
-        raise NotImplementedError
+            Returns:
+                A record of the state schema; None deletes the state, until another event creates one.
+
+            Raises:
+                PoisonRecordError: the event cannot be applied to this state, and becomes a dead letter.
+            """
+            raise NotImplementedError
 
     def emit(self, state: Any, event: Any, /) -> Sent:
         """Returns the records to emit for a key; pure. Models whose `emits` names a record type override it.
@@ -283,9 +303,14 @@ class ReadModel:
         raise NotImplementedError
 
     def sent_schemas(self) -> list[tuple[str, Schema]]:
-        """Returns (topic, schema) for each record type that the model emits."""
+        """Returns (topic, schema) for each record type that the model emits in Avro."""
         unchanged = [self.state_schema] if self.has_states() else [*self.stages[-1].schemas.values()]
-        sent = [(emit.topic, [self.made_schemas[emit.record]] if emit.record else unchanged) for emit in self.outputs]
+        kept = "avro" if self.has_states() else self.stages[-1].format
+        sent = [
+            (emit.topic, [self.made_schemas[emit.record]] if emit.record else unchanged)
+            for emit in self.outputs
+            if emit.format == "avro" and (emit.record or kept == "avro")
+        ]
         return [(topic, schema) for topic, schemas in sent for schema in schemas]
 
     @classmethod
@@ -319,7 +344,11 @@ class ReadModel:
     @property
     def emits_steps(self) -> bool:
         """Whether standard folds and `fields` make an output of each event, so that no code needs the event."""
-        return bool(self.standard_folds) and any(emit.each is EVENT and emit.fields for emit in self.outputs)
+        return (
+            bool(self.standard_folds)
+            and not self.keeps_newest
+            and any(emit.each is EVENT and emit.fields for emit in self.outputs)
+        )
 
     def parts_of_steps(self) -> Sequence[bytes | str | Total] | None:
         """Returns the parts of the output of each event, if those of the state are the only sum; otherwise None."""
@@ -377,6 +406,9 @@ class ReadModel:
             PoisonRecordError: the update cannot be applied to this state.
         """
         before = self._key(key) if state is None else state
+        if self._upsert is not None:
+            upserted: State | None = self._upsert(state, update[STATE])
+            return upserted
         if not self._steps:
             if event is None:
                 return None
@@ -390,6 +422,10 @@ class ReadModel:
         except OutOfRangeError:
             raise PoisonRecordError(f"{self.name}-overflow", f"the new '{name}' does not fit into its type") from None
         return after
+
+    def lacks(self, update: Update) -> bool:
+        """Whether an update has values that are those of the former state."""
+        return bool(self._lacks(update.get(STATE)))
 
     def check_key(self, key: bytes) -> None:
         """Checks the key of a state that does not exist yet. Raises PoisonRecordError."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from balance_service.model.events import FORMAT_NAMES
 from balance_service.model.record_keys import is_record_key
 from balance_service.model.stage import FROM, Stage, stages_of_stream
-from balance_service.model.stream import By, Select, Stream
+from balance_service.model.stream import By, Join, Select, Stream, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -44,7 +45,11 @@ def sources_misfit(model: type) -> str:
         source = getattr(model, "source", None)
         if source is None:
             return "has no `source`"
-        return "" if _is_stream(source) else "has a source that is not a Stream of a topic and one or more records"
+        return (
+            _format_misfit(source)
+            if _is_stream(source)
+            else "has a source that is not a Stream of a topic and one or more records"
+        )
     declared: Any = model.sources  # type: ignore[attr-defined]
     if not isinstance(declared, tuple | list) or not declared or not all(map(_is_stream, declared)):
         return "has `sources` that are not streams, each of a topic and one or more records: (Stream(…), Stream(…))"
@@ -60,6 +65,16 @@ def sources_misfit(model: type) -> str:
                 f"reads '{stream.topic}' with tombstones and has `sources`: these are re-keyed by a column, which a "
                 "record without a value does not have"
             )
+    if why := next(filter(None, map(_format_misfit, sources)), ""):
+        return why
+    chosen, *more = sources
+    if unlike := next((one for one in more if (one.format, one.type) != (chosen.format, chosen.type)), None):
+        return (
+            f"reads '{chosen.topic}' and '{unlike.topic}', whose records are told in different ways: the topic that "
+            "both are re-keyed into has one `format` and one `type`"
+        )
+    if chosen.format == "json" and more and chosen.type is None:
+        return "reads JSON of several topics: name the `type`, the field or the header that tells the records"
     re_keys = {stream.topic: _re_key(stream) for stream in sources}
     if lacking := [topic for topic, by in re_keys.items() if by is None]:
         return f"reads '{lacking[0]}' without a key: name the `key`, by which all `sources` are re-keyed"
@@ -122,6 +137,24 @@ def declared_stages(
     # All stages read the same columns, so a record that the last one cannot decode becomes a dead letter in the first.
     columns = frozenset(needed).union(*selected, *(stage.used for stage in stages))
     return tuple(replace(stage, columns=columns) for stage in stages)
+
+
+def _format_misfit(source: Stream) -> str:
+    tables = [step.table for step in source.steps if isinstance(step, Join) and isinstance(step.table, Table)]
+    read: list[Stream | Table] = [source, *tables]
+    for one in read:
+        if one.format not in FORMAT_NAMES:
+            return f"has '{one.topic}' with the format {one.format!r}: it must be one of {', '.join(FORMAT_NAMES)}"
+    if any(table.format == "cloudevents" for table in tables):
+        return 'joins a table of CloudEvents: the rows of a table have one record, so write format="json"'
+    if source.type is not None and source.format != "json":
+        return f"names the type '{source.type}' of '{source.topic}', which only a JSON topic has"
+    if source.format == "json" and source.type is None and len(source.records) > 1:
+        return (
+            f"reads {' and '.join(source.records)} of the JSON topic '{source.topic}': name the `type`, the field or "
+            'the header that tells them, such as type="kind" or type="header:kind"'
+        )
+    return ""
 
 
 def _is_stream(source: object) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from balance_service.avro.schemas import fields_of, full_name
+from balance_service.avro.schemas import fields_of, full_name, without_null
 from balance_service.model.keys import key_problems
 from balance_service.model.stream import By, Global, Join, Where
 from balance_service.model.transform import ROW
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
+    from balance_service.model.events import FormatName
+    from balance_service.model.record_folds import Refusal
     from balance_service.model.record_keys import KeyFormat, RecordKey
     from balance_service.model.stream import Partitioner, Stream, Table
     from balance_service.model.transform import Transform
@@ -56,6 +58,20 @@ def rekeyed_topics(stage: str, model: str) -> tuple[str, ...]:
     return (*(stage[:end] for end in ends if end > len(prefix)), stage)
 
 
+class Told(NamedTuple):
+    """What tells the records of a JSON topic, as names of fields and of a header; each empty if nothing does."""
+
+    field: str = ""
+    """Of a document without the header."""
+    header: str = ""
+    data: str = ""
+    """The field that holds the record, of a document without the header."""
+
+
+OF_HEADER = "header:"
+"""Begins a `type` that names a header."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """The tasks of a stage are called `<name>_<partition>`."""
@@ -76,6 +92,10 @@ class Stage:
     """The function that the source's producers use to assign keys to partitions; re-keyed topics have murmur2."""
     tombstones: bool = False
     """Whether a record without a value deletes the state of its key."""
+    format: FormatName = "avro"
+    """Of the source's records. Records that are passed on unchanged keep it."""
+    type: str | None = None
+    """The field, or as `header:NAME` the header, that tells the records of a JSON topic; None if there is only one."""
     written_to: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The topics whose subjects encode the source's records, and the simple names of those: re-keyed records keep the
     encoding that they had on the topic that they were first written to."""
@@ -87,10 +107,14 @@ class Stage:
     """Makes rows of the records, which the stage processes in their place."""
     key: tuple[str, ...] | None = None
     """The columns that are the source records' key; None if the key may be anything."""
+    row: tuple[str, ...] = ()
+    """The fields of the source's record that may have the row with its key, in their order; none: the record is it."""
+    refusals: tuple[Refusal, ...] = ()
+    """The events that the model's `fold` does not take; the first that applies counts."""
     own_key: RecordKey | None = None
     """The form of the source records' keys, if the key of the states is that and no column."""
     columns: frozenset[str] | None = None
-    """The columns that are read; None for all."""
+    """The columns that are read, and fields of them by their path; None for all."""
     joins: tuple[Join, ...] = ()
     rows: Mapping[str, Schema] = field(default_factory=dict, repr=False)
     """The records of the joined tables, by simple name."""
@@ -117,6 +141,15 @@ class Stage:
     @property
     def records(self) -> tuple[str, ...]:
         return tuple(self.schemas)
+
+    @property
+    def told(self) -> Told:
+        """What tells the records of a JSON topic."""
+        if self.format == "cloudevents":
+            return Told("type", "ce_type", "data")
+        # No document has a field that is called as a header.
+        header = (self.type or "").removeprefix(OF_HEADER)
+        return Told(self.type or "", header if header != self.type else "")
 
     @property
     def event_schemas(self) -> Mapping[str, Schema]:
@@ -227,11 +260,20 @@ class Stage:
         """The id of the only producer that may write the changelog of a partition."""
         return f"{self.full_name}-{partition}"
 
+    def row_fields(self, schema: Schema) -> Mapping[str, Any]:
+        """Returns the fields of a record, or of the row in it, and their types."""
+        for part in self.row[:1]:
+            schema, _ = without_null(fields_of(schema)[part])
+        return fields_of(schema)
+
+    def row_in(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the row with the key in a record's values; empty if it has none."""
+        if not self.row:
+            return values
+        return next((values[part] for part in self.row if values.get(part) is not None), {})
+
     def _wanted(self, schema: Schema) -> Schema:
-        columns = self.columns
-        if columns is None:
-            return schema
-        return {**schema, "fields": [field for field in schema["fields"] if field["name"] in columns]}
+        return schema if self.columns is None else _only(schema, self.columns)
 
 
 def stages_of_stream(
@@ -250,13 +292,17 @@ def stages_of_stream(
     """
     done: list[Stage] = []
     is_behind = any(isinstance(step, By) and step.unchanged for step in source.steps)
-    schemas: Mapping[str, Schema] = {record: schema_of(record, source.topic) for record in source.records}
+    # The registry is asked only for the topics that use it.
+    topic = source.topic if source.format == "avro" else None
+    schemas: Mapping[str, Schema] = {record: schema_of(record, topic) for record in source.records}
     stage = Stage(
         name=name,
         owner=name,
         source=source.topic,
         partitioner=source.partitioner,
         tombstones=source.tombstones,
+        format=source.format,
+        type=source.type,
         schemas=schemas,
         transform=None if is_behind else transform,
         columns=None if transform is None else _read_by(transform, [*schemas.values()]),
@@ -268,7 +314,8 @@ def stages_of_stream(
                 stage = replace(stage, conditions=(*stage.conditions, condition), columns=columns)
             case Join():
                 table = step.table
-                rows = {**stage.rows, table.record: schema_of(table.record, table.topic)}
+                of_rows = schema_of(table.record, table.topic if table.format == "avro" else None)
+                rows = {**stage.rows, table.record: of_rows}
                 stage = replace(stage, joins=(*stage.joins, step), rows=rows)
                 if done and not isinstance(table, Global):
                     done[-1] = replace(done[-1], next_table=table)
@@ -278,12 +325,30 @@ def stages_of_stream(
                     record, makes = ROW, stage.transform.schema
                 done.append(replace(stage, name=f"{name}-by-{'-'.join(by)}{suffix}", by=by, makes=makes))
                 schemas = stage.schemas if makes is None or record is None else {record: makes}
-                stage = Stage(name=name, owner=name, source=done[-1].name, schemas=schemas, key=by, reads_rekeyed=True)
+                rekeyed = Stage(
+                    name=name, owner=name, source=done[-1].name, schemas=schemas, key=by, reads_rekeyed=True
+                )
+                stage = rekeyed if makes is not None else replace(rekeyed, format=stage.format, type=stage.type)
                 if is_behind:
                     # Both read the same columns, so a record that does not decode is a dead letter of the first.
                     columns = done[0].columns
                     stage = replace(stage, transform=transform, columns=columns)
     return [*done, stage]
+
+
+def _only(schema: Schema, paths: frozenset[str]) -> Schema:
+    """Returns a record's schema with some fields, and of the records in it those that a path names."""
+    fields = []
+    for one in schema["fields"]:
+        outer = f"{one['name']}."
+        inner = frozenset(path.removeprefix(outer) for path in paths if path.startswith(outer))
+        kind, is_nullable = without_null(one["type"])
+        if one["name"] in paths:
+            fields.append(one)
+        elif inner:
+            part = _only(kind, inner)
+            fields.append({**one, "type": ["null", part] if is_nullable else part})
+    return {**schema, "fields": fields}
 
 
 def _read_by(transform: Transform, schemas: Sequence[Schema]) -> frozenset[str] | None:

@@ -87,6 +87,10 @@ class Combination:
         """Returns the columns that are added, and so may overflow."""
         return ()
 
+    def apart(self, updates: pa.ChunkedArray) -> pa.ChunkedArray | None:
+        """Returns which updates must not be combined, as booleans without null; None if all can be."""
+        return None
+
     def aggregates(self, updates: pa.ChunkedArray) -> Sequence[tuple[pa.ChunkedArray, str]]:
         """Returns the columns to aggregate by key, with the names of Arrow's functions for this.
 
@@ -115,11 +119,13 @@ class Combine(Combination, Enum):
     MIN = "min"
     FIRST = "first"
     LAST = "last"
+    NEWEST = "newest"
+    """As LAST, but null is an update, too."""
 
     @property
     def in_any_order(self) -> bool:
         # Among equal values, one is as good as another.
-        return self not in (Combine.FIRST, Combine.LAST)
+        return self not in (Combine.FIRST, Combine.LAST, Combine.NEWEST)
 
     def sums(self, updates: pa.ChunkedArray) -> Sequence[pa.ChunkedArray]:
         return (updates,) if self is Combine.SUM else ()
@@ -129,7 +135,8 @@ class Combine(Combination, Enum):
             return ((updates, self.value),)
         # Arrow has no `first` and `last` for decimals, but the row numbers of a key identify its first and last row.
         numbers = pa.array(np.arange(len(updates)))
-        return ((pc.if_else(pc.is_valid(updates), numbers, None), "max" if self is Combine.LAST else "min"),)
+        counted = numbers if self is Combine.NEWEST else pc.if_else(pc.is_valid(updates), numbers, None)
+        return ((counted, "min" if self is Combine.FIRST else "max"),)
 
     def combined(
         self, updates: pa.ChunkedArray, aggregated: Iterator[pa.ChunkedArray], groups: Groups

@@ -12,10 +12,13 @@ from balance_service.model.events import DeclaredRecord
 from balance_service.model.record_keys import RecordKey
 
 if TYPE_CHECKING:
+    # In a `Stream`, `type` is the name of a field.
+    import builtins
     from collections.abc import Mapping
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
+    from balance_service.model.events import FormatName
     from balance_service.model.record_keys import KeyFormat
 
 
@@ -53,6 +56,7 @@ class Table:
     partitioner: Partitioner
     """The function of the topic's producers. Only a `Global` may have another than murmur2."""
     key_format: KeyFormat
+    format: FormatName
 
     def __init__(
         self,
@@ -61,12 +65,14 @@ class Table:
         history: timedelta = _A_DAY,
         partitioner: Partitioner = "murmur2",
         key_format: KeyFormat = "string",
+        format: FormatName = "avro",  # noqa: A002  (the word of every source and output)
     ) -> None:
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "record", DeclaredRecord.named(record))
         object.__setattr__(self, "history", history)
         object.__setattr__(self, "partitioner", partitioner)
         object.__setattr__(self, "key_format", key_format)
+        object.__setattr__(self, "format", format)
 
     def key_of(self, value: str | int) -> bytes:
         """Returns the key of a row as the table's store has it, given the value of the column that is joined on."""
@@ -137,6 +143,10 @@ class Stream:
     `crc32` librdkafka's, `fnv1a` sarama's. After a re-key (`by`) it may be `any`. For a model with a `transform`,
     `keyed_by` is the column whose value is the records' key; by default, the model's key. For a model with
     `key = RECORD_KEY`, `key_format` is the serializer of the producers' keys, by default `string`.
+
+    `format` is that of the values: Avro in the frame of a schema registry, or JSON, bare or in that frame, whose schema
+    is the dataclass or a file. If a JSON topic has several records, `type` names the field that tells them, or the
+    header, as `header:NAME`. A record is told by its name, or by the `__kind__` of its dataclass. Others are ignored.
     """
 
     topic: str
@@ -147,15 +157,19 @@ class Stream:
     partitioner: Partitioner
     keyed_by: str | None
     key_format: KeyFormat | None
+    format: FormatName
+    type: str | None
 
     def __init__(
         self,
         topic: str,
-        *records: str | type,
+        *records: str | builtins.type,
         tombstones: bool = False,
         partitioner: Partitioner = "murmur2",
         keyed_by: str | None = None,
         key_format: KeyFormat | None = None,
+        format: FormatName = "avro",  # noqa: A002  (the word of every source and output)
+        type: str | None = None,  # noqa: A002  (the word of CloudEvents and of most documents)
     ) -> None:
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "records", tuple(map(DeclaredRecord.named, records)))
@@ -163,13 +177,15 @@ class Stream:
         object.__setattr__(self, "partitioner", partitioner)
         object.__setattr__(self, "keyed_by", keyed_by)
         object.__setattr__(self, "key_format", key_format)
+        object.__setattr__(self, "format", format)
+        object.__setattr__(self, "type", type)
         object.__setattr__(self, "steps", ())
 
     def where(self, condition: Condition) -> Stream:
         """Keeps the events for which a condition (`col`) holds. The others are counted as ignored."""
         return self._with(Where(checked(condition)))
 
-    def by(self, *columns: str, record: str | type | None = None, unchanged: bool = False) -> Stream:
+    def by(self, *columns: str, record: str | builtins.type | None = None, unchanged: bool = False) -> Stream:
         """Re-keys the records: writes each to an internal topic, with the value of a column, or of several, as its key.
 
         Text is encoded as UTF-8, an int or a long so that its bytes sort in numeric order; a composite key sorts as its
@@ -212,6 +228,8 @@ class Stream:
             partitioner=self.partitioner,
             keyed_by=self.keyed_by,
             key_format=self.key_format,
+            format=self.format,
+            type=self.type,
         )
         object.__setattr__(longer, "steps", (*self.steps, step))
         return longer

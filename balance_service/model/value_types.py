@@ -44,6 +44,17 @@ def scale(digits: int, *, precision: int = _MOST_DIGITS) -> Scale:
     return Scale(digits, precision)
 
 
+@dataclass(frozen=True, slots=True)
+class JsonForm:
+    """Another form of values in JSON documents than the default of their type."""
+
+    name: str
+
+
+EPOCH_MILLIS = JsonForm("epoch-millis")
+"""Annotates a datetime that JSON documents have as a number, the milliseconds since 1970."""
+
+
 class NoDefaultError(Exception):
     """Avro cannot represent the default."""
 

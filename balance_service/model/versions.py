@@ -27,12 +27,12 @@ from balance_service.settings.spark import VALUE_SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from balance_service.model.events import OfState
+    from balance_service.model.events import Emit, OfState
     from balance_service.model.generations import Generations
     from balance_service.model.keys import KeyType
     from balance_service.model.record_keys import KeyFormat
     from balance_service.model.stage import Stage
-    from balance_service.model.stream import Join
+    from balance_service.model.stream import Join, Table
     from balance_service.settings import Settings
 
 LACKS_VERSION = "BALANCE_MODELS has only"
@@ -198,7 +198,10 @@ def declaration_of(model: ReadModel) -> Declaration:
         "events": {name: contracted(schema) for name, schema in last.wanted_schemas.items()},
         "folds": {name: repr(fold) for name, fold in model.standard_folds.items()},
         "outputs": [
-            [emit.topic, emit.record, emit.each.value, str(emit.where), *_taken(emit.fields), *_form(emit.key_format)]
+            [
+                *(emit.topic, emit.record, emit.each.value, str(emit.where)),
+                *(*_taken(emit.fields), *_form(emit.key_format), *_format(emit)),
+            ]
             for emit in model.outputs
         ],
         "made": {name: contracted(schema) for name, schema in model.made_schemas.items()},
@@ -263,6 +266,7 @@ def _described(stage: Stage) -> Mapping[str, Any]:
         "joins": [*map(_joined, stage.joins)],
         "by": stage.by if stage.by is None or len(stage.by) > 1 else stage.by[0],
         "makes": stage.makes,
+        **({} if stage.format == "avro" else {"format": stage.format, "type": stage.type}),
         **({} if stage.transform is None else {"transform": [stage.transform.fingerprint, VALUE_SETTINGS]}),
     }
 
@@ -270,7 +274,12 @@ def _described(stage: Stage) -> Mapping[str, Any]:
 def _joined(join: Join) -> Sequence[Any]:
     table = join.table
     known = table.topic, table.record, isinstance(table, Global), str(table.history), join.on, join.take, join.missing
-    return [*known, *_form(None if table.key_format == "string" else table.key_format)]
+    return [*known, *_form(None if table.key_format == "string" else table.key_format), *_format(table)]
+
+
+def _format(declared: Emit | Table) -> Sequence[str]:
+    """Returns what the format adds to a fingerprint; nothing for Avro, so that those of former releases remain."""
+    return [] if declared.format == "avro" else [declared.format]
 
 
 def _digest(described: Mapping[str, Any]) -> str:
@@ -298,6 +307,7 @@ def _without_class(newest: ReadModel, declared: Declaration) -> ReadModel:
         self.stages, self.outputs, self.made_schemas = newest.stages, (), {}
         self.standard_folds, self._answers = {}, []
         self.needs_events, self.combine, self.keeps_order = False, None, newest.keeps_order
+        self.keeps_newest = newest.keeps_newest
 
     source = {"sources": sources_of(newest)} if has_several(newest) else {"source": newest.source}
     members: dict[str, Any] = {"name": newest.name, **source, "state": state_schema["name"]}

@@ -16,10 +16,10 @@ from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.model.conditions import COMPARISONS, IN, IS_NULL, LOWER, UPPER, Compound, Not
 from balance_service.model.keys import END_OF_TEXT, ESCAPED_NUL, MAX_KEY_BYTES, SIGN_BIT, cause_of
+from balance_service.model.record_folds import IGNORED
 from balance_service.model.record_keys import MOST_BYTES, OURS
 from balance_service.model.standard_fold import columns_of
 from balance_service.model.transform import FRAMES, KEYS, ROW
-from balance_service.spark.combine import IGNORED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition, Predicate
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.record_folds import Refusal
     from balance_service.model.stage import Stage
     from balance_service.model.standard_fold import Form, StandardFold
     from balance_service.model.transform import Transform
@@ -136,6 +137,21 @@ def cause_column(read_model: ReadModel, stage: Stage) -> Column:
     return misfit if ignored is None else F.coalesce(ignored, misfit)
 
 
+def refusals_column(stage: Stage) -> Column:
+    """Returns why an event is none that the model's fold of whole records takes; null if it is one."""
+    # A re-key is by columns, and a deletion has told them before.
+    cause = F.when(F.lit(stage.tombstones and stage.by is not None) & F.col("value").isNull(), IGNORED)
+    for refusal in stage.refusals:
+        cause = cause.when(_is_refused(stage, refusal), refusal.cause)
+    return cause
+
+
+def _is_refused(stage: Stage, refusal: Refusal) -> Column:
+    # Without a record, whose columns are null: a tombstone, or one of another type.
+    has_record = any_of(F.col(record).isNotNull() for record in stage.records)
+    return has_record & holds_in(stage.wanted_schemas, refusal.condition)
+
+
 def ignored_column(stage: Stage) -> Column | None:
     """Returns the cause of an event that a condition of the source excludes; None without conditions."""
     if not stage.conditions:
@@ -144,8 +160,10 @@ def ignored_column(stage: Stage) -> Column | None:
 
 
 def detail_column(read_model: ReadModel, stage: Stage, cause: Column) -> Column:
-    """Returns what is wrong with the key of an event that has one of the causes of `cause_column`; null for others."""
+    """Returns what is wrong with an event that has a cause of `cause_column` or `refusals_column`; null for others."""
     detail = F.when(F.lit(False), "")
+    for refusal in stage.refusals:
+        detail = detail.when(_is_refused(stage, refusal) & (cause == refusal.cause), refusal.detail)
     for name, problem in stage.key_problems(read_model.key_columns).items():
         detail = detail.when(cause == name, problem)
     return detail
@@ -181,7 +199,9 @@ def _used_columns(read_model: ReadModel, stage: Stage) -> set[tuple[str, str]]:
     sent = {column for emit in read_model.outputs if stage.by is None for column in emit.columns}
     folds = read_model.standard_folds if stage.by is None else {}
     return {(record, column) for record in events for column in sent} | {
-        (fold.record, column) for name, fold in folds.items() for column in columns_of(read_model.update_forms[name])
+        (fold.record, column.partition(".")[0])
+        for name, fold in folds.items()
+        for column in columns_of(read_model.update_forms[name])
     }
 
 
@@ -248,7 +268,7 @@ def _number(column: Column) -> Column:
 
 
 def _is_number(stage: Stage, name: str) -> bool:
-    kinds = (fields_of(schema)[name] for schema in stage.events.values())
+    kinds = (stage.row_fields(schema)[name] for schema in stage.events.values())
     return any(simple_name(without_null(kind)[0]) != "string" for kind in kinds)
 
 
@@ -256,8 +276,12 @@ def _of_all_records(stage: Stage, name: str, row: Column | None = None) -> Colum
     """Returns a column that all records have, from the record that the row has."""
     if row is not None:
         return row.getField(name)
-    columns = [F.col(f"{record}.{name}") for record in stage.events]
+    columns = [F.col(f"{record}.{part}{name}") for record in stage.events for part in _paths(stage)]
     return columns[0] if len(columns) == 1 else F.coalesce(*columns)
+
+
+def _paths(stage: Stage) -> Sequence[str]:
+    return [f"{part}." for part in stage.row] or [""]
 
 
 def _update(fold: StandardFold, form: Form, stage: Stage) -> Column:

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from balance_service.avro.arrow_rows import rows_of
-from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN, SCHEMA_HEADER
+from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN, SCHEMA_HEADER, SCHEMA_ID_UNKNOWN
 from balance_service.engine.batch import KeyedUpdate, PartitionUpdates
 from balance_service.engine.records import DeadLetter
 from balance_service.errors import BalanceServiceError
+from balance_service.model.record_folds import IGNORED
 from balance_service.model.standard_fold import Groups
 from balance_service.observability.tracing import TRACEPARENT_HEADER
 
@@ -26,13 +27,9 @@ if TYPE_CHECKING:
 
 NOTE = "note"
 
-IGNORED = "ignored"
-"""The cause of a record of another type, or one that does not meet a condition."""
-
 UNRESOLVED = "unresolved"
 """The cause of a record whose schema is not known yet."""
 
-SCHEMA_ID_UNKNOWN = "schema-id-unknown"
 # Combining in Arrow costs as much as this number of single events.
 _FEW_ROWS = 32
 # A batch may hold a million events, and every link is sent with the span.
@@ -208,7 +205,7 @@ class PartitionRows:
         rows = self.updates
         if combine is None or rows.num_rows <= few_rows or _may_overflow(rows, combine):
             return None, self.single_updates(rows)
-        alone = [*_swinging_keys(rows, combine), *self._keys_of_once()]
+        alone = [*_swinging_keys(rows, combine), *_keys_apart(rows, combine), *self._keys_of_once()]
         if not any(len(keys) for keys in alone):
             return _aggregated(rows, combine), ()
         apart = pc.is_in(rows["key"], pa.concat_arrays(alone))
@@ -236,6 +233,12 @@ def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combination]) -> list[p
         both = pc.equal(pc.multiply(pc.sign(signs["n_min"]), pc.sign(signs["n_max"])), -1)
         keys += signs.filter(both)["key"].chunks
     return keys
+
+
+def _keys_apart(rows: pa.Table, combine: Mapping[str, Combination]) -> list[pa.Array]:
+    """Returns keys with an update that must not be combined with others."""
+    masks = (how.apart(rows[name]) for name, how in combine.items())
+    return [chunk for mask in masks if mask is not None for chunk in rows["key"].filter(mask).chunks]
 
 
 def _is_of_both_signs(summands: pa.ChunkedArray) -> bool:

@@ -1,28 +1,26 @@
-"""Decodes Kafka records into typed columns on Spark, in one plan that does not depend on the writers' schemas.
+"""Decodes Kafka records into typed columns on Spark, in one plan for each format.
 
 Every record becomes one row. The `cause` in a row's note classifies it: null, or no note, is an update to fold;
 `IGNORED` a record of another type; `UNRESOLVED` a record whose schema is not known yet; any other cause a dead letter.
-`java/Resolving.java` reads the frames.
+`formats` has what reads the values.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 from typing import TYPE_CHECKING, Any
 
-import structlog
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from pyspark.sql.classic.column import Column as ClassicColumn
 
-from balance_service.avro.codec import SCHEMA_HEADER, AvroCodec, framed
-from balance_service.avro.registry import ask_together
-from balance_service.avro.rules import rules_of
-from balance_service.avro.schemas import full_name, is_shipped, subject_of
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.schemas import subject_of
 from balance_service.engine.outputs import SENDER_HEADER
-from balance_service.errors import RetriableError
+from balance_service.formats.known import FORMATS
+from balance_service.formats.rows import first_header
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.made_records import UNFIT
+from balance_service.model.record_folds import IGNORED
 from balance_service.model.record_keys import KEY_FORMAT_HEADER
 from balance_service.model.transform import ENVELOPE, FRAMES, ROW, TRANSFORM_FAILED, TRANSFORM_TOO_LARGE
 from balance_service.observability.tracing import TRACEPARENT_HEADER
@@ -33,30 +31,25 @@ from balance_service.spark.columns import (
     ignored_column,
     key_column,
     read_schemas,
+    refusals_column,
     reserved_cause,
     stored_key,
     update_columns,
 )
-from balance_service.spark.combine import IGNORED, NOTE, UNRESOLVED
+from balance_service.spark.combine import NOTE, UNRESOLVED
 from balance_service.spark.made_records import MadeRecords
-from balance_service.spark.row_query import in_short
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from balance_service.avro.registry import SchemaRegistry
-    from balance_service.avro.schemas import Schema
-    from balance_service.avro.writer_schema import WriterSchema
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.model.transform import Transform
 
-log = structlog.get_logger(__name__)
-
 _SAMPLED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
-_MOST_NAMES = 16
 # Of `java/Bounded.java`: how the failure of an expression begins that would make too large a value.
 _TOO_LARGE = "[TRANSFORM_TOO_LARGE]"
 # No field of a model can have these names.
@@ -66,11 +59,7 @@ _OF_RECORD = dict(zip(ENVELOPE, ("record_key", "headers", "timestamp", "", _PART
 
 
 class Decoder:
-    """Decodes records by the writer's schema, found by id. Thread-safe.
-
-    Every plan, also one that runs, knows the schema ids that are resolved. An id is resolved once, because its schema
-    never changes. An id that the registry does not know is looked up again, because it may be registered later.
-    """
+    """Decodes the records of a stage's source, in the source's format. Thread-safe."""
 
     def __init__(
         self,
@@ -91,119 +80,42 @@ class Decoder:
         self._stage = stage
         self._takes_any_key = stage.by is not None or read_model is None or not read_model.has_states()
         self._takes_tombstones = stage.tombstones
-        self._registry = registry
-        self._frames: Any = None
+        jvm: Any = None if read_model is None else spark._jvm
+        texts = None if read_model is None else [*map(json.dumps, read_schemas(read_model, stage))]
+        self._rows = FORMATS[stage.format].rows(jvm, registry, stage, texts)
         self._made: MadeRecords
         self._writing: Any = None
         if read_model is not None:
-            jvm: Any = spark._jvm
             self._made = MadeRecords(spark, read_model, stage)
-            self._frames = jvm.parts.code.balance.Resolving([*map(json.dumps, read_schemas(read_model, stage))])
             if stage.transform is not None and stage.passes_on:
                 codec = AvroCodec(registry, subject_of(stage.rekeyed, stage.transform.schema), stage.transform.schema)
                 writing, text = jvm.parts.code.balance.Writing, json.dumps(stage.transform.schema)
                 self._writing = writing(text, codec.schema_id, writing.typeOf(text))
-        self._known: set[int] = set()
-        self.rules: dict[int, int] = {}
+
+    @property
+    def rules(self) -> Mapping[int, int]:
         """The schema ids whose records were decoded to other values before: → the rules since when they are not."""
-        self._resolving = threading.Lock()
+        return self._rows.rules
 
     def resolve(self, schema_ids: Iterable[int]) -> set[int]:
-        """Looks unknown schema ids up in the registry; returns the ids that are known.
-
-        Raises:
-            RetriableError: the registry or Spark's JVM does not answer; the ids that were resolved before are kept.
-        """
-        wanted = set(schema_ids)
-        if self._read_model is None:
-            return wanted
-        if unknown := sorted(schema_id for schema_id in wanted if schema_id not in self._known):
-            for schema_id, writer in zip(unknown, ask_together(self._registry.writer_schema, unknown), strict=True):
-                if writer is not None:
-                    self._learn(schema_id, writer)
-        return {schema_id for schema_id in wanted if schema_id in self._known}
+        """As `Rows.resolve`."""
+        return self._rows.resolve(schema_ids)
 
     def resolve_all(self) -> set[int]:
-        """Resolves the schemas that the registry has for the source; returns them.
-
-        Others' schemas that cannot be resolved now are left until a record names them.
-
-        Registers the shipped schemas, because this application writes such events. Other schemas are registered by
-        their producers: a reader's version, which may lack columns, would become the newest version of the subject.
-
-        Raises:
-            RetriableError: the registry does not respond.
-        """
-        known = set[int]()
-        for topic, records in self._stage.written_to.items():
-            known |= self._resolve_all_of(topic, [self._stage.schemas[record] for record in records])
-        return known
-
-    def _resolve_all_of(self, topic: str, schemas: Sequence[Schema]) -> set[int]:
-        ours = [self._registry.register(subject_of(topic, one), one) for one in schemas if is_shipped(one)]
-        known = self.resolve(ours)
-        theirs = self._registry.schema_ids(topic, map(full_name, schemas))
-        try:
-            return known | self.resolve(theirs)
-        except RetriableError as error:
-            log.warning("schemas are left until records name them", topic=topic, reason=str(error))
-        return known | {schema_id for schema_id in theirs if schema_id in self._known}
+        """As `Rows.resolve_all`."""
+        return self._rows.resolve_all()
 
     def ask_anew(self) -> None:
-        """Forgets which schemas the registry did not know, so that they are looked up at once."""
-        self._registry.ask_anew()
+        """As `Rows.ask_anew`."""
+        self._rows.ask_anew()
 
     def framed(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Returns a record as Kafka's, with the frame of its value if a header names its schema.
+        """As `Rows.framed`."""
+        return self._rows.framed(record)
 
-        Raises:
-            PoisonRecordError: the header names no schema that the registry knows.
-            RetriableError: the registry does not answer.
-        """
-        headers = record["headers"] or ()
-        if self._read_model is None or record["value"] is None or all(one["key"] != SCHEMA_HEADER for one in headers):
-            return record
-        value = framed(record["value"], [(one["key"], one["value"]) for one in headers], self._registry)
-        return {**record, "value": value, "headers": [one for one in headers if one["key"] != SCHEMA_HEADER] or None}
-
-    def _learn(self, schema_id: int, writer: WriterSchema) -> None:
-        with self._resolving:
-            if schema_id in self._known:
-                return
-            try:
-                reason = self._told(schema_id, writer)
-            except Exception as error:  # py4j raises many types of errors.
-                # A JVM that lacks memory at present says nothing about the schema.
-                raise RetriableError(f"Spark's JVM does not take schema {schema_id}: {in_short(error)}") from error
-            if not writer.problem and (rules := rules_of(writer.text, self._stage.wanted_schemas)) > 1:
-                self.rules = {**self.rules, schema_id: rules}
-            self._known.add(schema_id)
-        if reason is not None:
-            log.warning(
-                "events under a schema become dead letters",
-                topic=self._stage.source,
-                schema_id=schema_id,
-                reason=reason,
-            )
-
-    def _names(self, writer: WriterSchema) -> list[str]:
-        """Returns the names of a writer's records that may be the model's, or else the first of all.
-
-        Each costs a call of the JVM, and a schema may have tens of thousands.
-        """
-        ours = {str(name) for schema in self._stage.wanted_schemas.values() for name in schema.get("aliases", ())}
-        ours = {name.rpartition(".")[2] for name in (*ours, *self._stage.records)}
-        return [name for name in writer.records if name.rpartition(".")[2] in ours][:_MOST_NAMES] or [
-            *writer.records[:1]
-        ]
-
-    def _told(self, schema_id: int, writer: WriterSchema) -> str | None:
-        """Returns why the model's records under the schema cannot be read; None if they can be, or if it has none."""
-        if not writer.problem:
-            return self._frames.tell(schema_id, writer.text, self._names(writer))  # type: ignore[no-any-return]
-        problem = f"schema {schema_id} {writer.problem}"
-        is_of_the_model = self._frames.refuse(schema_id, self._names(writer), writer.cause, problem)
-        return problem if is_of_the_model else None
+    def schema_id(self, value: bytes | None) -> int | None:
+        """As `Rows.schema_id`."""
+        return self._rows.schema_id(value)
 
     def updates(self, records: DataFrame) -> DataFrame:
         """Returns the plan: Kafka records → one row each.
@@ -229,7 +141,8 @@ class Decoder:
                 **columns,
                 **keyed,
                 **self._made.tried(),
-                _CAUSE: F.coalesce(_CAUSE, cause_column(self._read_model, self._stage)),
+                # A truncation has no key.
+                _CAUSE: F.coalesce(refusals_column(self._stage), _CAUSE, cause_column(self._read_model, self._stage)),
             }
         )
         refused = F.coalesce(_CAUSE, reserved_cause(self._stage, F.col("key")), self._made.cause())
@@ -312,8 +225,8 @@ class Decoder:
 
     def _framed(self, records: DataFrame) -> DataFrame:
         """Returns the records with a struct for each type of event. One of them is set, or there is a cause."""
-        frame = ClassicColumn(self._frames.of(F.col("value")._jc))
-        named = (_first_header(F.col("headers"), name) for name in (SENDER_HEADER, KEY_FORMAT_HEADER))
+        frame = self._rows.of(F.col("value"), F.col("headers"))
+        named = (first_header(F.col("headers"), name) for name in (SENDER_HEADER, KEY_FORMAT_HEADER))
         read = records.select(
             F.col("partition").alias(_PARTITION),
             "offset",
@@ -322,34 +235,26 @@ class Decoder:
             F.col("key").alias("record_key"),
             "value",
             "headers",
-            _first_header(F.col("headers"), IDEMPOTENCY_HEADER).alias("idempotency_key"),
+            first_header(F.col("headers"), IDEMPOTENCY_HEADER).alias("idempotency_key"),
             *(_kept_trace(F.col("headers")).alias(name) for name in self._traceparent),
             frame.alias(_FRAME),
         )
         lacks_key = F.lit(False) if self._takes_any_key else F.col("record_key").isNull()
         lacks_value = F.lit(False) if self._takes_tombstones else F.col("value").isNull()
         own = self._stage.own_key
-        # Its value may look like a frame.
-        names_schema = F.col("value").isNotNull() & _first_header(F.col("headers"), SCHEMA_HEADER).isNotNull()
+        names_schema = self._rows.names_schema(F.col("value"), F.col("headers"))
         cause = F.when(lacks_key, "key-null")
         if own is not None:
             cause = cause.when(F.col("key").isNull(), own.cause)
-        cause = (
-            cause.when(names_schema, UNRESOLVED).when(lacks_value, "value-null").otherwise(F.col(f"`{_FRAME}`.cause"))
-        )
+        schema_id = F.col(f"`{_FRAME}`.schema_id")
+        if names_schema is not None:
+            cause, schema_id = cause.when(names_schema, UNRESOLVED), F.when(~names_schema, schema_id)
+        cause = cause.when(lacks_value, "value-null").otherwise(F.col(f"`{_FRAME}`.cause"))
         events = {name: F.col(f"`{_FRAME}`.`{name}`") for name in self._stage.records}
-        schema_id = F.when(~names_schema, F.col(f"`{_FRAME}`.schema_id"))
         return read.withColumns({_CAUSE: cause, _SCHEMA_ID: schema_id, **events})
 
 
 def _kept_trace(headers: Column) -> Column:
     """Returns the header `traceparent` if it is valid and has the flag "sampled", its last bit."""
-    traceparent = _first_header(headers, TRACEPARENT_HEADER).cast("string")
+    traceparent = first_header(headers, TRACEPARENT_HEADER).cast("string")
     return F.when(traceparent.rlike(_SAMPLED), traceparent)
-
-
-def _first_header(headers: Column, name: str) -> Column:
-    """Returns the value of the first header of that name, unless it is empty."""
-    # A lambda over the headers would be simpler, but Spark generates no code for a plan with lambdas.
-    first = F.get(headers["value"], F.array_position(headers["key"], name).cast("int") - 1)
-    return F.when(F.octet_length(first) > 0, first)

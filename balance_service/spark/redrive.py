@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from balance_service.avro.codec import schema_id_of
+from balance_service.avro.codec import SCHEMA_ID_UNKNOWN
 from balance_service.avro.registry import ask_together
 from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.dead_letter import DECODER_FAILED, GONE
@@ -26,7 +26,7 @@ from balance_service.engine.records import DeadLetter
 from balance_service.errors import PoisonRecordError
 from balance_service.kafka.log_reader import records_at, records_from, records_left_at
 from balance_service.kafka.messages import headers_of, offset_of
-from balance_service.spark.combine import SCHEMA_ID_UNKNOWN, PartitionRows, unknown_schema
+from balance_service.spark.combine import PartitionRows, unknown_schema
 from balance_service.spark.row_query import QueryEndedError, in_short
 from balance_service.spark.session import require_jvm
 from balance_service.spark.trials import Trials
@@ -182,7 +182,7 @@ class Redrive:
 
     def _still_unknown(self, due: DueLetters, records: Sequence[Mapping[str, Any]]) -> dict[int, int | None]:
         """Returns the schemas that the registry still lacks, by offset. Needs no Spark job."""
-        schema_ids = {record["offset"]: schema_id_of(record["value"]) for record in records}
+        schema_ids = {record["offset"]: self._decoder.schema_id(record["value"]) for record in records}
         known = self._decoder.resolve({schema_id for schema_id in schema_ids.values() if schema_id is not None})
         failed_so = (letter.offset for letter in due.again if letter.cause == SCHEMA_ID_UNKNOWN)
         return {at: schema_ids[at] for at in failed_so if at in schema_ids and schema_ids[at] not in known}
@@ -198,7 +198,7 @@ class Redrive:
         end = self._topics.offsets(self._source, [partition], committed=True)[partition]
         read = records_from(self._settings, self._source, partition, start, end, _MOST_RECORDS, _MOST_BYTES)
         found = [self._read(message) for message in read]
-        schema_ids = (schema_id_of(record["value"]) for record, _ in found if record is not None)
+        schema_ids = (self._decoder.schema_id(record["value"]) for record, _ in found if record is not None)
         # Otherwise the rows of unknown schemas would be decoded elsewhere, all at once.
         self._decoder.resolve({schema_id for schema_id in schema_ids if schema_id is not None})
         return found
@@ -226,7 +226,7 @@ class Redrive:
         """
         named = ask_together(self._framed, records.filter(pc.is_null(records["schema_id"])).to_pylist())
         found = [own.record for own in named if own.problem is None]
-        framed = [{**record, "schema_id": schema_id_of(record["value"])} for record in found]
+        framed = [{**record, "schema_id": self._decoder.schema_id(record["value"])} for record in found]
         records = records.filter(pc.is_valid(records["schema_id"]))
         records = pa.concat_tables([records, pa.Table.from_pylist(framed, records.schema)])
         schema_ids = self._decoder.resolve(sorted(pc.unique(records["schema_id"]).to_pylist()))

@@ -18,7 +18,8 @@ import click
 from balance_service.errors import PoisonRecordError
 from balance_service.model.events import Each
 from balance_service.model.read_model import ReadModel
-from balance_service.spark.combine import IGNORED, PartitionRows
+from balance_service.model.record_folds import IGNORED
+from balance_service.spark.combine import PartitionRows
 from balance_service.testing.driver import Driver, Refused
 from balance_service.testing.fakes import FakeRegistry
 from balance_service.testing.rows import InputEvent, driven_stages, encoded, letter_of, passed_on, rows_of, way_of

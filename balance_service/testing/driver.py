@@ -20,6 +20,7 @@ from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Positi
 from balance_service.engine.stateless import JoinProcessor, RowsProcessor
 from balance_service.engine.store import StateStore
 from balance_service.errors import TaskMigratedError
+from balance_service.formats.known import FORMATS
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES
 from balance_service.model.converters import record_converter
@@ -485,7 +486,7 @@ class Driver:
         if emit.record is None and not self._read_model.has_states():
             return self.last_stage.events[output.offset].values
         schema = self._read_model.state_schema if emit.record is None else self._read_model.made_schemas[emit.record]
-        return AvroCodec(self._registry, topic, schema).decode(output.value)
+        return FORMATS[emit.format].codec(self._registry, topic, schema).decode(output.value)
 
     def _given(self, event: DataclassInstance | Mapping[str, Any]) -> InputEvent:
         if isinstance(event, InputEvent):

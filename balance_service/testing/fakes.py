@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from balance_service.avro.codec import AvroCodec, frame_header
 from balance_service.avro.writer_schema import WriterSchema
 from balance_service.engine.changelog_writer import ChangelogWriter
 from balance_service.engine.table_partition import TablePartition
 from balance_service.engine.table_store import TableStore, Version
 from balance_service.engine.tables import JoinedTables, Tables
 from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
+from balance_service.formats.known import FORMATS
 from balance_service.testing.rows import body_of
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from balance_service.engine.table_store import TableView
     from balance_service.engine.tables import TableId
     from balance_service.errors import BalanceServiceError
+    from balance_service.formats.format import RecordCodec
     from balance_service.model.stage import Stage
     from balance_service.model.stream import Table
     from balance_service.testing.rows import TableRow
@@ -102,7 +103,7 @@ class FakeWriter(ChangelogWriter):
 class FakeTable(TablePartition):
     """The only partition of a table, in a store on disk."""
 
-    def __init__(self, table: Table, schema: Schema, codec: AvroCodec, path: Path, history_ms: int) -> None:
+    def __init__(self, table: Table, schema: Schema, codec: RecordCodec, path: Path, history_ms: int) -> None:
         self.table = table
         self.schema = schema
         self.codec = codec
@@ -123,7 +124,7 @@ class FakeTable(TablePartition):
 
     def put(self, row: TableRow) -> None:
         fields = row.fields
-        frame = None if fields is None else frame_header(self.codec.schema_id) + body_of(fields, self.schema)
+        frame = None if fields is None else self.codec.frame(body_of(fields, self.schema))
         # A file has text.
         key = self.table.key_of(row.key if self.table.key_format == "string" else int(row.key))
         self.store.apply([(key, Version(row.timestamp_ms, self._offset, frame))], self._offset + 1)
@@ -143,7 +144,8 @@ class FakeTables(Tables):
                 declared.setdefault(join.table.topic, []).append(of_join)
         for topic, of_topic in declared.items():
             (schema, table), history = of_topic[0], max(table.history for _, table in of_topic)
-            codec, history_ms = AvroCodec(registry, topic, schema), history // timedelta(milliseconds=1)
+            codec = FORMATS[table.format].codec(registry, topic, schema)
+            history_ms = history // timedelta(milliseconds=1)
             self._tables[topic] = FakeTable(table, schema, codec, folder / f"table-{len(self._tables)}", history_ms)
 
     def joined(self, stage: Stage) -> JoinedTables:
@@ -165,7 +167,7 @@ class FakeTables(Tables):
     def partition_of(self, topic: str, key: bytes) -> int:  # noqa: ARG002
         return 0
 
-    def codec(self, topic: str) -> AvroCodec:
+    def reader(self, topic: str) -> RecordCodec:
         return self._tables[topic].codec
 
     def partition(self, table: TableId) -> FakeTable:

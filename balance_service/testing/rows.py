@@ -11,16 +11,20 @@ from uuid import UUID
 import fastavro
 import pyarrow as pa
 
-from balance_service.avro.codec import frame_header, misfit, parsed
+from balance_service.avro.codec import AvroCodec, misfit, parsed
 from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.errors import InvalidInputError, PoisonRecordError
+from balance_service.formats.json_format import JsonCodec
+from balance_service.formats.json_values import JsonRecords
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.model.conditions import Field
 from balance_service.model.converters import record_of
 from balance_service.model.keys import MAX_KEY_BYTES, ColumnKey, cause_of, key_type_of
 from balance_service.model.made_records import columns_of, each_of, output_column
 from balance_service.model.placing import place_stages
-from balance_service.spark.combine import IGNORED, NOTE
+from balance_service.model.record_folds import IGNORED
+from balance_service.spark.combine import NOTE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.model.events import Emit
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.record_folds import Refusal
     from balance_service.model.record_keys import RecordKey
     from balance_service.model.stage import Stage
     from balance_service.model.standard_fold import Form
@@ -85,10 +90,13 @@ class InputEvent:
     timestamp_ms: int = 0
     unreadable: str | None = None
     """The cause for which the service cannot read the event yet."""
+    detail: str = field(default="", repr=False, compare=False)
+    """What is wrong with an event that cannot be read."""
     values: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The fields as a reader decodes them, once the event is encoded."""
     body: bytes | None = field(default=None, repr=False, compare=False)
-    """The encoded event; None for a tombstone."""
+    """The encoded event; None for a tombstone. Of Avro, without a frame. An event with a body and without a record is
+    of bytes, as a topic has them."""
     line: int = field(default=0, repr=False, compare=False)
     """The line of `file` that the event, or the one that it was made of, was read from."""
     file: str = field(default="", repr=False, compare=False)
@@ -107,19 +115,37 @@ class TableRow:
 
 
 def encoded(given: InputEvent, stage: Stage) -> InputEvent:
-    """Encodes an event for the topic that a stage reads.
+    """Encodes an event for the topic that a stage reads, or reads one of bytes.
 
     Raises:
         ValueError: the event is not a record of that topic, or does not fit its schema.
     """
     given = replace(given, record_key=_sent_key(given.record_key, stage.own_key))
     if not given.record:
-        return given
+        return given if given.body is None else _read(given, stage)
     if given.record not in stage.schemas:
         raise ValueError(f"{given.record} is not a record of {stage.owner}'s source")
     body = body_of(given.fields, stage.schemas[given.record])
+    if stage.format != "avro":
+        codec = JsonCodec(stage.schemas[given.record], stage.told.field or None)
+        try:
+            body = codec.frame(body)
+        except PoisonRecordError as error:
+            raise ValueError(f"{given.fields} has no JSON form: {error}") from None
+        return replace(given, values=codec.decode(body), body=body)
     values: Any = fastavro.schemaless_reader(io.BytesIO(body), parsed(stage.schemas[given.record]), None)
     return replace(given, values=values, body=body)
+
+
+def _read(given: InputEvent, stage: Stage) -> InputEvent:
+    """Reads an event of bytes. One that is no record of the stage has the cause for which the service refuses it."""
+    told = stage.told
+    records = JsonRecords([*stage.schemas.values()], told.field, told.data)
+    try:
+        record, values = records.read(given.body or b"")
+    except PoisonRecordError as error:
+        return replace(given, unreadable=error.cause, detail=error.detail)
+    return replace(given, record=record, fields=values, values=values)
 
 
 def _sent_key(key: bytes | int | UUID | None, own: RecordKey | None) -> bytes | None:
@@ -224,7 +250,10 @@ def way_of(stages: Sequence[Stage], given: InputEvent) -> list[Stage]:
     Args:
         stages: as returned by `driven_stages`.
     """
-    reading = (one for one in stages if given.record in one.schemas and given.topic in (None, one.source))
+    is_of_bytes = not given.record and given.body is not None
+    reading = (
+        one for one in stages if (is_of_bytes or given.record in one.schemas) and given.topic in (None, one.source)
+    )
     way = [next(reading, stages[0])]
     while way[-1].passes_on:
         way.append(next(one for one in stages if one.source == way[-1].rekeyed))
@@ -263,13 +292,14 @@ def _transformed(
 
     spark = any_session()
     decoder = Decoder(spark, read_model, stage, registry)
-    ids = {record: registry.register(record, schema) for record, schema in stage.schemas.items()}
-    decoder.resolve(ids.values())
+    written = stage.schemas if stage.format == "avro" else {}
+    codecs = {record: AvroCodec(registry, record, schema) for record, schema in written.items()}
+    decoder.resolve(codec.schema_id for codec in codecs.values())
     read = {offset: given for offset, given in events.items() if given.unreadable is None}
     records = [
         {
             "key": key_of(read_model, stage, given),
-            "value": given.body and frame_header(ids[given.record]) + given.body,
+            "value": given.body if stage.format != "avro" else given.body and codecs[given.record].frame(given.body),
             "offset": offset,
             "timestamp": given.timestamp_ms * 1000,
             "headers": given.idempotency_key and [{"key": IDEMPOTENCY_HEADER, "value": given.idempotency_key}],
@@ -288,7 +318,8 @@ def key_of(read_model: ReadModel, stage: Stage, given: InputEvent) -> bytes | No
     sent = _sent_key(given.record_key, stage.own_key)
     if sent is not None or stage.by is not None or not read_model.has_states() or stage.own_key is not None:
         return sent
-    return read_model.key_type.of(given.values)
+    row = stage.row_in(given.values)
+    return read_model.key_type.of(row) if row else None
 
 
 def letter_of(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) -> DeadLetter:
@@ -299,7 +330,12 @@ def letter_of(read_model: ReadModel, stage: Stage, given: InputEvent, offset: in
 def passed_on(stage: Stage, given: InputEvent) -> tuple[bytes | None, str | None]:
     """Returns the key with which a stage re-keys an event, or the cause why it does not."""
     by = stage.by or ()
-    values = {name: given.values[name] for name in by}
+    if not given.record:
+        return None, IGNORED
+    if (refusal := refusal_of(stage, given)) is not None:
+        return None, refusal.cause
+    row = stage.row_in(given.values)
+    values: dict[str, Any] = {name: row.get(name) for name in by}
     if not all(condition.holds(given.values) for condition in stage.conditions):
         return None, IGNORED
     if None in values.values():
@@ -314,13 +350,21 @@ def passed_on(stage: Stage, given: InputEvent) -> tuple[bytes | None, str | None
     return (None, "key-reserved") if not stage.may_have_any_key and key >= RESERVED_PREFIX else (key, None)
 
 
+def refusal_of(stage: Stage, given: InputEvent) -> Refusal | None:
+    """Returns why the model's fold does not take an event; None if it does."""
+    refusals = stage.refusals if given.record else ()
+    return next((refusal for refusal in refusals if refusal.condition.holds(given.values)), None)
+
+
 def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) -> dict[str, Any]:
     record_key = key = key_of(read_model, stage, given)
     sent: dict[str, Any] = {}
     detail = ""
     cause: str | None
     if given.unreadable is not None:
-        cause = given.unreadable
+        cause, detail = given.unreadable, given.detail
+    elif (refusal := refusal_of(stage, given)) is not None:
+        cause, detail = refusal.cause, refusal.detail
     elif stage.by is not None and not stage.joins:
         key, cause = passed_on(stage, given)
     elif not all(condition.holds(given.values) for condition in stage.conditions):
@@ -362,12 +406,17 @@ def _misfit(read_model: ReadModel, stage: Stage, given: InputEvent, key: bytes |
         not stage.joins
         and read_model.has_states()
         and stage.own_key is None
-        and key != read_model.key_type.of(given.values)
+        and _has_other_key(read_model, stage, given, key)
     ):
         return f"key-is-not-{cause_of(read_model.key_columns)}"
     if key is None or key < RESERVED_PREFIX or stage.may_have_any_key:
         return None
     return "key-reserved" if stage.own_key is None else stage.own_key.cause
+
+
+def _has_other_key(read_model: ReadModel, stage: Stage, given: InputEvent, key: bytes | None) -> bool:
+    row = stage.row_in(given.values)
+    return bool(row) and key != read_model.key_type.of(row)
 
 
 def _sent(read_model: ReadModel, given: InputEvent) -> dict[str, Any]:
@@ -416,6 +465,9 @@ def _update(read_model: ReadModel, given: InputEvent) -> dict[str, Any]:
 
 
 def _made(form: Form, values: Mapping[str, Any]) -> Any:
+    if isinstance(form, str) and "." in form:
+        outer, _, rest = form.partition(".")
+        return _made(rest, values[outer])
     match form:
         case str():
             return values[form]
@@ -461,12 +513,16 @@ def _event_types(stage: Stage) -> dict[str, pa.DataType]:
 def _type_of(form: Form, columns: Mapping[str, Any]) -> pa.DataType:
     match form:
         case str():
-            return arrow_type(columns[form])
+            return arrow_type(Field(form).type_in({"type": "record", "name": "", "fields": _fields(columns)}))
         case list():
             return pa.list_(_type_of(form[0], columns))
         case dict():
             return pa.struct([(name, _type_of(part, columns)) for name, part in form.items()])
     return pa.int64()
+
+
+def _fields(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"name": name, "type": kind} for name, kind in columns.items()]
 
 
 def arrow_type(kind: Any) -> pa.DataType:

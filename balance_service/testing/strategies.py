@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_DNS, uuid5
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import parsed
 from balance_service.avro.schemas import fields_of, is_fixed_uuid, simple_name, without_null
-from balance_service.testing.rows import InputEvent, driven_stages, tombstone
+from balance_service.model.record_folds import TRUNCATED
+from balance_service.testing.rows import InputEvent, driven_stages, encoded, tombstone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.model.read_model import ReadModel
     from balance_service.model.record_keys import RecordKey
+    from balance_service.model.stage import Stage
 
 # Few keys, so that events share them: short and long ones, and one with more bytes than characters.
 _KEYS = ("a", "b", "key with a space", "é", "c" * 64)
@@ -38,12 +41,23 @@ def batches(read_model: ReadModel) -> SearchStrategy[list[list[InputEvent]]]:
     keys = st.sampled_from(_KEYS) if last.own_key is None else _record_keys(last.own_key)
     tombstones = [st.builds(tombstone, keys)] if last.tombstones else []
     events = st.one_of([*(_events(read_model, schema) for schema in schemas), *tombstones])
+    if last.format != "avro":
+        # JSON has no NaN.
+        events = events.filter(partial(_has_form, last))
     return st.lists(st.lists(events, max_size=8), max_size=4)
+
+
+def _has_form(stage: Stage, given: InputEvent) -> bool:
+    try:
+        encoded(given, stage)
+    except ValueError:
+        return False
+    return True
 
 
 def _events(read_model: ReadModel, schema: Schema) -> SearchStrategy[InputEvent]:
     # Few events are rejected, so that most are folded.
-    keys = st.sampled_from([*_KEYS * 4, *_MALFORMED])
+    keys, last = st.sampled_from([*_KEYS * 4, *_MALFORMED]), read_model.stages[-1]
     literals = _literals(read_model)
     fields = {name: _sent(kind, name, literals) for name, kind in fields_of(schema).items()}
     record_keys = st.sampled_from([*[None] * 19, b"another key"])
@@ -51,9 +65,16 @@ def _events(read_model: ReadModel, schema: Schema) -> SearchStrategy[InputEvent]
         record_keys = _record_keys(own)
     elif read_model.has_states():
         for part in read_model.key_type.parts:
-            if not part.is_number:
+            if not part.is_number and not last.row:
                 fields[part.column] = _or_of(keys, "string", literals.get(part.column, ()))
-    return st.builds(InputEvent, st.just(schema["name"]), st.fixed_dictionaries(fields), record_keys)
+        for outer in last.row:
+            columns = {name: _sent(kind, f"{outer}.{name}", literals) for name, kind in last.row_fields(schema).items()}
+            columns |= {part.column: keys for part in read_model.key_type.parts if not part.is_number}
+            fields[outer] = st.fixed_dictionaries(columns)
+    events = st.builds(InputEvent, st.just(schema["name"]), st.fixed_dictionaries(fields), record_keys)
+    # Others halt the task.
+    halting = [refusal.condition for refusal in last.refusals if refusal.cause == TRUNCATED]
+    return events.filter(lambda one: not any(condition.holds(one.fields) for condition in halting))
 
 
 def _record_keys(own: RecordKey) -> SearchStrategy[bytes | None]:
@@ -72,6 +93,7 @@ def _literals(read_model: ReadModel) -> Mapping[str, Sequence[Any]]:
     conditions = [condition for stage in driven_stages(read_model, after_joins=True) for condition in stage.conditions]
     optional = [output.where for output in read_model.outputs]
     optional += [fold.where for fold in read_model.standard_folds.values()]
+    optional += [refusal.condition for refusal in read_model.stages[-1].refusals]
     found: dict[str, list[Any]] = {}
     for condition in (*conditions, *(where for where in optional if where is not None)):
         for predicate in condition.predicates:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from balance_service.devtools.local.stack import LocalStack
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 FILES = {
     "shop/baskets.py": '''"""What is sold of each article in each hour."""

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from balance_service.avro.codec import frame_header
+from balance_service.avro.codec import SCHEMA_ID_UNKNOWN, frame_header
 from balance_service.engine.dead_letter import Letter
 from balance_service.engine.dead_letters import DueLetters
 from balance_service.errors import RetriableError
 from balance_service.kafka.log_reader import _WAIT_SECONDS, records_at, records_left_at
 from balance_service.kafka.topics import Topics
-from balance_service.spark.combine import SCHEMA_ID_UNKNOWN
 from balance_service.spark.redrive import Redrive
 from tests.integration.engines import prepare, settings_for
 from tests.support.kafka import delete_before

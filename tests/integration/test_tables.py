@@ -65,7 +65,7 @@ class Players:
                 settings=self.settings,
                 topics=self.topics,
                 topic=self.topic,
-                codec=self.codec,
+                reader=self.codec,
                 history_ms=A_DAY_MS,
                 misplaced=MisplacedKeys(self.name, self.partitioning),
             ),

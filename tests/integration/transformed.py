@@ -15,9 +15,10 @@ from pyspark.errors import PySparkException
 
 from balance_service.avro.codec import parsed
 from balance_service.model.read_model import ReadModel
+from balance_service.model.record_folds import IGNORED
 from balance_service.model.stream import Stream
 from balance_service.model.transform import FRAMES, ROW, TRANSFORM_FAILED, TRANSFORM_TOO_LARGE
-from balance_service.spark.combine import IGNORED, NOTE
+from balance_service.spark.combine import NOTE
 from balance_service.testing import event
 from balance_service.testing.fakes import FakeRegistry
 from balance_service.testing.rows import arrow_type, encoded, rows_of

@@ -102,7 +102,7 @@ abstract class Reading {
     return (int) index;
   }
 
-  private static Schema nonNull(Schema kind) {
+  static Schema nonNull(Schema kind) {
     boolean isNullable = kind.getType() == Schema.Type.UNION;
     int other = isNullable && ((Schema) kind.getTypes().get(0)).getType() == Schema.Type.NULL ? 1 : 0;
     return isNullable ? (Schema) kind.getTypes().get(other) : kind;
@@ -376,7 +376,7 @@ abstract class Reading {
       return found;
     }
 
-    private Object defaultOf(Schema.Field field, String path) {
+    Object defaultOf(Schema.Field field, String path) {
       if (!field.hasDefaultValue()) {
         throw new Unreadable(INCOMPATIBLE, path + " is missing, and has no default");
       }

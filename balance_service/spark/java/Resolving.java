@@ -134,7 +134,7 @@ public final class Resolving implements Serializable {
     boolean isObject = end - start > 1 && value[start] == '{' && value[end - 1] == '}';
     boolean isArray = end - start > 1 && value[start] == '[' && value[end - 1] == ']';
     String json = isObject || isArray ? "the value is a JSON document, and not an Avro record under a schema of the"
-      + " registry: its producer needs an Avro serializer" : null;
+      + " registry: declare format=\"json\" for the topic, or let its producer use an Avro serializer" : null;
     if (value.length < HEADER_BYTES) {
       return new Reading.Unreadable(
         "frame-missing", json != null ? json : "a record of " + value.length + " bytes has no frame");
@@ -234,7 +234,7 @@ public final class Resolving implements Serializable {
     return ALL.get(Integer.valueOf(this.number));
   }
 
-  private static Schema parsed(String text) {
+  static Schema parsed(String text) {
     // Other languages' libraries check neither names nor defaults.
     return new Schema.Parser(NameValidator.NO_VALIDATION).setValidateDefaults(false).parse(text);
   }

@@ -54,6 +54,15 @@ def test_the_files_of_a_project_are_written_and_printed(tmp_path: Path, monkeypa
     assert "balance-service try web_shop.orders:Orders --events samples/orders.jsonl" in done.output
 
 
+def test_a_project_may_read_a_json_topic(tmp_path: Path) -> None:
+    for given in ((), ("--format", "json")):
+        folder = tmp_path / ("of_json" if given else "of_avro")
+        assert CliRunner().invoke(cli, ["init", *given, str(folder)]).exit_code == 0
+
+        declared = 'Stream("orders", OrderPlaced, format="json")' if given else 'Stream("orders", OrderPlaced)'
+        assert declared in (folder / folder.name / "orders.py").read_text()
+
+
 def test_the_project_can_be_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shop").mkdir()
     monkeypatch.chdir(tmp_path / "shop")

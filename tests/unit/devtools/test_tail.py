@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from balance_service.avro.codec import AvroCodec, FrameReader, frame_header
+from balance_service.avro.codec import AvroCodec, frame_header
 from balance_service.avro.schemas import load_schema
 from balance_service.devtools.tail import line_of
 from balance_service.errors import RetriableError
+from balance_service.formats.any_record import AnyRecordReader
 from balance_service.testing.fakes import FakeRegistry
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Delivered:
 
 
 def line(registry: FakeRegistry | None = None, **what: Any) -> str:
-    return line_of(cast("Message", Delivered(**what)), FrameReader(registry or FakeRegistry()))
+    return line_of(cast("Message", Delivered(**what)), AnyRecordReader(registry or FakeRegistry()))
 
 
 def test_a_line_has_all_parts_of_a_record() -> None:
@@ -78,6 +79,8 @@ def test_a_line_has_all_parts_of_a_record() -> None:
         ),
         ({"timestamp_": -1}, '"timestamp":"1969-12-31T23:59:59.999Z"'),
         ({"timestamp_": 10**17}, '"timestamp":100000000000000000'),
+        ({"value_": b'{"n": 1.50, "a": ["x"]}'}, '"record":"","value":{"n":1.50,"a":["x"]}'),
+        ({"value_": b'{"n": 1, "n": 2}'}, '"problem":"n is there twice","valueBase64":'),
         ({"value_": b""}, '"problem":"a record of 0 bytes has no frame","valueBase64":""'),
         (
             {"value_": b"\0\0\0\0\1\2", "headers_": [("__value_schema_id", b"\1" + bytes(16))]},

@@ -70,7 +70,7 @@ class ScoreJoin:
         self.store = TableStore(Path(folder), A_DAY_MS)
         followed = SimpleNamespace(note_joined=lambda _at: None)
         tables: Any = SimpleNamespace(
-            codec=lambda _topic: self.rows, partition=lambda _table: followed, partition_of=lambda _topic, _key: 0
+            reader=lambda _topic: self.rows, partition=lambda _table: followed, partition_of=lambda _topic, _key: 0
         )
         table = Global("players", "Player")
         joins = [Join(table=table, on="player_id", take={"name": "playerName"}, missing=missing)]

@@ -118,7 +118,7 @@ ADDED = Stream("balance", "FundsAdded")
         ),
         (
             {"source": Stream("balance", "FundsAdded", tombstones=True)},
-            "that allows no steps, and needs a `fold` of its own",
+            "that allows no steps, and needs an `Upsert` or a `fold` of its own",
         ),
         ({"state": "Absent"}, "names the schema Absent"),
         ({"source": Stream("b", "Timed")}, "whose 'at' has time-millis, a type that events may not have"),

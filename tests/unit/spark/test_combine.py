@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from balance_service.engine.batch import KeyedUpdate, PartitionUpdates, updates_in
 from balance_service.engine.records import DeadLetter
 from balance_service.errors import PoisonRecordError
+from balance_service.model.record_folds import IGNORED
 from balance_service.model.standard_fold import Combine
 from balance_service.read_models.balance import Balance
-from balance_service.spark.combine import IGNORED, UNRESOLVED, PartitionRows, end_of, merged
+from balance_service.spark.combine import UNRESOLVED, PartitionRows, end_of, merged
 from tests.unit.spark.decoded import MONEY, row, table
 from tests.unit.spark.decoded import combined as combined_by
 

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import pyarrow as pa
 import pytest
 
-from balance_service.avro.codec import frame_header
+from balance_service.avro.codec import frame_header, schema_id_of
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.dead_letters import DueLetters
@@ -57,7 +57,9 @@ def redrive(monkeypatch: pytest.MonkeyPatch, bad: set[int], session: Any = None)
             raise QueryEndedError("a job was aborted")
         return table([row(at) for at in records["offset"].to_pylist()])
 
-    parts: Any = SimpleNamespace(resolve=lambda _: set(), framed=lambda record: record, ask_anew=lambda: None)
+    parts: Any = SimpleNamespace(
+        resolve=lambda _: set(), framed=lambda record: record, ask_anew=lambda: None, schema_id=schema_id_of
+    )
     made = Redrive(
         spark=session or lone_session(), settings=parts, topics=parts, source="balance", decoder=parts, has_states=False
     )

@@ -14,8 +14,8 @@ import { choose, chosen, onChosen } from "./url.js";
 
 const PAGE = "50";
 const RETRY_MS = 5000;
-const STATUSES = ["scheduled", "behind", "waiting", "parked", "applied", "discarded"];
-const KINDS = { scheduled: "info", behind: "info", waiting: "warn", parked: "warn", applied: "ok", discarded: "unknown" };
+const STATUSES = ["scheduled", "behind", "waiting", "parked", "applied", "discarded", "superseded"];
+const KINDS = { scheduled: "info", behind: "info", waiting: "warn", parked: "warn", applied: "ok", discarded: "unknown", superseded: "unknown" };
 const MOST_BYTES = 1024;
 const CAUSES = [
   ["Cause", ""],
@@ -207,7 +207,7 @@ function row(letter) {
     await showOne();
     byId("letter").scrollIntoView({ block: "nearest" });
   };
-  const isUndecided = !["applied", "discarded"].includes(letter.status);
+  const isUndecided = !["applied", "discarded", "superseded"].includes(letter.status);
   return {
     key: id,
     selected: chosen("letter") === id,
@@ -261,7 +261,7 @@ async function showOne() {
     showOne();
     showList();
   };
-  const isUndecided = !["applied", "discarded"].includes(letter.status);
+  const isUndecided = !["applied", "discarded", "superseded"].includes(letter.status);
   show(
     byId("letter"),
     h("div", { class: "title" }, h("h3", { id: "letter-title" }, `Dead letter ${id}`), h("button", { type: "button", onclick: close }, "Close")),
