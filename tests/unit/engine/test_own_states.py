@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from balance_service.model.events import Event
     from balance_service.testing.rows import InputEvent
 
-ship("Told", {"id": "string", "does": "string"})
-ship("Heard", {"id": "string", "does": "string", "seen": "string"})
-ship("Flat", {"id": "string", "times": "long", "said": "string"})
-ship("RoundedShare", {"share": "float", "times": "long"})
-ship("Deep", {"said": {"type": "array", "items": "string"}, "by": {"type": "map", "values": "long"}})
+ship("Deed", {"id": "string", "does": "string"})
+ship("DeedHeard", {"id": "string", "does": "string", "seen": "string"})
+ship("DeedFlat", {"id": "string", "times": "long", "said": "string"})
+ship("DeedRounded", {"share": "float", "times": "long"})
+ship("DeedDeep", {"said": {"type": "array", "items": "string"}, "by": {"type": "map", "values": "long"}})
 # The driver's changelog takes batches of 1 MiB.
 LARGE = "x" * (1 << 20)
 
 
 class Told:
-    source = Stream("told", "Told")
+    source = Stream("deeds", "Deed")
     key: str | tuple[str, ...] = "id"
     on_failure = DEAD_LETTER
 
@@ -72,7 +72,7 @@ class OfFlat(Told, ReadModel):
     """Changes the state that it gets, before it fails too, and later the one that it returned."""
 
     name = "test-own-flat"
-    state = "Flat"
+    state = "DeedFlat"
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -98,7 +98,7 @@ class OfFlat(Told, ReadModel):
 
 class OfDeep(OfFlat):
     name = "test-own-deep"
-    state = "Deep"
+    state = "DeedDeep"
 
     def fold(self, state: dict[str, Any] | None, told: Event) -> dict[str, Any] | None:
         for earlier in self._returned:
@@ -121,7 +121,7 @@ class OfRounded(Told, ReadModel):
     """Counts what a float of 32 bits leaves of a third."""
 
     name = "test-own-rounded"
-    state = "RoundedShare"
+    state = "DeedRounded"
 
     def fold(self, state: dict[str, Any] | None, told: Event) -> dict[str, Any]:
         share = state["share"] if state else 0.0
@@ -164,7 +164,7 @@ class OfOutputs(OfFlat):
     """Changes the state that it emits."""
 
     name = "test-own-outputs"
-    emits = Emit("heard", "Heard", each=EVENT)
+    emits = Emit("heard", "DeedHeard", each=EVENT)
 
     def emit(self, state: dict[str, Any] | None, told: Event) -> dict[str, Any]:
         seen = "" if state is None else state["said"]
@@ -175,7 +175,7 @@ class OfOutputs(OfFlat):
 
 class LastingOutputs(OfLasting):
     name = "test-own-lasting-outputs"
-    emits = Emit("heard", "Heard", each=EVENT)
+    emits = Emit("heard", "DeedHeard", each=EVENT)
 
     def emit(self, state: Lasting | None, told: Event) -> dict[str, Any]:
         if told["does"] == "wide":
@@ -188,7 +188,7 @@ DEEDS = ["a", "b", "wide", "refuse", "fail", "delete", "true", "beyond", "none",
 
 
 def told(does: str, key: str = "k") -> InputEvent:
-    return event("Told", {"id": key, "does": does})
+    return event("Deed", {"id": key, "does": does})
 
 
 def outcome(model: type[ReadModel], batches: Sequence[Sequence[InputEvent]]) -> Any:
