@@ -62,8 +62,8 @@ def emitting(**changed: Any) -> Emit:
 @pytest.mark.parametrize(
     ("base", "emits", "why"),
     [
-        (Telling, Emit("told", fields=TOLD), "name both a record type and `fields` or `make`, or neither"),
-        (Telling, emitting(fields=TOLD, make=lambda _: None), "with both `fields` and `make`"),
+        (Telling, Emit("told", fields=TOLD), "name both a record type and `fields`, `of` or `make`, or neither"),
+        (Telling, emitting(fields=TOLD, make=lambda _: None), "with two of `fields`, `of` and `make`"),
         (Telling, emitting(fields={**TOLD, "more": "id"}), "emits Told to 'told' with 'more', which is no field of it"),
         (Telling, emitting(fields={"id": "id"}), "without its 'level', which has no default"),
         (Telling, emitting(fields={**TOLD, "city": "place.town"}), "the event's 'place.town', but Scored has no such"),
