@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from balance_service.avro.codec import SCHEMA_ID_UNKNOWN, frame_header
+from balance_service.avro.codec import SCHEMA_ID_UNKNOWN, frame_header, schema_id_of
 from balance_service.engine.dead_letter import Letter
 from balance_service.engine.dead_letters import DueLetters
 from balance_service.errors import RetriableError
@@ -202,7 +202,12 @@ def test_a_read_is_bounded_in_bytes_but_returns_at_least_one_record(
 
 def redrive_of(settings: Settings, topic: str, known: set[int]) -> Redrive:
     """Returns a redrive of a topic whose JVM runs and decodes nothing; its registry knows some ids."""
-    registry: Any = SimpleNamespace(resolve=known.intersection, framed=lambda record: record, ask_anew=lambda: None)
+    registry: Any = SimpleNamespace(
+        resolve=known.intersection,
+        schema_id=schema_id_of,
+        framed=lambda record: record,
+        ask_anew=lambda: None,
+    )
     return Redrive(
         spark=lone_session(),
         settings=settings,
