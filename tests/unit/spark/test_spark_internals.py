@@ -104,6 +104,32 @@ JAVA: dict[str, dict[str, list[str]]] = {
         "org.apache.spark.sql.types.StructType": ["add(String, DataType)"],
         "org.apache.spark.unsafe.types.UTF8String": ["static fromBytes(byte[])", "isValid()"],
     },
+    "java/Json.java": {
+        "org.apache.spark.unsafe.types.UTF8String": ["static fromBytes(byte[], int, int)", "isValid()"],
+    },
+    "java/JsonValues.java": {
+        "org.apache.avro.LogicalTypes": [],
+        "org.apache.avro.Schema": ["getProp(String)", "getEnumDefault()", "getFixedSize()"],
+        "org.apache.spark.sql.catalyst.expressions.GenericInternalRow": ["GenericInternalRow(Object[])"],
+        "org.apache.spark.sql.catalyst.util.ArrayBasedMapData": ["ArrayBasedMapData(ArrayData, ArrayData)"],
+        "org.apache.spark.sql.catalyst.util.GenericArrayData": ["GenericArrayData(Object[])"],
+        "org.apache.spark.sql.types.Decimal": ["set(long, int, int)", "static apply(BigDecimal, int, int)"],
+        "org.apache.spark.unsafe.types.UTF8String": ["static fromString(String)"],
+    },
+    "java/JsonResolving.java": {
+        "org.apache.avro.Schema": ["getProp(String)"],
+        "org.apache.spark.sql.Column": [],
+        "org.apache.spark.sql.catalyst.InternalRow": [],
+        "org.apache.spark.sql.catalyst.expressions.GenericInternalRow": ["GenericInternalRow(Object[])"],
+        "org.apache.spark.sql.catalyst.expressions.Literal": ["static fromObject(Object)"],
+        "org.apache.spark.sql.catalyst.expressions.objects.Invoke": [
+            "Invoke(Expression, String, DataType, Seq, Seq, boolean, boolean, boolean)"
+        ],
+        "org.apache.spark.sql.classic.ExpressionUtils": ["static expression(Column)", "static column(Expression)"],
+        "org.apache.spark.sql.types.StructType": ["add(String, String)"],
+        "org.apache.spark.unsafe.types.UTF8String": ["static fromBytes(byte[])", "static fromString(String)"],
+        "scala.jdk.javaapi.CollectionConverters": [],
+    },
     "java/Attempt.java": {
         "org.apache.spark.TaskKilledException": [],
         "org.apache.spark.sql.catalyst.InternalRow": [],
