@@ -93,7 +93,9 @@ def test_wrong_code_is_found(project: Path, value: str, wrong: str) -> None:
 
 
 def test_the_pages_use_all_public_names_and_no_others() -> None:
-    texts = [(ROOT / page).read_text(encoding="utf-8") for page in (GUIDE, TUTORIAL, "docs/how-to/json.md", "README.md")]
+    texts = [
+        (ROOT / page).read_text(encoding="utf-8") for page in (GUIDE, TUTORIAL, "docs/how-to/json.md", "README.md")
+    ]
     text = "\n".join(texts)
     imported = re.findall(r"^from (balance_service[\w.]*) import", text, re.MULTILINE)
 
