@@ -6,6 +6,7 @@ import ctypes
 import json
 import re
 import struct
+import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from balance_service.kafka.clients import ClientConfig
 
 _JOINED_WITHIN_SECONDS = 30.0
+_CLOSED_WITHIN_SECONDS = 30.0
 
 
 class Writer:
@@ -277,7 +279,10 @@ def joined(config: ClientConfig, topic: str) -> Iterator[Consumer]:
         )
         yield consumer
     finally:
-        consumer.close()
+        # Without a poll, librdkafka may wait for ever for a rebalance that began meanwhile.
+        closing = threading.Thread(target=consumer.close, daemon=True)
+        closing.start()
+        closing.join(_CLOSED_WITHIN_SECONDS)
 
 
 _FLUSH_SECONDS = 60.0
