@@ -1,7 +1,6 @@
-"""The schemas of Debezium's change events in Avro, as Confluent's converter writes them.
+"""Schemas of the shape that Debezium's change events have in Avro; no connector has written them.
 
-Source: Debezium 2.7 documentation, "Data change events" of the connectors for PostgreSQL and MySQL, and "Avro
-Serialization".
+The shape is that of Debezium's documentation, "Data change events" of the connectors for PostgreSQL and MySQL.
 """
 
 from __future__ import annotations
