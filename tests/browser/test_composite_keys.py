@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
 
 from tests.browser.chromium import viewed
+from tests.support import composite
 from tests.support.commands import run
 from tests.support.service import application, new_instance, on, running
 
@@ -21,35 +23,6 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalInstance, LocalStack
     from tests.browser.chromium import View
 
-_MODELS = """
-from dataclasses import dataclass
-
-from balance_service import Count, ReadModel, RunningSum, Stream
-
-
-@dataclass
-class Purchase:
-    card: str
-    day: int
-    amount: int
-
-
-@dataclass
-class Spent:
-    card: str
-    day: int
-    total: int
-    purchases: int
-
-
-class SpentPerDay(ReadModel):
-    name = "spent-per-day"
-    source = Stream("purchases", Purchase).by("card", "day")
-    key = ("card", "day")
-    state = Spent
-    total = RunningSum("Purchase.amount")
-    purchases = Count("Purchase")
-"""
 _CARDS, _DAYS = ("a", "a&b=1"), (-1, 0, 7)
 
 
@@ -57,7 +30,7 @@ _CARDS, _DAYS = ("a", "a&b=1"), (-1, 0, 7)
 def instance(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalInstance]:
     """An instance that has a state for each card and day."""
     folder = tmp_path_factory.mktemp("models")
-    (folder / "spent.py").write_text(_MODELS)
+    (folder / "spent.py").write_text(Path(composite.__file__).read_text(encoding="utf-8"), encoding="utf-8")
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     settings = application(BALANCE_MODELS="spent:SpentPerDay", PYTHONPATH=path)
     purchases = [{"card": card, "day": day, "amount": 10 + day} for card in _CARDS for day in _DAYS]
