@@ -19,7 +19,7 @@ from balance_service.model.events import ANY, EVENT, PER_KEY, DeclaredRecord, Em
 from balance_service.model.key_forms import form_misfit, join_key_misfit, sent_misfit
 from balance_service.model.keys import ColumnKey, KeyType, key_type_of
 from balance_service.model.made_records import problem_of
-from balance_service.model.record_folds import OFFSET, STATE, Upsert
+from balance_service.model.record_folds import OFFSET, STATE, Debezium, Upsert
 from balance_service.model.record_keys import RecordKey, is_record_key
 from balance_service.model.sources import declared_stages, has_several, sources_misfit, sources_of
 from balance_service.model.standard_fold import Combine, StandardFold, columns_of
@@ -392,7 +392,9 @@ def _with_upsert(
         refuse(model, f"{name} of {fold.column}: name the record without a column")
     if model.source.records != (fold.record,):
         refuse(model, f"{name} of {fold.record}: its source must be of that record, and no other")
-    schema, state = found_schema(model, model.source.records[0], model.source.topic), fields_of(state_schema)
+    if isinstance(fold, Debezium) and model.source.format not in ("avro", "connect"):
+        refuse(model, f'{name}, whose change events in JSON are those of Kafka Connect: write format="connect"')
+    schema, state = found_schema(model, model.source.records[0], _asked(model.source)), fields_of(state_schema)
     try:
         fold = fold.of(schema)
     except ValueError as error:
@@ -733,6 +735,7 @@ def checked_stages(
     for source, first in zip(sources, (stage for stage in stages if not stage.reads_rekeyed), strict=True):
         _check_selected(model, source, first)
     for stage in stages:
+        _check_connect(model, stage)
         events = events_of(model, stage)
         _check_reserved(model, events)
         for condition in stage.conditions:
@@ -751,6 +754,35 @@ def checked_stages(
     if len({stage.name for stage in stages}) < len(stages):
         refuse(model, "continues by the same column twice")
     return stages
+
+
+def _check_connect(model: Any, stage: Stage) -> None:
+    """Refuses decimals of Kafka Connect whose form is not declared: digits may be base64, and a number a double."""
+    read = [*stage.wanted_schemas.values()] if stage.format == "connect" else []
+    read += [stage.rows[join.table.record] for join in stage.joins if join.table.format == "connect"]
+    for schema in read:
+        if path := _formless(schema, schema["name"]):
+            refuse(
+                model,
+                f"reads the decimal '{path}' from Kafka Connect's JSON: name its form, which the converter and the "
+                "connector choose: Annotated[Decimal, scale(2), BASE64] (the default), NUMERIC (decimal.format), or "
+                "DIGITS (decimal.handling.mode=string)",
+            )
+
+
+def _formless(kind: Any, path: str) -> str:
+    """Returns the path of a decimal without the property `json`; empty if there is none."""
+    kind, _ = without_null(kind)
+    match simple_name(kind):
+        case "record":
+            return next(filter(None, (_formless(of, f"{path}.{name}") for name, of in fields_of(kind).items())), "")
+        case "array":
+            return _formless(kind["items"], f"{path}[]")
+        case "map":
+            return _formless(kind["values"], path + "{}")
+        case "decimal":
+            return "" if "json" in kind else path
+    return ""
 
 
 def _unlike(read: Schema, other: Schema) -> str:

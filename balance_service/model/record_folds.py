@@ -6,6 +6,7 @@ state.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import functools
 import operator
@@ -76,6 +77,11 @@ class Upsert(StandardFold):
         super().__post_init__()
 
     @property
+    def placeholders(self) -> Sequence[bytes]:
+        """What stands in records for a value that was not sent: one of these."""
+        return ()
+
+    @property
     def row(self) -> tuple[str, ...]:
         """The fields of the record that may have the row, in their order; none: the record is the row."""
         return ()
@@ -135,6 +141,13 @@ class Debezium(Upsert):
 
     def __repr__(self) -> str:
         return f"Debezium(column={str(self.column)!r}, unavailable={self.unavailable!r})"
+
+    @property
+    def placeholders(self) -> Sequence[bytes]:
+        code = self.unavailable.encode()
+        # Text; bytes in JSON; the numbers of an array in JSON, and in Avro, each as a zigzag number.
+        numbers = "[" + ",".join(map(str, code)) + "]"
+        return (code, base64.b64encode(code), numbers.encode(), b"".join(map(_zigzag, code)))
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -247,6 +260,10 @@ class _Known(Combination):
                 continue
             found = mask if found is None else pc.or_kleene(found, mask)
         return None if found is None else pc.fill_null(found, False)
+
+
+def _zigzag(byte: int) -> bytes:
+    return bytes([2 * byte]) if byte < 64 else bytes([2 * byte & 0x7F | 0x80, byte >> 6])
 
 
 def _is(column: str, value: str) -> Condition:

@@ -127,7 +127,7 @@ def encoded(given: InputEvent, stage: Stage) -> InputEvent:
         raise ValueError(f"{given.record} is not a record of {stage.owner}'s source")
     body = body_of(given.fields, stage.schemas[given.record])
     if stage.format != "avro":
-        codec = JsonCodec(stage.schemas[given.record], stage.told.field or None)
+        codec = JsonCodec(stage.schemas[given.record], stage.told.field or None, is_connect=stage.format == "connect")
         try:
             body = codec.frame(body)
         except PoisonRecordError as error:
@@ -140,7 +140,7 @@ def encoded(given: InputEvent, stage: Stage) -> InputEvent:
 def _read(given: InputEvent, stage: Stage) -> InputEvent:
     """Reads an event of bytes. One that is no record of the stage has the cause for which the service refuses it."""
     told = stage.told
-    records = JsonRecords([*stage.schemas.values()], told.field, told.data)
+    records = JsonRecords([*stage.schemas.values()], told.field, told.data, told.schema)
     try:
         record, values = records.read(given.body or b"")
     except PoisonRecordError as error:
