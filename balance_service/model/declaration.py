@@ -394,7 +394,8 @@ def _with_upsert(
         refuse(model, f"{name} of {fold.record}: its source must be of that record, and no other")
     if isinstance(fold, Debezium) and model.source.format not in ("avro", "connect"):
         refuse(model, f'{name}, whose change events in JSON are those of Kafka Connect: write format="connect"')
-    schema, state = found_schema(model, model.source.records[0], _asked(model.source)), fields_of(state_schema)
+    schema = fold.whole(found_schema(model, model.source.records[0], _asked(model.source)))
+    state = fields_of(state_schema)
     try:
         fold = fold.of(schema)
     except ValueError as error:
@@ -404,7 +405,12 @@ def _with_upsert(
         refuse(model, f"{name}: {'one `.by` is the only step' if fold.re_keys else 'no step'} of its source")
     by = model.source.steps[0].columns if model.source.steps else _declared_key(model)
     read = partial(
-        replace, row=fold.row, columns=fold.columns([*state], by), refusals=tuple(fold.refusals), tombstones=True
+        replace,
+        row=fold.row,
+        columns=fold.columns([*state], by),
+        refusals=tuple(fold.refusals),
+        tombstones=True,
+        schemas={fold.record: schema},
     )
     stages = checked_stages(model, outputs, [*state], is_all_needed=True, as_read=read)
     events = {name: one for stage in stages for name, one in events_of(model, stage).items()}
@@ -737,7 +743,8 @@ def checked_stages(
     for stage in stages:
         _check_connect(model, stage)
         events = events_of(model, stage)
-        _check_reserved(model, events)
+        if not isinstance(getattr(model, "fold", None), Upsert):
+            _check_reserved(model, events)
         for condition in stage.conditions:
             check_condition(model, condition, events if stage.transform is None else stage.schemas)
         _check_joins(model, stage, events)

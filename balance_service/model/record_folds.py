@@ -91,6 +91,10 @@ class Upsert(StandardFold):
         """The events that are not rows; the first one that applies counts."""
         return ()
 
+    def whole(self, schema: Schema) -> Schema:
+        """Returns the record's schema with the fields that the fold reads and no class needs to have."""
+        return schema
+
     def of(self, schema: Schema) -> Upsert:
         """Returns the fold for a record as it is written. Raises ValueError if the record is none for it."""
         return self
@@ -169,6 +173,14 @@ class Debezium(Upsert):
         if self.is_envelope:
             found.append(Refusal((op != "d") & col(_AFTER).is_null(), _FIELD_NULL, f"'{_AFTER}' is null"))
         return found
+
+    def whole(self, schema: Schema) -> Schema:
+        columns = fields_of(schema)
+        if _OP in columns and _AFTER in columns:
+            return schema
+        # Python gives such a field of a class another name, and without it a deletion would be a row.
+        told = [{"name": one, "type": ["null", "string"], "default": None} for one in _FLAT_DELETIONS]
+        return {**schema, "fields": [*schema["fields"], *(one for one in told if one["name"] not in columns)]}
 
     def of(self, schema: Schema) -> Upsert:
         columns = fields_of(schema)

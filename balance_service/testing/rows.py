@@ -102,6 +102,8 @@ class InputEvent:
     file: str = field(default="", repr=False, compare=False)
     topic: str | None = None
     """The source that the event comes from; None for the first one that has its record."""
+    kind: str = ""
+    """The header that names the record of an event of bytes; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,9 @@ def encoded(given: InputEvent, stage: Stage) -> InputEvent:
 def _read(given: InputEvent, stage: Stage) -> InputEvent:
     """Reads an event of bytes. One that is no record of the stage has the cause for which the service refuses it."""
     told = stage.told
-    records = JsonRecords([*stage.schemas.values()], told.field, told.data, told.schema)
+    records = JsonRecords([*stage.wanted_schemas.values()], told.field, told.data, told.schema)
     try:
-        record, values = records.read(given.body or b"")
+        record, values = records.read(given.body or b"", given.kind)
     except PoisonRecordError as error:
         return replace(given, unreadable=error.cause, detail=error.detail)
     return replace(given, record=record, fields=values, values=values)
