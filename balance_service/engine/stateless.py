@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from balance_service.avro import arrow_rows
 from balance_service.avro.schemas import fields_of
 from balance_service.engine.dead_letter import Letter
-from balance_service.engine.outputs import OutputBuilder, encoded, forwarded
+from balance_service.engine.outputs import OutputBuilder, encoded, form_of_unchanged_key, forwarded
 from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, Tolerance, records_of_own_code
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.errors import FatalError, PoisonRecordError
@@ -340,6 +340,7 @@ class RetryProcessor:
 def _next_attempt(key: bytes | None, row: Row, builder: OutputBuilder) -> Output:
     headers = [(name, value) for name, value in forwarded(row["headers"]) if name != ATTEMPT_HEADER]
     headers.append((ATTEMPT_HEADER, str(_attempts(row["headers"]) + 1).encode()))
+    headers += form_of_unchanged_key(row["headers"])
     return builder.build(row["offset"], row["timestamp"], key, row["value"], headers)
 
 
