@@ -4,6 +4,7 @@ import com.fasterxml.jackson.core.JsonToken;
 import java.io.IOException;
 import java.io.Serializable;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
@@ -23,10 +24,10 @@ public final class JsonResolving implements Serializable {
   // The columns before those of the records: cause, detail, schema id.
   private static final int FIRST_RECORD = 3;
   // As `formats/json_values.py` has them: the name, the fields that such a record has, and those that it may have.
-  private static final List[][] NO_ROWS = {
-    {List.of("Heartbeat"), List.of("ts_ms"), List.of("ts_us", "ts_ns")},
-    {List.of("MessageValue"), List.of("op", "source", "message"), List.of("ts_ms", "ts_us", "ts_ns", "transaction")},
-    {List.of("TransactionMetadataValue"), List.of("status", "id", "event_count", "data_collections"), List.of("ts_ms")}
+  private static final String[][][] NO_ROWS = {
+    {{"Heartbeat"}, {"ts_ms"}, {"ts_us", "ts_ns"}},
+    {{"MessageValue"}, {"op", "source", "message"}, {"ts_ms", "ts_us", "ts_ns", "transaction"}},
+    {{"TransactionMetadataValue"}, {"status", "id", "event_count", "data_collections"}, {"ts_ms"}}
   };
 
   private final ArrayList texts;
@@ -206,12 +207,12 @@ public final class JsonResolving implements Serializable {
       }
     }
     for (int i = 0; i < NO_ROWS.length; i++) {
-      List has = NO_ROWS[i][1];
+      List has = Arrays.asList((Object[]) NO_ROWS[i][1]);
       HashSet others = new HashSet(names);
       others.removeAll(has);
-      others.removeAll(NO_ROWS[i][2]);
+      others.removeAll(Arrays.asList((Object[]) NO_ROWS[i][2]));
       if (names.containsAll(has) && others.isEmpty()) {
-        throw new Reading.Unreadable("ignored", (String) NO_ROWS[i][0].get(0));
+        throw new Reading.Unreadable("ignored", NO_ROWS[i][0][0]);
       }
     }
   }

@@ -41,8 +41,6 @@ abstract class JsonValues {
   private static final long SECOND = 1000000L, DAY = 86400L * SECOND;
   // The years 1 to 9999, in microseconds since 1970.
   private static final long FIRST = -719162 * DAY, END = 2932897 * DAY;
-  // Times that documents have as numbers, by the property `json`: → the microseconds of one.
-  private static final Map MICROS = Map.of("epoch-millis", Long.valueOf(1000), "epoch-micros", Long.valueOf(1));
   private static final Pattern NUMBER = Pattern.compile("(-?[0-9]{1,1000}(?:\\.[0-9]{1,1000})?)(?:[eE]([+-]?[0-9]{1,1000}))?");
   private static final Pattern DATE = Pattern.compile("([0-9]{4})-([0-9]{2})-([0-9]{2})");
   private static final Pattern TIME = Pattern.compile(
@@ -220,7 +218,7 @@ abstract class JsonValues {
       this.wanted = wanted;
       this.name = Reading.nameOf(wanted);
       this.form = wanted.getProp("json") == null ? "" : wanted.getProp("json");
-      this.micros = MICROS.containsKey(this.form) ? ((Long) MICROS.get(this.form)).longValue() : 0;
+      this.micros = this.form.equals("epoch-millis") ? 1000 : this.form.equals("epoch-micros") ? 1 : 0;
       boolean isDecimal = wanted.getLogicalType() instanceof LogicalTypes.Decimal;
       this.precision = isDecimal ? ((LogicalTypes.Decimal) wanted.getLogicalType()).getPrecision() : 0;
       this.scale = isDecimal ? ((LogicalTypes.Decimal) wanted.getLogicalType()).getScale() : 0;
