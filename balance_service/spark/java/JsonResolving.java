@@ -4,7 +4,6 @@ import com.fasterxml.jackson.core.JsonToken;
 import java.io.IOException;
 import java.io.Serializable;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
@@ -207,14 +206,24 @@ public final class JsonResolving implements Serializable {
       }
     }
     for (int i = 0; i < NO_ROWS.length; i++) {
-      List has = Arrays.asList((Object[]) NO_ROWS[i][1]);
-      HashSet others = new HashSet(names);
-      others.removeAll(has);
-      others.removeAll(Arrays.asList((Object[]) NO_ROWS[i][2]));
-      if (names.containsAll(has) && others.isEmpty()) {
+      if (isOf(names, NO_ROWS[i][1], NO_ROWS[i][2])) {
         throw new Reading.Unreadable("ignored", NO_ROWS[i][0][0]);
       }
     }
+  }
+
+  private static boolean isOf(HashSet names, String[] has, String[] may) {
+    int known = 0;
+    for (int i = 0; i < has.length; i++) {
+      if (!names.contains(has[i])) {
+        return false;
+      }
+      known++;
+    }
+    for (int i = 0; i < may.length; i++) {
+      known += names.contains(may[i]) ? 1 : 0;
+    }
+    return known == names.size();
   }
 
   private Object inside(Json in, JsonToken token, int column) throws IOException {
