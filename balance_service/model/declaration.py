@@ -43,7 +43,8 @@ _MOST_NAMES = 20
 _COPY = "balance-service topics copy"
 # The columns that every row has.
 _ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "headers", "idempotency_key", "traceparent")
-_TAKEN = frozenset((*_ENVELOPE, "note", "partition"))
+TAKEN = frozenset((*_ENVELOPE, "note", "partition"))
+"""The names of columns that Spark has for each record, in lower case."""
 READ_TYPES = frozenset(
     (
         *("boolean", "int", "long", "float", "double", "string", "bytes", "fixed", "enum", "decimal", "uuid", "date"),
@@ -181,7 +182,7 @@ def _named(columns: Iterable[Any]) -> str:
 
 def _check_reserved(model: Any, names: Iterable[str]) -> None:
     """Refuses fields and records whose columns Spark would not tell apart from others: it ignores case."""
-    known = {*_TAKEN}
+    known = {*TAKEN}
     for name in names:
         if name.lower() in known:
             refuse(model, f"has a field or record called '{name}', which is a reserved name in upper and lower case")

@@ -15,6 +15,7 @@ from balance_service.avro.named_types import contracted
 from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.model.conditions import COMPARISONS, IN, IS_NULL, LOWER, UPPER, Compound, Not
+from balance_service.model.declaration import TAKEN
 from balance_service.model.keys import END_OF_TEXT, ESCAPED_NUL, MAX_KEY_BYTES, SIGN_BIT, cause_of
 from balance_service.model.record_folds import IGNORED
 from balance_service.model.record_keys import MOST_BYTES, OURS
@@ -64,8 +65,8 @@ def update_columns(read_model: ReadModel | None, stage: Stage) -> dict[str, Colu
 
 
 def named_event(record: str) -> str:
-    """Returns the name of the column with the struct of a record: Kafka's are called `value`, `key` and so on."""
-    return f"#event {record}"
+    """Returns the name of the column with the struct of a record: its own, unless that is one of Kafka's, as `value`."""
+    return f"#event {record}" if record.lower() in TAKEN else record
 
 
 def event_column(record: str, path: str = "") -> Column:
