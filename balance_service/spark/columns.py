@@ -65,7 +65,7 @@ def update_columns(read_model: ReadModel | None, stage: Stage) -> dict[str, Colu
 
 
 def named_event(record: str) -> str:
-    """Returns the name of the column with the struct of a record: its own, unless that is one of Kafka's, as `value`."""
+    """Returns the name of the column with the struct of a record: its own, unless it is one of Kafka's, as `value`."""
     return f"#event {record}" if record.lower() in TAKEN else record
 
 
