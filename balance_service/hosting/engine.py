@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
+from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.generations import GenerationLog
@@ -24,7 +25,9 @@ from balance_service.engine.database import Database, limit_open_files
 from balance_service.engine.decisions import DecisionLog
 from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.hosted_stage import HostedStage
+from balance_service.engine.inheritance import last_frames
 from balance_service.engine.records import TaskId
+from balance_service.engine.schema_records import SchemaRecords, SentSchemas
 from balance_service.engine.source_watch import LossCheck, SourceCheck
 from balance_service.engine.stalled import StalledStage
 from balance_service.engine.stateless import JoinProcessor
@@ -139,8 +142,10 @@ class Engine:
         self.state_directory = state_directory
         self.topics = Topics(settings)
         self.registry = SchemaRegistry.from_settings(settings)
+        self.schemas = OwnSchemas(self.registry)
+        """Those of the application's own records."""
         self._tracer = tracer
-        self.generations = until_up(partial(GenerationLog, settings, self.topics, self.registry))
+        self.generations = until_up(partial(GenerationLog, settings, self.topics, self.schemas))
         """Which generations of the read models there are; followed once the engine starts."""
         decisions_topic = settings.dead_letter_decisions_topic
         self.decision_records = ControlRecords.of(settings, decisions_topic)
@@ -149,6 +154,10 @@ class Engine:
         known = {generation.name for stage in stages for generation in self.live(stage)}
         until_up(partial(begin_to_sign, settings, self.topics, decisions_topic))
         until_up(self._begin)
+        if not self.generations.known:
+            until_up(partial(self._settle, stages))
+        if self.schemas.has_fingerprints:
+            log.info("records name schemas by fingerprints; releases before this one cannot read them")
         versions.check_serving()
         # Another instance may have begun them, with other versions.
         stages = [generation for stage in stages for generation in self.live(stage)]
@@ -398,6 +407,14 @@ class Engine:
                 begun[name] = self.versions.declaration(name).beginning_at(starts)
         self.generations.begin(begun)
 
+    def _settle(self, stages: Iterable[Stage]) -> None:
+        """Keeps to the form of the records in the changelogs of an application whose models have no states."""
+        for stage in stages:
+            partitions = range(self._prepared[stage.source].partitions)
+            for frame in last_frames(self.settings, self.topics, stage.changelog, partitions).values():
+                self.schemas.settle(frame, stage.changelog)
+                return
+
     def _host_if_live(self, stage: Stage) -> Callable[[], None] | None:
         """As `_host`; but leaves a generation alone that was dropped since the start, and lost its changelog."""
         try:
@@ -424,7 +441,7 @@ class Engine:
         if hosted.stands_still:
             return StalledStage(hosted.stands_still), None
         with_traces = self._tracer is not UNTRACED
-        decoder = Decoder(self.spark, hosted.read_model, hosted.stage, self.registry, with_traces=with_traces)
+        decoder = Decoder(self.spark, hosted.read_model, hosted.stage, self.schemas, with_traces=with_traces)
         self._decoders[hosted.stage.name] = decoder
         known = decoder.resolve_all()
         runner = TaskRunner(hosted, decoder, self.spark, self._slots, self.metrics, self._tracer)
@@ -433,7 +450,7 @@ class Engine:
     def _hosted(self, stage: Stage) -> HostedStage:
         settings, prepared = self.settings, self._prepared
         services = StageServices(
-            registry=self.registry,
+            schemas=self.schemas,
             partitions=lambda name: prepared[name].partitions,
             topic_id=lambda name: prepared[name].topic_id,
             config=self.topics.config,
@@ -449,6 +466,12 @@ class Engine:
             partial(self.generations.of, stage.owner), partial(self.generations.newest, stage.owner)
         )
         is_last = model is not None and not stage.passes_on
+        decisions = DecisionLog(
+            records=self.decision_records,
+            codec=services.codec(decisions_topic, load_schema("DeadLetterDecision")),
+            stage=stage.identity,
+            source_topic_id=prepared[stage.source].topic_id,
+        )
         return HostedStage(
             stage=stage,
             read_model=model,
@@ -458,12 +481,8 @@ class Engine:
             lease=self.memberships.of[stage.source].lease,
             watermarks=self.watermarks[stage.source],
             processor=processor,
-            decisions=DecisionLog(
-                records=self.decision_records,
-                codec=services.codec(decisions_topic, load_schema("DeadLetterDecision")),
-                stage=stage.identity,
-                source_topic_id=prepared[stage.source].topic_id,
-            ),
+            decisions=decisions,
+            schemas=self._schemas_of(stage),
             state_directory=self.state_directory,
             # An earlier stage has one generation.
             generations=self._hosted_generations.setdefault(stage.owner, generations)
@@ -471,6 +490,20 @@ class Engine:
             else HostedGenerations(lambda: Generations(stage.owner)),
             joined=processor.joined if isinstance(processor, JoinProcessor) else None,
             stands_still=self.versions.why_still(stage),
+        )
+
+    def _schemas_of(self, stage: Stage) -> SchemaRecords:
+        """Returns the texts that the tasks of a stage write, once its codecs are made."""
+        decisions = self.settings.dead_letter_decisions_topic
+        headers = {decisions: self.decision_records.headers}
+        sent = [decisions, *([stage.rekeyed] if stage.passes_on else [])]
+        return SchemaRecords(
+            self.schemas.records(stage.changelog),
+            [
+                SentSchemas(topic, self._prepared[topic].partitions, texts, headers.get(topic, _without_headers))
+                for topic in sent
+                if (texts := self.schemas.records(topic))
+            ],
         )
 
     def _joined(self, stage: Stage) -> JoinedTables:
@@ -521,6 +554,10 @@ class Engine:
             for partition, position in tasks.positions().items() if self._serves(tasks.hosted) else ():
                 positions[partition] = min(position, positions.get(partition, position))
         return positions
+
+
+def _without_headers(_key: bytes, _text: bytes) -> Mapping[str, bytes]:
+    return {}
 
 
 def _most_tasks(stages: Sequence[Stage], prepared: Mapping[str, Topic]) -> int:

@@ -100,8 +100,8 @@ class KafkaSettings(BaseSettings):
     bootstrap_servers: str = Field(
         "localhost:9092", description="Kafka brokers for the first connection.", min_length=1
     )
-    schema_registry_url: str = Field(
-        "http://localhost:8081", repr=False, description="Confluent-compatible schema registry.", pattern=HTTP
+    schema_registry_url: str | None = Field(
+        None, repr=False, description="Confluent-compatible schema registry. Only Avro topics need one.", pattern=HTTP
     )
     schema_registry_user: str | None = Field(
         None, pattern=WITHOUT_COLON, description="Basic-auth user of the registry; goes together with the password."
@@ -136,7 +136,7 @@ class KafkaSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _registry_is_secured_in_one_way(self) -> Self:
-        url = self.schema_registry_url
+        url = self.schema_registry_url or ""
         ways = {
             f"{_P}SCHEMA_REGISTRY_USER": self.schema_registry_user is not None,
             f"{_P}SCHEMA_REGISTRY_TOKEN": self.schema_registry_token is not None,

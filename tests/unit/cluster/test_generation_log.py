@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from balance_service.avro.codec import AvroCodec
+from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.cluster import generations as module
 from balance_service.cluster.generations import GenerationLog
@@ -51,7 +52,7 @@ class Broker:
 
     def log(self) -> GenerationLog:
         topics: Any = self
-        return GenerationLog(self.settings, topics, self.registry)
+        return GenerationLog(self.settings, topics, OwnSchemas(self.registry))
 
     def _read(self) -> Records:
         self.reads += 1
