@@ -414,7 +414,7 @@ class FrameReader:
         """
         try:
             return framed(value, headers, self._registry)
-        except PoisonRecordError as error:
+        except (PoisonRecordError, ConfigurationError) as error:
             raise UndecodableError(str(error)) from None
 
     def record(self, frame: bytes) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -20,7 +21,7 @@ from balance_service.avro.writer_schema import WriterSchema
 from balance_service.errors import ConfigurationError, PoisonRecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from balance_service.avro.registry import Place, SchemaRegistry
     from balance_service.avro.schemas import Schema
@@ -29,12 +30,16 @@ else:
     SchemaRegistry = object
 
 
+_SEARCH_AGAIN_SECONDS = 60.0
+
+
 class OwnSchemas(SchemaRegistry):
     """The part of a registry's client that codecs and decoders of the service's own records use. Thread-safe."""
 
-    def __init__(self, registry: SchemaRegistry) -> None:
+    def __init__(self, registry: SchemaRegistry, search: Callable[[bytes], bytes | None] = lambda _key: None) -> None:
         """Args:
         registry: the application's; `NoRegistry` if it has none.
+        search: looks for the text under a key of `schema_key` where it takes longer than in the places of `look_in`.
         """
         self.is_set = registry.is_set
         self._registry = registry
@@ -45,6 +50,9 @@ class OwnSchemas(SchemaRegistry):
         self._topics: dict[str, set[int]] = {}
         """Topic → the fingerprints of what is written there."""
         self._places: WeakSet[Place] = WeakSet()
+        self._search = search
+        self._searched: dict[int, float] = {}
+        """Fingerprint → when to search for its text again."""
         self._lock = threading.Lock()
 
     @property
@@ -97,17 +105,23 @@ class OwnSchemas(SchemaRegistry):
         return schema_id
 
     def writer_schema(self, schema_id: int) -> WriterSchema | None:
-        """As of `SchemaRegistry`. None also for a fingerprint whose text no known place has."""
+        """As of `SchemaRegistry`. None also for a fingerprint whose text is not found, for a minute."""
         if not is_fingerprint(schema_id):
             return self._registry.writer_schema(schema_id)
         if schema_id not in self._text_of:
-            key = schema_key(schema_id)
-            for place in [*self._places]:
-                if (text := place.schema_text(key)) is not None:
-                    self.learn(key, text)
-                    break
-        text_of = self._text_of.get(schema_id)
-        return None if text_of is None else WriterSchema.from_avro(text_of)
+            self._look_for(schema_id)
+        text = self._text_of.get(schema_id)
+        return None if text is None else WriterSchema.from_avro(text)
+
+    def _look_for(self, schema_id: int) -> None:
+        key = schema_key(schema_id)
+        for place in [*self._places]:
+            if (text := place.schema_text(key)) is not None:
+                self.learn(key, text)
+                return
+        if time.monotonic() >= self._searched.get(schema_id, 0.0):
+            self.learn(key, self._search(key))
+            self._searched[schema_id] = time.monotonic() + _SEARCH_AGAIN_SECONDS
 
     def look_in(self, place: Place) -> None:
         """Has unknown schemas looked for in a place, as long as something else refers to it."""

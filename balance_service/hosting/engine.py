@@ -35,6 +35,7 @@ from balance_service.engine.tables import JoinedTables, Tables
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import producer_config
+from balance_service.kafka.schema_texts import text_in
 from balance_service.kafka.signing import ControlRecords, begin_to_sign
 from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics, Watermarks
@@ -142,7 +143,7 @@ class Engine:
         self.state_directory = state_directory
         self.topics = Topics(settings)
         self.registry = SchemaRegistry.from_settings(settings)
-        self.schemas = OwnSchemas(self.registry)
+        self.schemas = OwnSchemas(self.registry, self._text)
         """Those of the application's own records."""
         self._tracer = tracer
         self.generations = until_up(partial(GenerationLog, settings, self.topics, self.schemas))
@@ -406,6 +407,11 @@ class Engine:
                 starts = self.topics.offsets(source.name, range(source.partitions), earliest=True)
                 begun[name] = self.versions.declaration(name).beginning_at(starts)
         self.generations.begin(begun)
+
+    def _text(self, key: bytes) -> bytes | None:
+        """Returns the text of a schema of re-keyed rows, which another version of a stage has passed on."""
+        rekeyed = {tasks.hosted.stage.source for tasks in self.stages.values() if tasks.hosted.stage.reads_rekeyed}
+        return text_in(self.settings, self.topics, sorted(rekeyed), key)
 
     def _settle(self, stages: Iterable[Stage]) -> None:
         """Keeps to the form of the records in the changelogs of an application whose models have no states."""
