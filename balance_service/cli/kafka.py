@@ -268,10 +268,14 @@ def schemas_register() -> None:
     from balance_service.avro.named_types import contracted
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import subject_of
-    from balance_service.model.binding import with_producers_fields
+    from balance_service.model.binding import require_registry, with_producers_fields
 
     settings = load_settings()
     quiet_logging()
+    if settings.schema_registry_url is None:
+        require_registry(hosted_models(settings), settings)
+        click.echo("no topic of BALANCE_MODELS has Avro: there is nothing to register")
+        return
     with closing(SchemaRegistry.from_settings(settings)) as registry, telling(_named(registry)):
         models = hosted_models(settings)
         for subject, schema in _written_schemas(settings, models).items():

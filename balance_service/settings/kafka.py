@@ -128,6 +128,12 @@ class KafkaSettings(BaseSettings):
     def _parse_kafka_config(cls, value: Any) -> Any:
         return parse_json(value) if isinstance(value, str) else value
 
+    @field_validator("schema_registry_url", mode="before")
+    @classmethod
+    def _is_unset_by_an_empty_text(cls, value: Any) -> Any:
+        # Environments that extend others cannot remove a variable.
+        return None if value == "" else value
+
     @model_validator(mode="after")
     def _credentials_are_whole(self) -> Self:
         if (self.schema_registry_user is None) != (self.schema_registry_password is None):

@@ -233,7 +233,7 @@ def start_instances(
 def _addresses(stack: LocalStack, instances: Sequence[LocalInstance]) -> dict[str, str]:
     """The settings of commands that connect to the stack."""
     server = {"BALANCE_APPLICATION_SERVER": f"{HOST}:{instances[0].port}"} if instances else {}
-    return {**stack.addresses, **server}
+    return {**{name: value for name, value in stack.addresses.items() if value}, **server}
 
 
 def _import_path() -> dict[str, str]:

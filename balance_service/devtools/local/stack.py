@@ -113,9 +113,11 @@ class LocalStack:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The settings of clients of the servers."""
-        registry = {"BALANCE_SCHEMA_REGISTRY_URL": self.schema_registry_url} if self.has_registry else {}
-        return {"BALANCE_BOOTSTRAP_SERVERS": self.bootstrap_servers, **registry}
+        """The settings of clients of the servers. Without a registry, its address is empty."""
+        return {
+            "BALANCE_BOOTSTRAP_SERVERS": self.bootstrap_servers,
+            "BALANCE_SCHEMA_REGISTRY_URL": self.schema_registry_url if self.has_registry else "",
+        }
 
     def start(self) -> None:
         """Start the servers and wait until they are ready. If that fails, they are stopped.
