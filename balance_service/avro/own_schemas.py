@@ -62,11 +62,14 @@ class OwnSchemas(SchemaRegistry):
     def close(self) -> None:
         self._registry.close()
 
-    def settle(self, frame: bytes, topic: str) -> None:
+    def settle(self, frame: bytes, topic: str) -> bool:
         """Keeps to the form of a record that the application has written before.
 
         Args:
             topic: of the record.
+
+        Returns:
+            Whether the record tells the form; another one may.
 
         Raises:
             ConfigurationError: its schema is in a registry, and none is set.
@@ -74,7 +77,7 @@ class OwnSchemas(SchemaRegistry):
         try:
             schema_id, _ = opened_own(frame)
         except PoisonRecordError:
-            return
+            return False
         self.has_fingerprints = is_fingerprint(schema_id)
         if not self.has_fingerprints and not self._registry.is_set:
             raise ConfigurationError(
@@ -82,6 +85,7 @@ class OwnSchemas(SchemaRegistry):
                 "it to the registry that this application began with, which it needs for ever; or start from scratch "
                 "with another BALANCE_APPLICATION_ID"
             )
+        return True
 
     def codec(self, topic: str, schema: Schema) -> AvroCodec:
         """Returns the codec of records that the service writes to a topic. Raises as `SchemaRegistry.register`."""

@@ -285,9 +285,8 @@ class GenerationLog(PeriodicThread):
     def _settle(self, first: bytes) -> None:
         """Keeps to the form of the first record, also if another process has just written that."""
         if not self._is_settled:
-            self._schemas.settle(first, self._topic)
+            self._is_settled = self._schemas.settle(first, self._topic)
             self._codec = self._schemas.codec(self._topic, load_schema("Generations"))
-            self._is_settled = True
 
     def _result(self, records: Sequence[ControlRecord]) -> dict[str, Generations]:
         """Returns the generations that records of the topic, from its beginning on, result in, and knows them.

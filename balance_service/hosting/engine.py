@@ -418,8 +418,8 @@ class Engine:
         for stage in stages:
             partitions = range(self._prepared[stage.source].partitions)
             for frame in last_frames(self.settings, self.topics, stage.changelog, partitions).values():
-                self.schemas.settle(frame, stage.changelog)
-                return
+                if self.schemas.settle(frame, stage.changelog):
+                    return
 
     def _host_if_live(self, stage: Stage) -> Callable[[], None] | None:
         """As `_host`; but leaves a generation alone that was dropped since the start, and lost its changelog."""
