@@ -272,12 +272,12 @@ def schemas_register() -> None:
 
     settings = load_settings()
     quiet_logging()
-    if settings.schema_registry_url is None:
-        require_registry(hosted_models(settings), settings)
-        click.echo("no topic of BALANCE_MODELS has Avro: there is nothing to register")
-        return
     with closing(SchemaRegistry.from_settings(settings)) as registry, telling(_named(registry)):
         models = hosted_models(settings)
+        if not registry.is_set:
+            require_registry(models, settings)
+            click.echo("no topic of BALANCE_MODELS has Avro: there is nothing to register")
+            return
         for subject, schema in _written_schemas(settings, models).items():
             click.echo(f"{subject}: schema id {registry.register(subject, schema)}")
         for topic, schema in _declared_events(settings, models):
