@@ -106,10 +106,16 @@ def load(events: int, customers: int, rate: float | None) -> None:
 @click.argument("topic")
 @click.option("--key-separator", metavar="S", help="Separates key and JSON, such as '|'. Default: lines have no key.")
 @click.option("--record", metavar="NAME", help="The record of the lines, if the topic has several.")
-def produce(topic: str, key_separator: str | None, record: str | None) -> None:
+@click.option(
+    "--format",
+    "topic_format",
+    type=click.Choice(["avro", "json"]),
+    help="Of the topic. Needed for JSON that no read model reads: documents are sent as they are.",
+)
+def produce(topic: str, key_separator: str | None, record: str | None, topic_format: str | None) -> None:
     """Append a record to TOPIC for each line of standard input: `[key S] JSON`.
 
-    A read model declares the records of the topic. Decimals are numbers or strings, times ISO 8601, bytes base64.
+    A read model declares the records of the topic and their format. Decimals are numbers or strings, times ISO 8601, bytes base64.
     `null` after a key is a tombstone, if the topic takes tombstones. Blank lines are skipped. The command stops at the
     first line that is not such a record: the records before it are sent.
     """
@@ -122,7 +128,9 @@ def produce(topic: str, key_separator: str | None, record: str | None) -> None:
     with telling(servers_of(settings)) as answered:
         models = known_models(settings)
         lines = _after(answered, sys.stdin.buffer)
-        sent = produce_lines(settings, models, topic, lines, record=record, key_separator=key_separator)
+        sent = produce_lines(
+            settings, models, topic, lines, record=record, key_separator=key_separator, topic_format=topic_format
+        )
     click.echo(f"{sent} {'record' if sent == 1 else 'records'} acknowledged")
 
 

@@ -207,6 +207,16 @@ class TopicRecords:
     type: str | None
 
 
+def is_read(topic: str, models: Iterable[ReadModel], settings: Settings) -> bool:
+    """Whether a read model reads a topic, as a source or as a table."""
+    return any(
+        topic in (stage.source, *(settings.topic_of(join.table.topic) for join in stage.joins))
+        for model in models
+        for stage in stages_of(model, settings)
+        if topic != stage.source or not stage.reads_rekeyed
+    )
+
+
 def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings) -> TopicRecords:
     """Returns the records that read models declare to read from a topic. The first of them names its partitioner.
 
