@@ -115,9 +115,9 @@ def load(events: int, customers: int, rate: float | None) -> None:
 def produce(topic: str, key_separator: str | None, record: str | None, topic_format: str | None) -> None:
     """Append a record to TOPIC for each line of standard input: `[key S] JSON`.
 
-    A read model declares the records of the topic and their format. Decimals are numbers or strings, times ISO 8601, bytes base64.
-    `null` after a key is a tombstone, if the topic takes tombstones. Blank lines are skipped. The command stops at the
-    first line that is not such a record: the records before it are sent.
+    A read model declares the records of the topic and their format. Decimals are numbers or strings, times ISO 8601,
+    bytes base64. `null` after a key is a tombstone, if the topic takes tombstones. Blank lines are skipped. The command
+    stops at the first line that is not such a record: the records before it are sent.
     """
     from balance_service.devtools.produce import produce as produce_lines
 
