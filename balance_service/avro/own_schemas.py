@@ -98,7 +98,7 @@ class OwnSchemas(SchemaRegistry):
     def records(self, topic: str) -> dict[bytes, bytes]:
         """Returns key → text of the schemas that a topic needs, by the codecs that were made for it."""
         with self._lock:
-            needed = sorted(self._topics.get(topic, ()))
+            needed = sorted(self._topics.get(topic, ())) if self.has_fingerprints else []
         return {schema_key(schema_id): self._text_of[schema_id].encode() for schema_id in needed}
 
     def register(self, subject: str, schema: Schema) -> int:
@@ -119,7 +119,9 @@ class OwnSchemas(SchemaRegistry):
 
     def _look_for(self, schema_id: int) -> None:
         key = schema_key(schema_id)
-        for place in [*self._places]:
+        with self._lock:
+            places = [*self._places]
+        for place in places:
             if (text := place.schema_text(key)) is not None:
                 self.learn(key, text)
                 return
@@ -129,7 +131,8 @@ class OwnSchemas(SchemaRegistry):
 
     def look_in(self, place: Place) -> None:
         """Has unknown schemas looked for in a place, as long as something else refers to it."""
-        self._places.add(place)
+        with self._lock:
+            self._places.add(place)
 
     def learn(self, key: bytes, value: bytes | None) -> bool:
         """Takes the text of a schema from a record. Returns whether the record is one with a text.
@@ -141,7 +144,7 @@ class OwnSchemas(SchemaRegistry):
         try:
             text = (value or b"").decode()
             schema_id = fingerprint_of(json.loads(text))
-        except (ValueError, TypeError, LookupError, ConfigurationError):
+        except Exception:  # a text of another writer may fail in any way
             return True
         if schema_key(schema_id) == key:
             self._text_of.setdefault(schema_id, text)

@@ -470,12 +470,10 @@ class Directory:
         key, value, offset = message.key() or b"", message.value(), offset_of(message)
         live_from = self._live_from or 0
         address, is_live = key.decode(errors="replace"), offset >= live_from
-        if key.startswith(SCHEMA_PREFIX):
-            if self._signatures.has_signed_text(key, value or b"", dict(headers_of(message)).get(HEADER)):
-                self._codec.learn(key, value)
-            self.is_read = self.is_read or offset + 1 >= live_from
-            return
         try:
+            if key.startswith(SCHEMA_PREFIX):
+                self._learn(key, value, dict(headers_of(message)).get(HEADER))
+                return
             signed_ms = self._signatures.check(address, value, dict(headers_of(message)).get(HEADER))
             record = None if value is None else self._codec.decode(value)
             self._signatures.check_order(address, record["incarnation"] if record else FAREWELL, signed_ms)
@@ -488,7 +486,12 @@ class Directory:
         else:
             self.table.hear(address, record, live=is_live)
             self._report_sharing()
-        self.is_read = self.is_read or offset + 1 >= live_from
+        finally:
+            self.is_read = self.is_read or offset + 1 >= live_from
+
+    def _learn(self, key: bytes, text: bytes | None, signature: str | bytes | None) -> None:
+        if self._signatures.has_signed_text(key, text or b"", signature):
+            self._codec.learn(key, text)
 
     def _report_sharing(self) -> None:
         shared = self.shared_address_problem

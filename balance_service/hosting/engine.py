@@ -500,17 +500,15 @@ class Engine:
 
     def _schemas_of(self, stage: Stage) -> SchemaRecords:
         """Returns the texts that the tasks of a stage write, once its codecs are made."""
-        decisions = self.settings.dead_letter_decisions_topic
-        headers = {decisions: self.decision_records.headers}
-        sent = [decisions, *([stage.rekeyed] if stage.passes_on else [])]
-        return SchemaRecords(
-            self.schemas.records(stage.changelog),
-            [
-                SentSchemas(topic, self._prepared[topic].partitions, texts, headers.get(topic, _without_headers))
-                for topic in sent
-                if (texts := self.schemas.records(topic))
-            ],
-        )
+        decisions, sent = self.settings.dead_letter_decisions_topic, list[SentSchemas]()
+        if texts := self.schemas.records(decisions):
+            topic = self.topics.find_patiently(decisions)
+            partitions = 1 if topic is None else topic.partitions
+            sent.append(SentSchemas(decisions, partitions, texts, self.decision_records.headers))
+        if stage.passes_on and (texts := self.schemas.records(stage.rekeyed)):
+            partitions = self._prepared[stage.rekeyed].partitions
+            sent.append(SentSchemas(stage.rekeyed, partitions, texts, lambda _key, _text: {}))
+        return SchemaRecords(self.schemas.records(stage.changelog), sent)
 
     def _joined(self, stage: Stage) -> JoinedTables:
         return JoinedTables(joins=stage.joins, tables=self.tables, topics=self.topics)
@@ -560,10 +558,6 @@ class Engine:
             for partition, position in tasks.positions().items() if self._serves(tasks.hosted) else ():
                 positions[partition] = min(position, positions.get(partition, position))
         return positions
-
-
-def _without_headers(_key: bytes, _text: bytes) -> Mapping[str, bytes]:
-    return {}
 
 
 def _most_tasks(stages: Sequence[Stage], prepared: Mapping[str, Topic]) -> int:
