@@ -145,8 +145,8 @@ def totals_of(world: World) -> type[ReadModel]:
         source = Stream(world.sales, Sale, format="json")
         key = "shop"
         state = ShopTotal
-        sales = Count()
-        total = RunningSum("amount")
+        sales = Count("Sale")
+        total = RunningSum("Sale.amount")
 
     return Totals
 
@@ -187,8 +187,8 @@ def cities_of(world: World) -> type[ReadModel]:
         )
         key = "city"
         state = City
-        sales = Count()
-        total = RunningSum("amount")
+        sales = Count("SaleInCity")
+        total = RunningSum("SaleInCity.amount")
 
     return Cities
 
@@ -240,9 +240,9 @@ def test_rows_and_joins_are_passed_on_with_the_texts_of_their_schemas(
 
     with hosted(world, monkeypatch, doubled, cities) as engine:
         expected = {"a_1": Decimal("2.20"), "b_1": Decimal("4.00"), "a_2": Decimal("1.80")}
-        eventually(lambda: totals(engine, doubled.name) == expected, lambda: str(engine.problems), 90)
+        eventually(lambda: totals(engine, doubled.name) == expected, lambda: str(engine.problems), 150)
         in_cities = {"Ulm": Decimal("2.00"), "Bonn": Decimal("2.00")}
-        eventually(lambda: totals(engine, cities.name) == in_cities, lambda: str(engine.problems), 90)
+        eventually(lambda: totals(engine, cities.name) == in_cities, lambda: str(engine.problems), 150)
 
         for model, column in ((doubled, "sale-shop"), (cities, "city")):
             rows = read_topic(world.stack, f"{world.name}-{model.name}-by-{column}")
@@ -255,9 +255,9 @@ def test_rows_and_joins_are_passed_on_with_the_texts_of_their_schemas(
     # What was passed on is read again, also by instances that have nothing of it.
     shutil.rmtree(world.settings.state_dir)
     with hosted(world, monkeypatch, doubled, cities) as engine:
-        eventually(lambda: totals(engine, doubled.name) == expected, lambda: str(engine.problems), 90)
+        eventually(lambda: totals(engine, doubled.name) == expected, lambda: str(engine.problems), 150)
         world.sell(b_2="5.00")
-        eventually(lambda: totals(engine, cities.name)["Bonn"] == 7, lambda: str(engine.problems), 90)
+        eventually(lambda: totals(engine, cities.name).get("Bonn") == 7, lambda: str(engine.problems), 150)
 
 
 def test_dead_letters_rebuilds_and_removal_need_no_registry(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_dead_letters_rebuilds_and_removal_need_no_registry(world: World, monkey
     good = {"a": Decimal("1.00"), "b": Decimal("2.50")}
 
     with hosted(world, monkeypatch, model) as engine:
-        eventually(lambda: totals(engine, model.name) == good, lambda: str(engine.problems), 90)
+        eventually(lambda: totals(engine, model.name) == good, lambda: str(engine.problems), 150)
         tasks = engine.stages[model.name]
         letters = {
             dict(letter.headers())["dead-letter-cause"]: letter
@@ -288,7 +288,7 @@ def test_dead_letters_rebuilds_and_removal_need_no_registry(world: World, monkey
     with hosted(world, monkeypatch, model) as engine:
         ((name, _),) = engine.models.items()
         assert name == f"{model.name}.g2"
-        eventually(lambda: totals(engine, name) == good, lambda: str(engine.problems), 90)
+        eventually(lambda: totals(engine, name) == good, lambda: str(engine.problems), 150)
 
     # Its farewell was published.
     removal = Removal(settings, model.name)
@@ -305,13 +305,13 @@ def test_an_avro_topic_that_is_added_later_changes_nothing_that_is_written(
     model = totals_of(world)
     world.sell(a_1="1.00")
     with hosted(world, monkeypatch, model) as engine:
-        eventually(lambda: totals(engine, model.name) == {"a": Decimal("1.00")}, lambda: str(engine.problems), 90)
+        eventually(lambda: totals(engine, model.name) == {"a": Decimal("1.00")}, lambda: str(engine.problems), 150)
 
     registry = {"schema_registry_url": stack.schema_registry_url}
     with_avro = replace(world, settings=world.settings.model_copy(update=registry))
     with hosted(with_avro, monkeypatch, model, type(KNOWN["balance"])) as engine:
         world.sell(a_2="2.00")
-        eventually(lambda: totals(engine, model.name) == {"a": Decimal("3.00")}, lambda: str(engine.problems), 90)
+        eventually(lambda: totals(engine, model.name) == {"a": Decimal("3.00")}, lambda: str(engine.problems), 150)
         eventually(lambda: read_topic(stack, f"{world.name}-balance-changelog"), "balance has positions")
 
     for topic in (f"{model.name}-changelog", "balance-changelog", "generations"):
@@ -325,7 +325,7 @@ def test_an_application_that_began_with_a_registry_keeps_to_it(
     model = totals_of(began)
     began.sell(a_1="1.00")
     with hosted(began, monkeypatch, model) as engine:
-        eventually(lambda: totals(engine, model.name) == {"a": Decimal("1.00")}, lambda: str(engine.problems), 90)
+        eventually(lambda: totals(engine, model.name) == {"a": Decimal("1.00")}, lambda: str(engine.problems), 150)
 
     without = replace(began, settings=began.settings.model_copy(update={"schema_registry_url": None}))
     with (
@@ -338,7 +338,7 @@ def test_an_application_that_began_with_a_registry_keeps_to_it(
 
     with hosted(began, monkeypatch, model) as engine:
         began.sell(a_2="2.00")
-        eventually(lambda: totals(engine, model.name) == {"a": Decimal("3.00")}, lambda: str(engine.problems), 90)
+        eventually(lambda: totals(engine, model.name) == {"a": Decimal("3.00")}, lambda: str(engine.problems), 150)
     changelog = read_topic(stack, f"{began.name}-{model.name}-changelog")
     assert {one.value()[:1] for one in changelog} == {b"\0"}
 
@@ -357,8 +357,8 @@ def test_a_model_with_an_avro_topic_is_refused_without_a_registry(kind: str) -> 
         )
         key = "city"
         state = City
-        sales = Count()
-        total = RunningSum("amount")
+        sales = Count("SaleInCity")
+        total = RunningSum("SaleInCity.amount")
         emits = Emit("sent", format=formats["output"])  # type: ignore[arg-type]
 
     topic = {"source": "sales", "table": "shops", "output": "sent"}[kind]
