@@ -1,6 +1,6 @@
 """The schemas of an application's own records: states, dead letters, positions, re-keyed rows, and control records.
 
-They are named in one of two forms, which the application keeps for ever. With a schema registry, a record has the id of
+They are named in one of two forms, which the application keeps permanently. With a schema registry, a record has the id of
 its schema there. Without one, it has the schema's fingerprint, and the same partition has the text of the schema: a
 record under a reserved key, written in the transaction of the first record that needs it, or before. Records of either
 form are read in any case, as far as a registry is not needed for them.
@@ -82,7 +82,7 @@ class OwnSchemas(SchemaRegistry):
         if not self.has_fingerprints and not self._registry.is_set:
             raise ConfigurationError(
                 f"the records of '{topic}' name schemas of a registry, and BALANCE_SCHEMA_REGISTRY_URL is not set: set "
-                "it to the registry that this application began with, which it needs for ever; or start from scratch "
+                "it to the registry that this application began with, which it needs permanently; or start from scratch "
                 "with another BALANCE_APPLICATION_ID"
             )
         return True

@@ -175,7 +175,7 @@ def local(
     run_local(
         instances,
         kafka_port,
-        # An application that has begun with a registry needs it for ever.
+        # An application that has begun with a registry needs it permanently.
         registry_port if any(map(avro_topics, hosted)) or (data_dir / REGISTRY).exists() else None,
         http_port,
         data_dir,
