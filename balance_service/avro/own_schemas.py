@@ -82,8 +82,8 @@ class OwnSchemas(SchemaRegistry):
         if not self.has_fingerprints and not self._registry.is_set:
             raise ConfigurationError(
                 f"the records of '{topic}' name schemas of a registry, and BALANCE_SCHEMA_REGISTRY_URL is not set: set "
-                "it to the registry that this application began with, which it needs permanently; or start from scratch "
-                "with another BALANCE_APPLICATION_ID"
+                "it to the registry that this application began with, which it needs permanently; or start from "
+                "scratch with another BALANCE_APPLICATION_ID"
             )
         return True
 

@@ -157,7 +157,7 @@ def local(
 
     BALANCE_MODELS is the default for MODEL. Without an Avro topic, there is no registry.
     """
-    from balance_service.cli.models import check_models, known_models
+    from balance_service.cli.models import check_models, hosted_models
     from balance_service.devtools.local.run import run_local
     from balance_service.devtools.local.stack import REGISTRY
     from balance_service.model.binding import avro_topics
@@ -171,15 +171,15 @@ def local(
         most = _MAX_PORT + 1 - instances
         raise click.UsageError(f"--http-port {http_port} leaves no ports for {instances} instances; use {most} at most")
     # Instances would find the mistake half a minute later, in a log.
-    hosted = check_models(load_settings())
+    declared = check_models(load_settings())
     run_local(
         instances,
         kafka_port,
         # An application that has begun with a registry needs it permanently.
-        registry_port if any(map(avro_topics, hosted)) or (data_dir / REGISTRY).exists() else None,
+        registry_port if any(map(avro_topics, declared)) or (data_dir / REGISTRY).exists() else None,
         http_port,
         data_dir,
-        known=known_models,
+        hosted=hosted_models,
         sample_events=sample_events,
     )
 

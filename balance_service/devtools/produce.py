@@ -22,7 +22,7 @@ from balance_service.kafka.producers import BulkProducer
 from balance_service.kafka.topics import Topics
 from balance_service.model.binding import with_producers_fields
 from balance_service.model.events import DeclaredRecord
-from balance_service.model.placing import is_read, records_of_topic
+from balance_service.model.placing import records_of_topic, topics_read
 from balance_service.model.record_keys import RecordKey
 from balance_service.model.stage import OF_HEADER
 from balance_service.read_models.add_funds import FundsAddedSerializer
@@ -71,7 +71,7 @@ def produce(
             line are sent.
     """
     models = [*models]
-    if topic_format == "json" and not is_read(topic, models, settings):
+    if topic_format == "json" and topic not in topics_read(models, settings):
         _require(topic, settings)
         return _sent(settings, "murmur2", topic, lines, partial(document_line, key_separator=key_separator))
     taken = records_of_topic(topic, models, settings)

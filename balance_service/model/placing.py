@@ -207,14 +207,11 @@ class TopicRecords:
     type: str | None
 
 
-def is_read(topic: str, models: Iterable[ReadModel], settings: Settings) -> bool:
-    """Whether a read model reads a topic, as a source or as a table."""
-    return any(
-        topic in (stage.source, *(settings.topic_of(join.table.topic) for join in stage.joins))
-        for model in models
-        for stage in stages_of(model, settings)
-        if topic != stage.source or not stage.reads_rekeyed
-    )
+def topics_read(models: Iterable[ReadModel], settings: Settings) -> set[str]:
+    """Returns the topics that read models read, apart from those of their own re-keys."""
+    stages = [stage for model in models for stage in stages_of(model, settings)]
+    tables = {settings.topic_of(join.table.topic) for stage in stages for join in stage.joins}
+    return tables | {stage.source for stage in stages if not stage.reads_rekeyed}
 
 
 def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings) -> TopicRecords:

@@ -42,14 +42,14 @@ def run_local(
     http_port: int,
     data_dir: Path,
     *,
-    known: Callable[[Settings], Sequence[ReadModel]],
+    hosted: Callable[[Settings], Sequence[ReadModel]],
     sample_events: bool,
 ) -> None:
     """Run a stack in the foreground.
 
     Args:
         registry_port: None to run no registry.
-        known: returns the known read models; called with the settings of the stack.
+        hosted: returns the hosted read models; called with the settings of the stack.
         sample_events: append samples for the hosted read models.
 
     An instance that ends stays so until `restart`.
@@ -83,7 +83,7 @@ def run_local(
             url = stack.schema_registry_url if stack.has_registry else None
             settings = load_settings(bootstrap_servers=stack.bootstrap_servers, schema_registry_url=url)
             with telling("samples are sent, and folded"):
-                tries = add_samples(running, settings, known(settings))
+                tries = add_samples(running, settings, hosted(settings))
             say("try:")
             for command in tries:
                 say(f"  {command}")
