@@ -1,7 +1,7 @@
 """The schemas of an application's own records: states, dead letters, positions, re-keyed rows, and control records.
 
-They are named in one of two forms, which the application keeps permanently. With a schema registry, a record has the id of
-its schema there. Without one, it has the schema's fingerprint, and the same partition has the text of the schema: a
+They are named in one of two forms, which the application keeps permanently. With a schema registry, a record has the id
+of its schema there. Without one, it has the schema's fingerprint, and the same partition has the text of the schema: a
 record under a reserved key, written in the transaction of the first record that needs it, or before. Records of either
 form are read in any case, as far as a registry is not needed for them.
 """
