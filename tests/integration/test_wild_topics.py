@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from balance_service.avro.codec import frame_header
+from balance_service.avro.frames import frame_header
 from tests.integration.engines import running_engine, settings_for
 from tests.support.kafka import Writer, read_topic
 from tests.support.shipped import KNOWN
