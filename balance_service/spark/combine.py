@@ -170,7 +170,7 @@ class PartitionRows:
         Args:
             few_rows: up to this number of events, they are single events.
         """
-        if not read_model.emits_steps:
+        if not read_model.folds_rows:
             return self.combined(read_model.combine, few_rows=few_rows)
         rows = self.updates
         if rows.num_rows <= few_rows:
