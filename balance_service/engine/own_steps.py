@@ -8,7 +8,7 @@ with all of its events, if the code refuses one or fails, or if a state or an ou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import compress, groupby, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from balance_service.engine.outputs import encoded, sent_record
 from balance_service.engine.steps import Stepped, numbered
-from balance_service.errors import PoisonRecordError
 from balance_service.model.events import listed
+from balance_service.model.value_types import same
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,27 +32,26 @@ if TYPE_CHECKING:
     from balance_service.engine.store import StateStore
     from balance_service.formats.format import RecordCodec
     from balance_service.kafka.partitioner import Partitioning
+    from balance_service.model.converters import StateConverter
     from balance_service.model.events import State
     from balance_service.model.read_model import ReadModel
 
 # So many events are Python objects at a time, and more if one key has more.
-_SLICE_EVENTS = 8_192
+_SLICE_EVENTS = 8192
 
 
 class _Keeping(Protocol):
     """How the states of a read model are kept while the events of a batch are folded."""
 
-    def stored(self, state: State) -> Any:
-        """Returns a state of the store as `kept` would."""
+    stored: Callable[[State], Any]
+    """Returns a state of the store as `kept` would."""
+    lent: Callable[[Any], Any]
+    """Returns what the code receives of a kept state, and may change."""
+    kept: Callable[[Any], Any]
+    """Returns what stays of a state that the code returned, whatever the code does with it later.
 
-    def lent(self, kept: Any) -> Any:
-        """Returns what the code receives, and may change."""
-
-    def kept(self, returned: Any) -> Any:
-        """Returns what stays of a state that the code returned, whatever it does with it later.
-
-        Raises an error of any type if the state does not fit.
-        """
+    Raises an error of any type if the state does not fit.
+    """
 
     def are_exact(self, kept: Sequence[Any]) -> bool:
         """Whether the store would return the same states. May raise an error of any type if it would not."""
@@ -61,57 +60,41 @@ class _Keeping(Protocol):
         """Returns the frames of some exact states."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Lasting:
-    """The instances themselves: they cannot change."""
+class _Flat:
+    """Records of plain values: each is a copy that the code does not have."""
 
-    model: ReadModel
-    flat: FlatRecords
-    most_bytes: int
-    columns_of: Callable[[Sequence[Any]], Sequence[Sequence[Any]]]
-
-    def stored(self, state: State) -> Any:
-        return self.model.lent(state)
-
-    def lent(self, kept: Any) -> Any:
-        return kept
-
-    def kept(self, returned: Any) -> Any:
-        return returned
+    def __init__(self, converter: StateConverter, flat: FlatRecords, most_bytes: int) -> None:
+        self._flat, self._most_bytes = flat, most_bytes
+        self.stored: Callable[[State], Any] = same
+        self.lent = converter.lent
+        self.kept: Callable[[Any], Any] = _copied if converter.to_record is same else converter.to_record
 
     def are_exact(self, kept: Sequence[Any]) -> bool:
-        return self.flat.are_exact(self.columns_of(kept), self.most_bytes)
+        return self._flat.are_exact(self._columns_of(kept), self._most_bytes)
 
     def frames(self, kept: Sequence[Any]) -> pa.Array:
-        return self.flat.encode_all(self.columns_of(kept))
+        return self._flat.encode_all(self._columns_of(kept))
+
+    def _columns_of(self, kept: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        return _columns([*map(self._flat.values, kept)])
 
 
-@dataclass(frozen=True, slots=True)
-class _Flat:
-    """Records of plain values, each a copy that the code does not have."""
+class _Lasting(_Flat):
+    """The instances themselves: they cannot change."""
 
-    model: ReadModel
-    flat: FlatRecords
-    most_bytes: int
+    def __init__(
+        self,
+        converter: StateConverter,
+        flat: FlatRecords,
+        most_bytes: int,
+        columns_of: Callable[[Sequence[Any]], Sequence[Sequence[Any]]],
+    ) -> None:
+        super().__init__(converter, flat, most_bytes)
+        self.stored, self.lent, self.kept = converter.from_record, same, same
+        self._of_instances = columns_of
 
-    def stored(self, state: State) -> State:
-        return state
-
-    def lent(self, kept: State) -> Any:
-        return self.model.lent(kept)
-
-    def kept(self, returned: Any) -> State:
-        record = self.model.recorded(returned)
-        return {**record} if record is returned else record
-
-    def are_exact(self, kept: Sequence[State]) -> bool:
-        return self.flat.are_exact(self._columns(kept), self.most_bytes)
-
-    def frames(self, kept: Sequence[State]) -> pa.Array:
-        return self.flat.encode_all(self._columns(kept))
-
-    def _columns(self, kept: Sequence[State]) -> Sequence[Sequence[Any]]:
-        return _columns([*map(self.flat.values, kept)])
+    def _columns_of(self, kept: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        return self._of_instances(kept)
 
 
 class _Read(NamedTuple):
@@ -119,21 +102,13 @@ class _Read(NamedTuple):
     frame: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
 class _Framed:
     """Records as they are read from their frames: encoding may change them, and the code may share their values."""
 
-    model: ReadModel
-    own: StateFrames
-
-    def stored(self, state: State) -> _Read:
-        return _Read(state, None)
-
-    def lent(self, kept: _Read) -> Any:
-        return self.model.lent(kept.state)
-
-    def kept(self, returned: Any) -> _Read:
-        return _Read(*self.own.framed(self.model.recorded(returned)))
+    def __init__(self, converter: StateConverter, frames: StateFrames) -> None:
+        self.stored: Callable[[State], Any] = lambda state: _Read(state, None)
+        self.lent: Callable[[Any], Any] = lambda kept: converter.lent(kept.state)
+        self.kept: Callable[[Any], Any] = lambda returned: _Read(*frames.framed(converter.to_record(returned)))
 
     def are_exact(self, kept: Sequence[_Read]) -> bool:
         del kept
@@ -153,12 +128,12 @@ class OwnSteps:
 
     @staticmethod
     def of_model(model: ReadModel, frames: StateFrames) -> OwnSteps:
-        flat, columns_of = frames.codec.flat, model.columns_of_states
+        flat, converter = frames.codec.flat, model.state_converter
         if flat is None:
-            return OwnSteps(model, frames, _Framed(model, frames))
-        if columns_of is None:
-            return OwnSteps(model, frames, _Flat(model, flat, frames.most_bytes))
-        return OwnSteps(model, frames, _Lasting(model, flat, frames.most_bytes, columns_of))
+            return OwnSteps(model, frames, _Framed(converter, frames))
+        if converter.columns_of is None:
+            return OwnSteps(model, frames, _Flat(converter, flat, frames.most_bytes))
+        return OwnSteps(model, frames, _Lasting(converter, flat, frames.most_bytes, converter.columns_of))
 
     def of(
         self,
@@ -290,11 +265,12 @@ class _Slice:
                         after[at] = state = kept(state)
                     if emit is not None and as_sent is not None:
                         sent = emit(None if state is None else lent(state), to_emit[at])
-                        for record in listed(sent):
+                        for record in (sent,) if sent.__class__ is dict else listed(sent):
                             made.append(as_sent(record))
                             made_by.append(at)
             except Exception:  # Own code may raise anything. The event-by-event way finds the event.
                 self._is_left[number] = True
+                after[start:end] = [None] * (end - start)
                 del made[made_before:], made_by[made_before:]
 
     def _require(
@@ -305,51 +281,43 @@ class _Slice:
         Args:
             found: of each row in `of_rows`; None is passed over.
         """
-        numbers = self._of_rows[[*of_rows]]
-        given = [(n, one) for n, one in zip(numbers.tolist(), found, strict=True) if one is not None]
-        if self._is_left.any():
-            given = [pair for pair in given if not self._is_left[pair[0]]]
-        if _hold(are_exact, [one for _, one in given]):
+        if _hold(are_exact, [one for one in found if one is not None]):
             return
+        numbers = self._of_rows[[*of_rows]].tolist()
+        given = [(number, one) for number, one in zip(numbers, found, strict=True) if one is not None]
         for number, of_key in groupby(given, key=itemgetter(0)):
             self._is_left[number] |= not _hold(are_exact, [one for _, one in of_key])
 
     def _outputs(self, emission: BatchEmission) -> Sequence[Output]:
         codec, flat = emission.emission.codec, emission.emission.codec.flat
         if not emission.is_by_code:
-            self._made_by = [*range(len(self._after))]
-            self._made = self._framed(self._after, codec.reframed)
+            self._made, self._made_by = self._after, [*range(len(self._after))]
+            if codec.header is None:
+                self._require(self._made, self._made_by, lambda kept: all(self._reframed(kept, codec)))
         elif flat is not None:
             most_bytes = emission.emission.target.largest_bytes
             self._require(self._made, self._made_by, lambda made: flat.are_exact(_columns(made), most_bytes))
-        is_kept = ~self._is_left[self._of_rows[self._made_by]]
-        made = [one for one, kept in zip(self._made, is_kept.tolist(), strict=True) if kept]
-        made_by = np.array(self._made_by, dtype=np.int64)[is_kept]
+        made_by = np.array(self._made_by, dtype=np.int64)
+        made = self._made
+        if self._is_left.any():
+            is_kept = ~self._is_left[self._of_rows[made_by]]
+            made, made_by = [*compress(made, is_kept.tolist())], made_by[is_kept]
         if not made:
             return ()
-        values = (
-            flat.encode_all(_columns(made)) if flat is not None and emission.is_by_code else pa.array(made, pa.binary())
-        )
+        if not emission.is_by_code:
+            values = pa.array(self._reframed(made, codec), pa.binary())
+        else:
+            values = pa.array(made, pa.binary()) if flat is None else flat.encode_all(_columns(made))
         envelope = self._rows.select(["offset", "timestamp", "key"]).take(pa.array(made_by))
         self._is_left[self._of_rows[made_by[~emission.builder.fit(envelope["key"], values)]]] = True
         is_sent = pa.array(~self._is_left[self._of_rows[made_by]] & emission.are_sent(envelope["offset"].to_numpy()))
         return emission.builder.build_all(envelope.filter(is_sent), values.filter(is_sent))
 
-    def _framed(self, states: Sequence[Any], reframed: Callable[[bytes], bytes]) -> list[bytes | None]:
-        """Returns the frame of each state as it is sent; None where there is no state, or a key is left."""
-        kept = [
-            at
-            for at, (state, number) in enumerate(zip(states, self._of_rows.tolist(), strict=True))
-            if state is not None and not self._is_left[number]
-        ]
-        framed: list[bytes | None] = [None] * len(states)
-        if kept:
-            for at, frame in zip(kept, self._keeping.frames([states[at] for at in kept]).to_pylist(), strict=True):
-                try:
-                    framed[at] = reframed(frame)
-                except PoisonRecordError:
-                    self._is_left[self._of_rows[at]] = True
-        return framed
+    def _reframed(self, kept: Sequence[Any], codec: RecordCodec) -> list[bytes | None]:
+        """Returns states as they are sent themselves; None for None. Raises PoisonRecordError as `codec`."""
+        states = [state for state in kept if state is not None]
+        frames = iter(self._keeping.frames(states).to_pylist() if states else ())
+        return [None if state is None else codec.reframed(next(frames)) for state in kept]
 
 
 def _as_sent(codec: RecordCodec) -> Callable[[Any], Any]:
@@ -357,7 +325,11 @@ def _as_sent(codec: RecordCodec) -> Callable[[Any], Any]:
     if (flat := codec.flat) is None:
         return lambda record: encoded(codec, record)
     values = flat.values
-    return lambda record: values(sent_record(record))
+    return lambda record: values(record if record.__class__ is dict else sent_record(record))
+
+
+def _copied(record: State) -> State:
+    return {**record}
 
 
 def _columns(records: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:

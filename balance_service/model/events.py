@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import repeat
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, overload
 
@@ -90,7 +89,8 @@ def events_of(records: Iterable[str], rows: pa.RecordBatch, readers: Readers) ->
     found: list[Any] = [None] * rows.num_rows
     for record in reversed([record for record in records if record in rows.schema.names]):
         column = rows[record]
-        places, times = range(rows.num_rows), rows["timestamp"]
+        places: Iterable[int] = range(rows.num_rows)
+        times = rows["timestamp"]
         if column.null_count:
             is_given = column.is_valid()
             column, times = column.filter(is_given), times.filter(is_given)
@@ -103,11 +103,21 @@ def events_of(records: Iterable[str], rows: pa.RecordBatch, readers: Readers) ->
         if reader is not None and reader.from_columns is not None:
             made = reader.from_columns(columns)
         else:
-            fields = (dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True))
-            made = [*map(Event, repeat(record), fields, times.to_pylist())]
+            made = _events(record, names, columns.values(), times.to_pylist())
         for place, event in zip(places, made, strict=True):
             found[place] = event
     return found
+
+
+def _events(record: str, names: Sequence[str], columns: Iterable[Sequence[Any]], times: Sequence[int]) -> list[Event]:
+    made = []
+    for row, timestamp_ms in zip(zip(*columns, strict=True), times, strict=True):
+        # Without a dict in between.
+        event = Event.__new__(Event)
+        event.update(zip(names, row, strict=True))
+        event.record, event.timestamp_ms = record, timestamp_ms
+        made.append(event)
+    return made
 
 
 class DeclaredRecord(str):

@@ -451,17 +451,9 @@ class ReadModel:
         self._key(key)
 
     @property
-    def columns_of_states(self) -> Callable[[Sequence[Any]], Sequence[Sequence[Any]]] | None:
-        """Returns columns of states that last, as the model's own `fold` returns them. None if none does: `lasting`."""
-        return self._states.columns_of
-
-    def lent(self, state: State) -> Any:
-        """Returns what the model's own code receives of a stored state, which it may change."""
-        return self._states.lent(state)
-
-    def recorded(self, state: Any) -> State:
-        """Returns the record of what the model's own `fold` returns. Raises PoisonRecordError if it is no state."""
-        return self._states.to_record(state)
+    def state_converter(self) -> StateConverter:
+        """Converts between the states of the model's own code and their records."""
+        return self._states
 
     def _with_instances(self, output: Emit) -> Emit:
         make = output.make
