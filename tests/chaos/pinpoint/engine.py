@@ -68,7 +68,7 @@ BUGS = (
         "    return {**record}\n",
         "    return record\n",
         "unit/engine/test_own_states",
-        "test_events_that_are_not_applied_leave_no_trace_at_any_border",
+        "test_a_state_that_the_code_changes_once_it_has_returned_it_stays_as_it_was",
     ),
     pinpoint(
         "a fold that fails has changed the state that it was lent",

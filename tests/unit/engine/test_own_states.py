@@ -314,16 +314,44 @@ def test_states_of_any_type_do_not_depend_on_borders(drawn: Generated, deeds: li
     assert all(outcome(model, batches) == defined for batches in cuts(events))
 
 
+@pytest.mark.parametrize("model", [OfFlat, OfDeep, OfChanging, OfOutputs])
+def test_a_state_that_the_code_changes_once_it_has_returned_it_stays_as_it_was(model: type[ReadModel]) -> None:
+    events = [told("a"), told("a", "l"), told("b"), told("b", "l")]
+
+    assert outcome(model, [events]) == outcome(model, [[one] for one in events], in_columns=False)
+
+
+class OfOneRecord(LastingOutputs):
+    """Sends the same record each time, with other values."""
+
+    name = "test-own-one-record"
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._record: dict[str, Any] = {}
+
+    def emit(self, state: Lasting | None, told: Event) -> dict[str, Any]:
+        self._record |= super().emit(state, told)
+        return self._record
+
+
+def test_a_record_that_the_code_changes_once_it_is_sent_stays_as_it_was() -> None:
+    events = [told("a"), told("b"), told("c", "l")]
+
+    assert outcome(OfOneRecord, [events]) == outcome(LastingOutputs, [events])
+
+
 def test_a_state_that_lasts_is_encoded_once_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     with Driver(OfLasting, combines_few=True) as driver:
         processor: Any = driver.last_stage.processor
         encoded: list[int] = []
         own = FlatRecords.encode_all
-        monkeypatch.setattr(
-            FlatRecords,
-            "encode_all",
-            lambda flat, columns: [encoded.append(len(columns[0])), own(flat, columns)][1],
-        )
+
+        def encode_all(flat: FlatRecords, columns: Any) -> Any:
+            encoded.append(len(columns[0]))
+            return own(flat, columns)
+
+        monkeypatch.setattr(FlatRecords, "encode_all", encode_all)
         driver.given(*[told("a")] * 20)
 
         assert processor.steps is not None
