@@ -1,7 +1,7 @@
 """Folds the events of many keys by a read model's own code, and makes the outputs of each event.
 
-What an event costs besides the code is done for many at once: events are made of columns, states are looked at and
-encoded in columns, and so are outputs. The event-by-event way of `fold.py` defines the result. A key is left to it,
+All work except the calls of the code is done for many events at once: events are made of columns, and states and
+outputs are checked and encoded in columns. The event-by-event way of `fold.py` defines the result. A key is left to it,
 with all of its events, if the code refuses one or fails, or if a state or an output is refused, or read as another.
 """
 
@@ -48,7 +48,7 @@ class _Keeping(Protocol):
     lent: Callable[[Any], Any]
     """Returns what the code receives of a kept state, and may change."""
     kept: Callable[[Any], Any]
-    """Returns what stays of a state that the code returned, whatever the code does with it later.
+    """Returns a copy of a state that the code returned, so that the code cannot change it later.
 
     Raises an error of any type if the state does not fit.
     """
@@ -103,7 +103,7 @@ class _Read(NamedTuple):
 
 
 class _Framed:
-    """Records as they are read from their frames: encoding may change them, and the code may share their values."""
+    """The records that decoding their frames returns: encoding may change them, and the code may share their values."""
 
     def __init__(self, converter: StateConverter, frames: StateFrames) -> None:
         self.stored: Callable[[State], Any] = lambda state: _Read(state, None)
@@ -193,7 +193,7 @@ class _Slice:
         self._is_left = np.zeros(len(keys), dtype=bool)
         """Which keys are left to the event-by-event way, by number."""
         self._after: list[Any] = [None] * rows.num_rows
-        """The state after each event, as it is kept."""
+        """The state after each event, in the form that `kept` returns."""
         self._made: list[Any] = []
         """The outputs in order: values, or the fields of flat records."""
         self._made_by: list[int] = []
@@ -222,7 +222,7 @@ class _Slice:
             if changed:
                 frames = self._keeping.frames([last[number] for number in changed])
         except pa.ArrowException:
-            # What the code has made of the events is too large for columns.
+            # The states or outputs are too large for columns.
             self._is_left[:] = True
             return self._none()
         return Stepped(
@@ -276,7 +276,7 @@ class _Slice:
     def _require(
         self, found: Sequence[Any], of_rows: Iterable[int], are_exact: Callable[[Sequence[Any]], bool]
     ) -> None:
-        """Leaves the keys of which something found is not exact.
+        """Leaves each key with a state or output that is not exact.
 
         Args:
             found: of each row in `of_rows`; None is passed over.
@@ -314,14 +314,14 @@ class _Slice:
         return emission.builder.build_all(envelope.filter(is_sent), values.filter(is_sent))
 
     def _reframed(self, kept: Sequence[Any], codec: RecordCodec) -> list[bytes | None]:
-        """Returns states as they are sent themselves; None for None. Raises PoisonRecordError as `codec`."""
+        """Returns states as frames of an output's codec; None for None. Raises PoisonRecordError as that codec."""
         states = [state for state in kept if state is not None]
         frames = iter(self._keeping.frames(states).to_pylist() if states else ())
         return [None if state is None else codec.reframed(next(frames)) for state in kept]
 
 
 def _as_sent(codec: RecordCodec) -> Callable[[Any], Any]:
-    """Returns what keeps a record that the code sends, whatever the code does with it later."""
+    """Returns the function that copies a record that the code sends, so that the code cannot change it later."""
     if (flat := codec.flat) is None:
         return lambda record: encoded(codec, record)
     values = flat.values

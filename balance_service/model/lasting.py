@@ -1,4 +1,4 @@
-"""Dataclasses whose instances stay what they are: they cannot change, and a codec returns each as it was given."""
+"""Dataclasses whose instances stay what they are: they cannot change, and decoding returns an equal one."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def lasting(owner: type, fields: Mapping[str, ValueType]) -> Callable[[Sequence[
 
 
 def _is_frozen(owner: type) -> bool:
-    """Whether an instance has the values that it is made of, for ever."""
+    """Whether an instance always has the values that it is made of."""
     for base in owner.__mro__[:-1]:
         members = vars(base)
         is_as_generated = "__dataclass_params__" in members and members["__dataclass_params__"].frozen
-        # `dataclass` keeps an `__init__` of one's own. What it generates has no file.
+        # `dataclass` keeps an `__init__` of the author's. The one that it generates has no file.
         init = getattr(members.get("__init__"), "__code__", None)
         if not is_as_generated or init is None or init.co_filename != "<string>":
             return False
