@@ -16,19 +16,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from balance_service.avro.number_columns import MOST, NUMBER_BYTES, big_endian, put, unscaled, widths_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-_NUMBER_BYTES = 8
-# The sum of two such numbers fits into 64 bits.
-_MOST = 1 << 62
 # Behind a header. With it, a frame has the eight bytes that are read from its end.
 _LEAST_BODY = 4
 # In printable ASCII characters: the length of the string then takes one byte.
 _LONGEST_PLAIN_KEY = 63
-_POWERS = np.array([1 << (8 * width - 1) for width in range(1, _NUMBER_BYTES)], dtype=np.int64)
 
 
 class Addition:
@@ -74,11 +72,11 @@ class Addition:
         """
         if amounts.type != self._type:
             return [None] * len(frames)
-        low, fits = _within_64_bits(amounts)
+        low, fits = unscaled(amounts)
         data, starts, ends = _joined(frames)
         rows, widths, numbers = self._read(data, np.flatnonzero(fits), starts, ends)
         totals = numbers + low[rows]
-        same = (_width(totals) == widths) & (numbers > -_MOST) & (numbers < _MOST)
+        same = (widths_of(totals) == widths) & (numbers > -MOST) & (numbers < MOST)
         rows, widths, totals = rows[same], widths[same], totals[same]
         after = _with_numbers(data, ends[rows], widths, totals)
         added: list[bytes | None] = [None] * len(frames)
@@ -95,7 +93,7 @@ class Addition:
         widths = np.fromiter((0 if frame is None else -1 for frame in frames), dtype=np.int64, count=len(frames))
         data, starts, ends = _joined(frames)
         rows, found, of_rows = self._read(data, np.arange(len(frames)), starts, ends)
-        small = (of_rows > -_MOST) & (of_rows < _MOST)
+        small = (of_rows > -MOST) & (of_rows < MOST)
         numbers[rows[small]], widths[rows[small]] = of_rows[small], found[small]
         return numbers, widths
 
@@ -103,9 +101,9 @@ class Addition:
         """Returns the unscaled amounts, 0 for null; and a mask of those of which `count` can be added in 64 bits."""
         if amounts.type != self._type:
             return np.zeros(len(amounts), dtype=np.int64), np.zeros(len(amounts), dtype=bool)
-        low, fits = _within_64_bits(amounts)
+        low, fits = unscaled(amounts)
         is_null = amounts.is_null().to_numpy(zero_copy_only=False)
-        most = _MOST // max(count, 1)
+        most = MOST // max(count, 1)
         fits = is_null | (fits & (low > -most) & (low < most))
         return np.where(fits & ~is_null, low, 0), fits
 
@@ -127,15 +125,15 @@ class Addition:
         begun: list[bytes | None] = [None] * len(keys)
         if amounts.type != self._type or not len(keys):
             return begun
-        numbers, fits = _within_64_bits(amounts)
-        widths = _width(numbers)
+        numbers, fits = unscaled(amounts)
+        widths = widths_of(numbers)
         data = np.frombuffer(keys.buffers()[2] or b"", dtype=np.uint8)
         bounds = np.frombuffer(keys.buffers()[1], dtype=np.int32)[keys.offset : keys.offset + len(keys) + 1]
         starts, lengths = bounds[:-1].astype(np.int64), np.diff(bounds)
         fits &= (lengths >= 1) & (lengths <= _LONGEST_PLAIN_KEY)
-        forms = np.where(fits, lengths.astype(np.int64) * (_NUMBER_BYTES + 1) + widths, 0)
+        forms = np.where(fits, lengths.astype(np.int64) * (NUMBER_BYTES + 1) + widths, 0)
         for form in np.unique(forms[fits]).tolist():
-            length, width = divmod(form, _NUMBER_BYTES + 1)
+            length, width = divmod(form, NUMBER_BYTES + 1)
             rows = np.flatnonzero(forms == form)
             text = data[starts[rows][:, np.newaxis] + np.arange(length)]
             plain = np.flatnonzero(((text >= ord(" ")) & (text <= ord("~"))).all(axis=1))
@@ -155,7 +153,7 @@ class Addition:
         frames[:, : len(head)] = np.frombuffer(head, dtype=np.uint8)
         frames[:, len(head) : -width - 1] = text
         frames[:, -width - 1] = 2 * width
-        frames[:, -width:] = _big_endian(numbers)[:, _NUMBER_BYTES - width :]
+        frames[:, -width:] = big_endian(numbers)[:, NUMBER_BYTES - width :]
         return frames
 
     def _read(
@@ -165,7 +163,7 @@ class Addition:
         rows = rows[ends[rows] - starts[rows] >= len(self._header) + _LEAST_BODY]
         rows, widths = self._numbers(data, rows, starts[rows], ends[rows])
         numbers = _last_bytes(data, ends[rows])
-        spare = 8 * (_NUMBER_BYTES - widths)
+        spare = 8 * (NUMBER_BYTES - widths)
         return rows, widths, (numbers << spare) >> spare
 
     def _numbers(
@@ -183,24 +181,9 @@ class Addition:
         of_number = at + np.where(is_short, 1, 2) + length
         known &= (is_short | (second < 0x80)) & (of_number < ends)
         widths = ends - of_number - 1
-        known &= (widths >= 1) & (widths <= _NUMBER_BYTES)
+        known &= (widths >= 1) & (widths <= NUMBER_BYTES)
         known[known] &= data[of_number[known]] == 2 * widths[known]
         return rows[known], widths[known]
-
-
-def written(numbers: NDArray[np.int64], prefix: bytes = b"") -> pa.Array:
-    """Returns numbers as Avro's decimals in bytes, each behind a prefix."""
-    widths = _width(numbers)
-    head = len(prefix) + 1
-    ends = (widths + head).cumsum()
-    data = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
-    starts = ends - widths - head
-    for at, byte in enumerate(prefix):
-        data[starts + at] = byte
-    data[ends - widths - 1] = 2 * widths
-    _put(data, ends, widths, numbers)
-    offsets = np.concatenate([[0], ends]).astype(np.int32)
-    return pa.Array.from_buffers(pa.binary(), len(numbers), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def _joined(frames: Sequence[bytes | None]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
@@ -211,31 +194,11 @@ def _joined(frames: Sequence[bytes | None]) -> tuple[NDArray[np.uint8], NDArray[
     return np.frombuffer(b"".join(known), dtype=np.uint8), ends - sizes, ends
 
 
-def _within_64_bits(amounts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Returns the unscaled values, and a mask of those that are small enough to be added."""
-    words = np.frombuffer(amounts.buffers()[1], dtype="<i8").reshape(-1, 2)
-    words = words[amounts.offset : amounts.offset + len(amounts)]
-    low, high = words[:, 0], words[:, 1]
-    fits = (high == low >> 63) & (low > -_MOST) & (low < _MOST)
-    # The value in the place of a null is undefined.
-    return low, fits & amounts.is_valid().to_numpy(zero_copy_only=False) if amounts.null_count else fits
-
-
 def _last_bytes(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the 8 bytes before each end as big-endian numbers."""
-    at = ends[:, np.newaxis] + np.arange(-_NUMBER_BYTES, 0)
+    at = ends[:, np.newaxis] + np.arange(-NUMBER_BYTES, 0)
     numbers: NDArray[np.int64] = data[at].view(">i8").ravel().astype(np.int64)
     return numbers
-
-
-def _width(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the number of bytes that each number takes."""
-    # Avro's writer uses the bit length of the magnitude: -128 takes two bytes although one would hold it.
-    return 1 + np.searchsorted(_POWERS, np.abs(numbers), side="right")
-
-
-def _big_endian(numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-    return numbers.astype(">i8").view(np.uint8).reshape(-1, _NUMBER_BYTES)
 
 
 def _with_numbers(
@@ -243,15 +206,5 @@ def _with_numbers(
 ) -> bytes:
     """Returns the data with the bytes before each end replaced by the numbers."""
     changed = data.copy()
-    _put(changed, ends, widths, numbers)
+    put(changed, ends, widths, numbers)
     return changed.tobytes()
-
-
-def _put(
-    data: NDArray[np.uint8], ends: NDArray[np.int64], widths: NDArray[np.int64], numbers: NDArray[np.int64]
-) -> None:
-    """Writes each number into the bytes before its end."""
-    columns = _big_endian(numbers)
-    for back in range(1, _NUMBER_BYTES + 1):
-        reaches = widths >= back
-        data[ends[reaches] - back] = columns[reaches, _NUMBER_BYTES - back]

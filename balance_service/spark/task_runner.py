@@ -326,7 +326,9 @@ class TaskRunner:
 
     def _gathering(self, partition: int) -> Gathering:
         if partition not in self._gatherings:
-            self._gatherings[partition] = Gathering(self._settings.max_records_per_batch, self._combine)
+            leaves_states = self._folding is not None and not self._folding.outputs
+            most_rows = self._settings.max_records_per_batch
+            self._gatherings[partition] = Gathering(most_rows, self._combine, leaves_states)
         return self._gatherings[partition]
 
     def _try_again(self, task: Task, interrupted: threading.Event) -> float:

@@ -425,10 +425,10 @@ MUTATIONS = (
     Mutation(
         "an event at which an expression fails takes the next one along",
         "balance_service/spark/combine.py",
-        '            others = self.notes["offset"].filter(pc.is_valid(self.notes["cause"]))\n',
-        '            others = self.notes["offset"].filter(pc.is_valid(self.notes["cause"]))\n'
-        '            failed = self.notes["offset"].filter(pc.equal(self.notes["cause"], "transform-failed"))\n'
-        "            others = pa.chunked_array([*others.chunks, *pc.add(failed, 1).chunks], pa.int64())\n",
+        '        others = self.notes["offset"].filter(pc.is_valid(self.notes["cause"]))\n',
+        '        others = self.notes["offset"].filter(pc.is_valid(self.notes["cause"]))\n'
+        '        failed = self.notes["offset"].filter(pc.equal(self.notes["cause"], "transform-failed"))\n'
+        "        others = pa.chunked_array([*others.chunks, *pc.add(failed, 1).chunks], pa.int64())\n",
         QUIET,
         ("lost",),
         SYSTEMS,
