@@ -55,7 +55,7 @@ subject of a schema is `TOPIC-FULL.NAME.OF.RECORD`; a schema that a model took f
 An application that [began without a registry](../how-to/json.md#without-a-registry) writes its own records in Avro's
 single-object encoding: `C3 01`, a fingerprint of the schema in 8 bytes, little-endian, and the body. The value of the
 key `FF`, `schema/` and the fingerprint in 16 hexadecimal digits, most significant first, in the same partition, is the
-schema's text. The fingerprint is CRC-64-AVRO of the Parsing Canonical Form, in which types keep their `logicalType`,
+schema's text. The fingerprint is CRC-64-AVRO of the Parsing Canonical Form whose types keep their `logicalType`,
 `precision` and `scale`, in this order behind the other attributes.
 
 A key is text in UTF-8, or a number in 8 bytes, big-endian, with the sign bit inverted; a composite key its columns in
