@@ -17,7 +17,9 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 from balance_service.engine.dead_letter import (
+    GONE,
     NEVER,
+    SET_ASIDE,
     Letter,
     Status,
     blocks_key,
@@ -95,6 +97,8 @@ class Letters:
     """Whether a record waits for an earlier record of its key that could not be applied."""
     keeps_newest: bool = False
     """Whether a record supersedes earlier records of its key that could not be applied: their dead letters close."""
+    is_compacted: bool = False
+    """Whether a record that is gone from the source was replaced by a later one of its key."""
     now_ms: Callable[[], int] = now_ms
     failures: TransformFailures = field(default_factory=TransformFailures)
 
@@ -241,7 +245,8 @@ class Letters:
             else:
                 # It was applied out of source order before, and must be applied so again.
                 after = before.failed_in_replay(record.cause, record.key, now, record.detail)
-            if newest and record.key is not None and record.offset < newest.get(record.key, NEVER):
+            is_replaced = self.is_compacted and record.cause == GONE and (before is None or before.cause != SET_ASIDE)
+            if is_replaced or (newest and record.key is not None and record.offset < newest.get(record.key, NEVER)):
                 after = after.closed(Status.SUPERSEDED, now)
             if not after.is_in_topic and not is_silent:
                 changes.fresh.append(record)

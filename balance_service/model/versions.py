@@ -267,6 +267,7 @@ def _described(stage: Stage) -> Mapping[str, Any]:
         "by": stage.by if stage.by is None or len(stage.by) > 1 else stage.by[0],
         "makes": stage.makes,
         **({} if stage.format == "avro" else {"format": stage.format, "type": stage.type}),
+        **({"compacted": True} if stage.compacted else {}),
         **({} if stage.transform is None else {"transform": [stage.transform.fingerprint, VALUE_SETTINGS]}),
     }
 

@@ -101,6 +101,24 @@ def outputs_are_of_events(read_model: ReadModel, batches: Batches) -> None:
                 raise AssertionError(f"cut into batches, '{output.topic}' gets {found}, and in one batch {expected}")
 
 
+def compaction_changes_nothing(read_model: ReadModel, batches: Batches) -> None:
+    """What compaction leaves of the source results in the same states.
+
+    A key whose newest record is a dead letter may lose its state: compaction removes the one before.
+    """
+    if not read_model.stages[-1].compacted:
+        return
+    with Driver(read_model, after_joins=True) as driver:
+        _driven(driver, batches)
+        refused = {letter.key for letter in driver.letters()}
+        before, after = driver.states(), driver.compact().rebuild().states()
+        sent = read_model.key_type.sent
+        lost = {key for key in before.keys() | after.keys() if sent(key) not in refused}
+        if differing := [key for key in lost if before.get(key) != after.get(key)]:
+            shown = sorted(map(read_model.key_type.text, differing))
+            raise AssertionError(f"after compaction, the states of {shown} differ")
+
+
 CONTRACT: tuple[Check, ...] = (
     combined_equals_single,
     cuts_do_not_matter,
@@ -108,6 +126,7 @@ CONTRACT: tuple[Check, ...] = (
     acceleration_equals_fold,
     deleted_keys_come_back,
     outputs_are_of_events,
+    compaction_changes_nothing,
 )
 
 

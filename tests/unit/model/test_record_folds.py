@@ -164,6 +164,46 @@ def test_a_dead_letter_of_a_key_that_is_stored_in_another_form_is_superseded_too
         assert driver.view("7") is None
 
 
+# A compacted topic
+
+
+class Kept(Articles):
+    name = "test-articles-kept"
+    source = Stream("articles", ARTICLE, compacted=True)
+
+
+def test_what_compaction_leaves_has_the_same_states() -> None:
+    check_contract(Kept, seconds=4.0)
+    with Driver(Kept) as kept:
+        kept.given(article(name="one"), article("b"), article(name="two"), article("c"), tombstone("c"))
+        before = kept.states()
+
+        assert kept.compact().rebuild().states() == before
+        assert (named(kept), named(kept, "c"), kept.counted) == ("two", None, 2)
+
+
+def test_only_a_declared_topic_is_compacted(articles: Driver) -> None:
+    with pytest.raises(ValueError, match=r"is not `Stream\(…, compacted=True\)`"):
+        articles.compact()
+
+
+@pytest.mark.shows("newest")
+def test_a_dead_letter_whose_record_compaction_removed_is_superseded() -> None:
+    with Driver(Kept) as kept:
+        kept.given(article(name="old", unreadable=UNKNOWN), article(name="new", unreadable=INCOMPATIBLE))
+
+        kept.compact().mend(UNKNOWN).advance(minutes=5)
+
+        assert (named(kept), statuses(kept)) == (None, ["superseded", "waiting"])
+        kept.mend(INCOMPATIBLE).redrive(1)
+        assert (named(kept), statuses(kept)) == ("new", ["superseded", "applied"])
+
+
+def test_a_compacted_source_is_part_of_the_declaration() -> None:
+    assert declaration_of(Kept()).fingerprint != declaration_of(Articles()).fingerprint
+    assert declaration_of(Kept()).reads == declaration_of(Articles()).reads
+
+
 # Dead letters
 
 
@@ -322,6 +362,9 @@ SHORT = ship("ArticleShort", {"sku": "string", "price": {**MONEY, "precision": 6
         ({"count": Count(ARTICLE)}, "and folds of its fields"),
         ({"fold": Articles.fold, "name_": Upsert(ARTICLE)}, "name Upsert as the model's `fold`"),
         ({"order": ANY}, "and an `order`"),
+        ({"source": Kept.source, "emits": Emit("changed")}, "its source is compacted: a record that compaction"),
+        ({"source": Kept.source.by("name")}, "compacted=True, and a step"),
+        ({"source": Kept.source, "fold": lambda *_: None}, "and for no other"),
         ({"state": OTHER}, "the state has 'name': it may be null"),
         ({"state": ODD}, "the state has 'weight', and the record has no such column; it has sku, name, price"),
         ({"state": SHORT}, "keeps every digit"),
