@@ -45,12 +45,10 @@ class Deletions:
         self._asked_ms = 0
         self._kept_ms: int | None = None
 
-    def seen_to_ms(self, position: Position) -> int:
-        """Returns `Position.seen_to_ms` as it is known now."""
-        if not self._hosted.stage.compacted:
-            return position.seen_to_ms
-        age = self._hosted.watermarks.age(self._partition, position.offset)
-        return position.seen_to_ms if age is None else max(position.seen_to_ms, now_ms() - int(1000 * age))
+    def seen_at(self, offset: int) -> int:
+        """Returns when everything in the source was known to be below an offset, in ms since 1970; -1 if never."""
+        age = self._hosted.watermarks.age(self._partition, offset) if self._hosted.stage.compacted else None
+        return NEVER if age is None else now_ms() - int(1000 * age)
 
     def gone(self, position: Position) -> str:
         """Returns why the states of a position may lack deletions; empty if they have all of them.
@@ -60,7 +58,7 @@ class Deletions:
         """
         if not self._hosted.stage.compacted:
             return ""
-        seen_to_ms = self.seen_to_ms(position)
+        seen_to_ms = max(position.seen_to_ms, self.seen_at(position.offset))
         away_ms = now_ms() - seen_to_ms
         kept_ms = self._kept(away_ms)
         if kept_ms is None or (seen_to_ms > NEVER and away_ms < kept_ms - _margin_ms(kept_ms)):
@@ -71,16 +69,16 @@ class Deletions:
             "(delete.retention.ms), so some may be gone"
         )
 
-    def require_all(self, position: Position) -> None:
+    def require_all(self, position: Position | None) -> None:
         """Raises RetriableError if the states may lack deletions: the task must be opened again, as `begun_again`."""
-        if why := self.gone(position):
+        if position is not None and (why := self.gone(position)):
             raise RetriableError(f"{why}: the partition is folded again from its beginning")
 
     def noted(self, position: Position) -> Position | None:
         """Returns the position that a task without events is to write, so that a later one knows; None for none."""
         if not self._hosted.stage.compacted or (kept_ms := self._kept(_AT_END_MS)) is None:
             return None
-        seen_to_ms = self.seen_to_ms(position)
+        seen_to_ms = self.seen_at(position.offset)
         is_late = seen_to_ms - position.seen_to_ms > min(_NOTED_EVERY_MS, (kept_ms - _margin_ms(kept_ms)) // 4)
         return replace(position, seen_to_ms=seen_to_ms) if is_late else None
 

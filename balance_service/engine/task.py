@@ -348,7 +348,7 @@ class Task:
             if not self._sends and batch.end > self._limit:
                 raise RetriableError(f"no other generation has applied the records below {batch.end} yet")
             # The records were read before this moment.
-            self._deletions.require_all(self._required_position())
+            self._deletions.require_all(self._stands_at)
             return self._commit(batch, store, writer)
 
     def note_seen(self) -> None:
@@ -473,8 +473,7 @@ class Task:
         if not self._hosted.generations.serves(self._hosted.stage):
             store.require_room(serves=False)
         batch = batch if self._sends else replace(batch, is_silent=True)
-        moved = replace(self._required_position(), offset=batch.end)
-        seen_to_ms = self._deletions.seen_to_ms(moved)
+        seen_to_ms = self._deletions.seen_at(batch.end)
         done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer, audit, seen_to_ms)
         self._waited = None
         self._shown = store.view
