@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from balance_service import api
 from balance_service.engine.records import Position, Role
 from balance_service.engine.tables import TableId
-from balance_service.errors import PoisonRecordError, RetriableError
+from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem, json_response
 from balance_service.http.key_target import KEY_SCOPES, KeyTarget
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from balance_service.engine.tables import Tables
     from balance_service.engine.task import Task, Watcher
     from balance_service.engine.tasks import Tasks
-    from balance_service.errors import StoreCorruptedError
     from balance_service.http.key_target import KeyQuery
     from balance_service.http.queries import Queries
     from balance_service.http.routing import ReadableTask
@@ -60,11 +59,11 @@ class TableDescription(TypedDict):
     """The topic of its rows."""
     record: str
     """The simple name of the rows' schema."""
-    keyFormat: str  # noqa: N815  (as clients see it)
+    keyFormat: str
     """The serializer of its keys: `string`, `int` or `long`."""
-    isGlobal: bool  # noqa: N815
+    isGlobal: bool
     """Whether every instance that joins with it has all rows."""
-    readModels: list[str]  # noqa: N815
+    readModels: list[str]
     """Those that join with it."""
 
 
@@ -179,10 +178,11 @@ class TableAnswers:
     async def learn(self, key: bytes) -> None:
         """Reads a row, so that the schema of its writer is known: to ask the registry would stop the event loop."""
         routing = self.queries.routing
-        copy = routing.copy(routing.partition_of(key))
-        frame = None if copy is None else copy.view.get(key)
-        if frame is not None:
-            with suppress(RetriableError):
+        # The answer tells what is wrong.
+        with suppress(RetriableError, StoreCorruptedError):
+            copy = routing.copy(routing.partition_of(key))
+            frame = None if copy is None else copy.view.get(key)
+            if frame is not None:
                 await asyncio.to_thread(self.decode, frame)
 
     def description(self) -> TableDescription:

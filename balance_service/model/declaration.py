@@ -428,8 +428,8 @@ def _with_upsert(
     if model.source.compacted and outputs:
         refuse(
             model,
-            f"emits to '{outputs[0].topic}', and its source is compacted: a record that compaction removes before it is "
-            "read is never sent, nor is a deletion; let the consumers read the source, or the states' changes over HTTP",
+            f"emits to '{outputs[0].topic}', and its source is compacted: a record that compaction removes before it "
+            "is read is never sent, nor is a deletion; let the consumers read the source, or follow the changes over HTTP",
         )
     if fold.where is not None:
         check_condition(model, fold.where, events)

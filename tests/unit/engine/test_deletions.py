@@ -66,7 +66,7 @@ class Compacted:
             processor=SimpleNamespace(letters=letters(keeps_newest=True), position_codec=self.codec),
             generations=HostedGenerations(lambda: ONE, lambda: ONE),
         )
-        self.deletions = Deletions(self.hosted, 0)
+        self.deletions = Deletions(cast("Any", self.hosted), 0)
 
     def passes(self, hours: float) -> None:
         self.now_ms += int(hours * HOUR_MS)

@@ -17,6 +17,7 @@ from balance_service.cluster.directory import PublishedModel, ServerTable
 from balance_service.engine.records import Position, Role, TaskSnapshot
 from balance_service.engine.table_store import TableStore, Version
 from balance_service.errors import RetriableError, StoreCorruptedError
+from balance_service.formats.known import FORMATS
 from balance_service.http.answer import problems
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import FORWARDED_HEADER
@@ -25,7 +26,6 @@ from balance_service.http.table_queries import TableQueries, TablesHere
 from balance_service.kafka.lease import Lease
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topics import Watermarks
-from balance_service.model.record_keys import KeyFormat
 from balance_service.model.stream import Global, Join, Table
 from balance_service.observability.metrics import Metrics
 from balance_service.testing.fakes import FakeRegistry
@@ -34,6 +34,8 @@ from tests.support.fakes import Clock
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from balance_service.model.record_keys import KeyFormat
 
 PLAYER = {"type": "record", "name": "Player", "fields": [{"name": "name", "type": "string"}]}
 PARTITIONS = 2
@@ -97,9 +99,7 @@ class Side:
 
     def _task(self, partition: int) -> Any:
         view = SimpleNamespace(position=Position(77, EPOCH, "id"))
-        return SimpleNamespace(
-            task_id=SimpleNamespace(partition=partition), role=self.roles[partition], view=view
-        )
+        return SimpleNamespace(task_id=SimpleNamespace(partition=partition), role=self.roles[partition], view=view)
 
     def queries(self, proxy: Proxy) -> TableQueries:
         joins = [Join(table=self.table, on="player", take={"name": "name"}, missing="drop")]
@@ -119,7 +119,7 @@ class Side:
         tables: Any = SimpleNamespace(
             find=find,
             partitioning=lambda _topic: Partitioning(PARTITIONS, "murmur2", self.table.key_format),
-            reader=lambda _topic: self.codec,
+            reader=lambda _topic: FORMATS["avro"].reader(self.registry, PLAYER),
         )
         here = TablesHere(
             stages=[tasks],
