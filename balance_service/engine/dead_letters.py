@@ -299,32 +299,20 @@ class Letters:
     def on_open(self, store: StateStore) -> LetterChanges:
         """Returns the changes that opening a task makes if the read model began or ceased to keep order, or the newest.
 
-        If it ceased to keep order, dead letters that wait behind others become due. If it began, open dead letters
-        block later records of their keys from now on, or are superseded by them.
+        The index has the open dead letters that later records of their keys look for, and no others. Those that wait
+        behind others become due unless order is kept.
         """
         changes = LetterChanges(_counts(store))
-        if self.keeps_newest:
-            letters = self.open_in(store).values()
-            index = [key for letter in letters for key in self._of_key(letter)]
-            frames = store.get_many(index) if index else []
-            changes.records += [(key, b"") for key, found in zip(index, frames, strict=True) if found is None]
+        letters = self.open_in(store).values()
+        wanted = {key for letter in letters for key in self._of_key(letter)}
+        found = {key for keys in _scan(store, _OF, _OF + _END) for key in keys}
+        changes.records += [(key, None) for key in sorted(found - wanted)]
+        changes.records += [(key, b"") for key in sorted(wanted - found)]
+        if not self.keeps_order:
             for letter in letters:
                 if letter.status is Status.BEHIND:
                     self._change(changes, letter.offset, letter, self._carried_over(letter))
-            store.look_for(_DUE, changes.records)
-            return changes
-        if self.keeps_order:
-            # Without an entry for any blocked key, the dead letters date from a version that did not keep order.
-            if self.blocks_keys(store) and not store.keys(_OF, _OF + _END, 1):
-                changes.records += [(key, b"") for letter in self.between(store, 0) for key in self._of_key(letter)]
-            return changes
-        for keys in _scan(store, _OF, _OF + _END):
-            changes.records += [(key, None) for key in keys]
-        if changes.records:
-            for letter in self.between(store, 0):
-                if letter.status is Status.BEHIND:
-                    self._change(changes, letter.offset, letter, self._carried_over(letter))
-            store.look_for(_DUE, changes.records)
+        store.look_for(_DUE, changes.records)
         return changes
 
     def carry_over(self, letters: Iterable[Letter]) -> LetterChanges:

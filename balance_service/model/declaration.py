@@ -429,7 +429,7 @@ def _with_upsert(
         refuse(
             model,
             f"emits to '{outputs[0].topic}', and its source is compacted: a record that compaction removes before it "
-            "is read is never sent, nor is a deletion; let the consumers read the source, or follow the changes over HTTP",
+            "is read is never sent, nor is a deletion; let consumers read the source, or follow the changes over HTTP",
         )
     if fold.where is not None:
         check_condition(model, fold.where, events)

@@ -302,6 +302,24 @@ def test_dead_letters_of_a_version_that_kept_another_order_are_superseded_too() 
         assert statuses(articles) == ["superseded"] * 3
 
 
+@pytest.mark.shows("key-order")
+def test_a_version_that_keeps_order_again_waits_behind_the_records_that_block_and_no_others() -> None:
+    with Driver(Articles) as articles:
+        articles.given(article(unreadable=INCOMPATIBLE), article("b", unreadable="key-malformed"), article("c"))
+        task = articles.last_stage
+        codec = task.processor.letters.codec
+        in_order = Letters(codec=codec, every_ms=300_000, keeps_order=True)
+        object.__setattr__(task.processor, "letters", in_order)
+        assert in_order.blocked_after(task.store, [b"a", b"b", b"c"], frozenset()) == {b"a": 0, b"b": 1}
+
+        task.store.write(in_order.on_open(task.store).records, 99)
+
+        assert in_order.blocked_after(task.store, [b"a", b"b", b"c"], frozenset()) == {b"a": 0}
+        assert not in_order.on_open(task.store).records
+        articles.given(article(name="waits"), article("b", name="applied"))
+        assert (statuses(articles)[2], named(articles, "b")) == ("behind", "applied")
+
+
 @pytest.mark.shows("newest")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
