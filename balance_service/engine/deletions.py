@@ -56,7 +56,8 @@ class Deletions:
         Raises:
             RetriableError: the broker does not respond.
         """
-        if not self._hosted.stage.compacted:
+        # Without states, there is none that should be deleted.
+        if not self._hosted.stage.compacted or not position.keys:
             return ""
         seen_to_ms = max(position.seen_to_ms, self.seen_at(position.offset))
         away_ms = now_ms() - seen_to_ms

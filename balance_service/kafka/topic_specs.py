@@ -42,8 +42,8 @@ FOREVER = {_CLEANUP_POLICY: "delete", "retention.ms": "-1", "retention.bytes": "
 # A table keeps the versions of a day, which is its default history, so that it has them after it is read again.
 _TABLE = {_CLEANUP_POLICY: "compact", _COMPACTION_LAG: str(_DAY_MS)}
 _COMPACTED = {_CLEANUP_POLICY: "compact", _TOMBSTONES_KEPT: str(_DAY_MS)}
-# A task asks for the end of its source each second.
-_LEAST_TOMBSTONES_KEPT_MS = 10_000
+# A restart, and a move of a partition, take less.
+_LEAST_TOMBSTONES_KEPT_MS = 10 * 60 * 1000
 _DIRECTORY = {_CLEANUP_POLICY: "compact", "segment.ms": "60000", "min.cleanable.dirty.ratio": "0.1"}
 # The lag counts from the records' timestamps, which must not depend on the clocks of the instances.
 CHANGELOG = {

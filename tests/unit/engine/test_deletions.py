@@ -185,6 +185,12 @@ def test_a_shorter_time_counts_for_a_task_that_is_behind_within_a_minute(compact
     assert compacted.deletions.gone(position)
 
 
+def test_states_that_are_none_lack_no_deletion(compacted: Compacted) -> None:
+    position = compacted.stands_at(9, -1)
+
+    assert compacted.deletions.gone(replace(position, keys=0)) == ""
+
+
 # A task
 
 
