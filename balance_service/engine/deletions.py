@@ -34,7 +34,7 @@ _SCANNED = 1_000
 
 
 class Deletions:
-    """What a task knows of the deletions in its source; nothing is to be known if that is not compacted.
+    """What a task knows of the deletions in its source. One that is not compacted has them all.
 
     For the task's thread.
     """
@@ -111,7 +111,7 @@ def begun_again(position: Position, start: int) -> Position:
 
 
 def without_states(store: StateStore) -> Iterator[Record]:
-    """Yields the deletions of all states and markers of a store. The caller may write them meanwhile."""
+    """Yields the deletions of all states and markers of a store. The caller may write each one before it takes the next."""
     for start, stop in ((b"", RESERVED_PREFIX), MARKERS):
         while keys := store.keys(start, stop, _SCANNED):
             yield from ((key, None) for key in keys)

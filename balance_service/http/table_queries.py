@@ -329,8 +329,7 @@ TABLE_ROUTES = (
         summary="The newest row of one key",
         description="The row of a table that a read model joins with, answered as `getKeyOfModel` is: by an instance "
         "that owns a partition which is joined with the key's, or for a `Global` by any that joins with it. Positions "
-        "and lags are those of the table's topic. Joins take a row as it was at the time of the event; this is the "
-        "newest.",
+        "and lags are those of the table's topic. Joins take the version of the time of the event; this is the newest.",
         parameters=RowParameters,
         responses=(
             ok(
