@@ -120,6 +120,7 @@ def test_a_partition_whose_deletions_the_broker_has_dropped_is_folded_again(
             assert found == {"kept": "second", "bad": "newest"}
             (task,) = tasks_of(again).all()
             assert task.position > position
+            assert task.view is not None
             statuses = {letter.status for letter in hosted(again).processor.letters.page(task.view, 0, 10)}
             assert statuses == {Status.SUPERSEDED}
             snapshot: Mapping[str, Any] = {"again": task.snapshot().again_up_to}
