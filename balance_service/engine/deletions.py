@@ -111,7 +111,7 @@ def begun_again(position: Position, start: int) -> Position:
 
 
 def without_states(store: StateStore) -> Iterator[Record]:
-    """Yields the deletions of all states and markers of a store. The caller may write each one before it takes the next."""
+    """Yields the deletions of all states and markers of a store, which the caller may write as they come."""
     for start, stop in ((b"", RESERVED_PREFIX), MARKERS):
         while keys := store.keys(start, stop, _SCANNED):
             yield from ((key, None) for key in keys)

@@ -299,9 +299,11 @@ BUGS = (
     pinpoint(
         "a commit during the first look at a partition is not told",
         "engine/task.py",
-        "        done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer, audit, seen_to_ms)\n",
+        "        done = commit("
+        "batch, self.task_id.partition, self._hosted.processor, store, writer, audit, seen_to_ms)\n",
         "        early = self._watcher\n"
-        "        done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer, audit, seen_to_ms)\n"
+        "        done = commit("
+        "batch, self.task_id.partition, self._hosted.processor, store, writer, audit, seen_to_ms)\n"
         "        self._watcher = early\n",
         "unit/engine/test_task_states",
         "test_a_watcher_that_begins_during_a_commit_gets_it",
