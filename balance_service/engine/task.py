@@ -737,7 +737,6 @@ class Task:
         partition, source = self.task_id.partition, self._hosted.source.name
         start = self._hosted.topics.offsets(source, [partition], earliest=True)[partition]
         begin_again(begun_again(position, start), self._hosted.processor.position_codec, store, writer)
-        failpoint("begun-again")
         self._log.warning("the partition is folded again from its beginning", reason=why, stood_at=position.offset)
 
     def _check_owner(self, store: StateStore) -> None:
