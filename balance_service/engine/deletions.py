@@ -77,7 +77,14 @@ class Deletions:
 
     def noted(self, position: Position) -> Position | None:
         """Returns the position that a task without events is to write, so that a later one knows; None for none."""
-        if not self._hosted.stage.compacted or (kept_ms := self._kept(_AT_END_MS)) is None:
+        if not self._hosted.stage.compacted:
+            return None
+        try:
+            kept_ms = self._kept(_AT_END_MS)
+        except RetriableError:
+            # Nothing is applied during an outage, and the task goes on answering.
+            return None
+        if kept_ms is None:
             return None
         seen_to_ms = self.seen_at(position.offset)
         is_late = seen_to_ms - position.seen_to_ms > min(_NOTED_EVERY_MS, (kept_ms - _margin_ms(kept_ms)) // 4)

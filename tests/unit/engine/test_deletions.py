@@ -250,7 +250,13 @@ def test_a_task_that_stood_for_too_long_applies_nothing_until_it_is_opened_again
     assert compacted.opened().position == 0
 
 
-def test_a_task_without_events_notes_at_intervals_that_it_has_everything(compacted: Compacted) -> None:
+def is_down(_topic: str) -> dict[str, str]:
+    raise RetriableError("the broker is down")
+
+
+def test_a_task_without_events_notes_at_intervals_that_it_has_everything(
+    compacted: Compacted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compacted.stands_at(END)
     task = compacted.opened()
     before = len(compacted.writer.commits)
@@ -260,6 +266,10 @@ def test_a_task_without_events_notes_at_intervals_that_it_has_everything(compact
         task.note_seen()
 
     assert len(compacted.writer.commits) == before + 1
+    monkeypatch.setattr(compacted.topics, "config", is_down)
+    compacted.passes(0.5)
+    task.note_seen()
+    assert len(compacted.writer.commits) == before + 1
     assert compacted.store.position is not None
-    assert compacted.store.position.seen_to_ms == compacted.now_ms
+    assert compacted.store.position.seen_to_ms == compacted.now_ms - HOUR_MS // 2
     assert task.role is Role.ACTIVE
