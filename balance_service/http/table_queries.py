@@ -299,7 +299,7 @@ TABLE_ROUTES = (
         tag=MODELS,
         scopes=frozenset({Scope.READ}),
         summary="The tables that read models join with",
-        description="Those of the read models that this instance hosts.",
+        description="Of the models here.",
         responses=(
             ok(
                 "The tables.",
@@ -327,9 +327,9 @@ TABLE_ROUTES = (
         scopes=KEY_SCOPES,
         is_forwarded=True,
         summary="The newest row of one key",
-        description="The row of a table that a read model joins with, answered as `getKeyOfModel` is: by an instance "
-        "that owns a partition which is joined with the key's, or for a `Global` by any that joins with it. Positions "
-        "and lags are those of the table's topic. Joins take the version of the time of the event; this is the newest.",
+        description="Answered as `getKeyOfModel` is. Positions and lags are of the table's topic. An instance answers that "
+        "owns a partition which is joined with the key's, or for a `Global` any that joins with it. Joins take the version "
+        "of the time of the event; this is the newest.",
         parameters=RowParameters,
         responses=(
             ok(
