@@ -708,10 +708,12 @@ class Task:
         start = starting_position(store.position, hosted, task_id.partition, changelog_topic_id, self._least_epoch)
         # A generation that began to serve before the fencing may be unknown here.
         since = hosted.generations.serves_since(hosted.stage, newest=True)
+        codec, letters = hosted.processor.position_codec, hosted.processor.letters
         for position, changes in starting_changes(store, hosted, task_id.partition, start, since, self._closing.is_set):
             if self._closing.is_set():
                 raise TaskMigratedError("the task was closed while it was opened")
-            write_position(position, hosted.processor.position_codec, store, self._writer, changes)
+            schemas, outputs = hosted.schemas.missing(store, position.offset, letters.now_ms())
+            write_position(position, codec, store, self._writer, changes, schemas, outputs)
         position = self._required_position()
         failpoint("position-written")
         self.replica.stop_reading()
@@ -736,7 +738,9 @@ class Task:
             return
         partition, source = self.task_id.partition, self._hosted.source.name
         start = self._hosted.topics.offsets(source, [partition], earliest=True)[partition]
-        begin_again(begun_again(position, start), self._hosted.processor.position_codec, store, writer)
+        codec, letters = self._hosted.processor.position_codec, self._hosted.processor.letters
+        schemas, outputs = self._hosted.schemas.missing(store, start, letters.now_ms())
+        begin_again(begun_again(position, start), codec, store, writer, schemas, outputs)
         self._log.warning("the partition is folded again from its beginning", reason=why, stood_at=position.offset)
 
     def _check_owner(self, store: StateStore) -> None:

@@ -2,7 +2,7 @@
 
 A state with two fields, a string (the key) and a decimal, has the frame
 
-    0x00 | schema id, 4 bytes | length of the string, 1 or 2 bytes | string | length of the number, 1 byte | number
+    header, see `avro.frames` | length of the string, 1 or 2 bytes | string | length of the number, 1 byte | number
 
 The number is two's complement, big-endian, in `(bit length + 8) // 8` bytes (Avro specification, "Binary encoding" and
 "Decimal"). If the key is the record's own, the state has no string, and the number follows the id. If the sum takes as
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from balance_service.avro.codec import frame_header
 from balance_service.model.record_keys import OURS
 
 if TYPE_CHECKING:
@@ -28,7 +27,9 @@ if TYPE_CHECKING:
 _NUMBER_BYTES = 8
 # The sum of two such numbers fits into 64 bits.
 _MOST = 1 << 62
-_LEAST_FRAME, _LEAST_WITHOUT_KEY = 9, 7
+# Behind a header. A frame without a key may be shorter than the eight bytes that are read from its end. What is before it
+# does not count.
+_LEAST_BODY, _LEAST_WITHOUT_KEY = 4, 2
 # In printable ASCII characters: the length of the string then takes one byte.
 _LONGEST_PLAIN_KEY = 63
 _POWERS = np.array([1 << (8 * width - 1) for width in range(1, _NUMBER_BYTES)], dtype=np.int64)
@@ -37,16 +38,16 @@ _POWERS = np.array([1 << (8 * width - 1) for width in range(1, _NUMBER_BYTES)], 
 class Addition:
     """Adds an update column to the state field of the same name."""
 
-    def __init__(self, column: str, scale: int, schema_id: int, *, has_key: bool = True) -> None:
+    def __init__(self, column: str, scale: int, header: bytes, *, has_key: bool = True) -> None:
         """Args:
         scale: digits of the field after the decimal point.
-        schema_id: the current schema of the states.
+        header: of the frames under the current schema of the states.
         has_key: whether the states have their key, which is text.
         """
         self._column = column
         self._has_key = has_key
         self._type = pa.decimal128(38, scale)
-        self._header = frame_header(schema_id)
+        self._header = header
 
     def next_states(
         self,
@@ -172,7 +173,8 @@ class Addition:
         self, data: NDArray[np.uint8], rows: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Returns the rows of `_numbers`, the widths and the numbers."""
-        rows = rows[ends[rows] - starts[rows] >= (_LEAST_FRAME if self._has_key else _LEAST_WITHOUT_KEY)]
+        least = len(self._header) + (_LEAST_BODY if self._has_key else _LEAST_WITHOUT_KEY)
+        rows = rows[ends[rows] - starts[rows] >= least]
         rows, widths = self._numbers(data, rows, starts[rows], ends[rows])
         numbers = _last_bytes(data, ends[rows])
         spare = 8 * (_NUMBER_BYTES - widths)

@@ -73,7 +73,7 @@ class RunningSum(StandardFold):
         *keys, (last, number) = fields_of(state).items()
         fits = all(simple_name(kind) == "string" for _, kind in keys) and last == field and _is_decimal_of_bytes(number)
         has_key = bool(keys)
-        return Addition(field, number.get("scale", 0), codec.schema_id, has_key=has_key) if fits else None
+        return Addition(field, number.get("scale", 0), codec.header, has_key=has_key) if fits else None
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,6 +16,7 @@ from balance_service.engine.dead_letter import Letter
 from balance_service.engine.deletions import Deletions
 from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.records import POSITION_KEY, Position, Role, TaskId
+from balance_service.engine.schema_records import NO_SCHEMAS
 from balance_service.engine.store import StateStore
 from balance_service.engine.task import Task, TaskState
 from balance_service.errors import RetriableError
@@ -62,6 +63,7 @@ class Compacted:
             topics=self.topics,
             source=SOURCE,
             partitioner="murmur2",
+            schemas=NO_SCHEMAS,
             watermarks=self.watermarks,
             processor=SimpleNamespace(letters=letters(keeps_newest=True), position_codec=self.codec),
             generations=HostedGenerations(lambda: ONE, lambda: ONE),

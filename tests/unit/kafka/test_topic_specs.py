@@ -423,7 +423,7 @@ ALL = stages_of(NeedsAll(), load_settings())
 @pytest.mark.shows("lossy-topics")
 def test_a_compacted_source_is_accepted_for_the_models_that_declare_it_and_no_others() -> None:
     settings = load_settings()
-    topics = InMemoryTopics()
+    topics: Any = InMemoryTopics()
     prepare_topics(topics, settings, KEPT)
     assert topics.configs["rows"]["cleanup.policy"] == "compact"
     assert losses(topics, settings, KEPT[0]) == []
@@ -433,7 +433,7 @@ def test_a_compacted_source_is_accepted_for_the_models_that_declare_it_and_no_ot
     for stages in ([*KEPT, *ALL], [*ALL, *KEPT]):
         with pytest.raises(ConfigurationError, match="is compacted, so the model cannot be rebuilt"):
             prepare_topics(topics, settings, stages)
-    both = InMemoryTopics()
+    both: Any = InMemoryTopics()
     prepare_topics(both, settings, [*KEPT, *ALL])
     assert both.configs["rows"]["cleanup.policy"] == "delete"
 
@@ -448,7 +448,8 @@ def test_a_compacted_source_is_accepted_for_the_models_that_declare_it_and_no_ot
     ids=["deletions", "rows", "events"],
 )
 def test_a_compacted_source_that_loses_rows_or_deletions_is_refused(changed: dict[str, str], why: str) -> None:
-    settings, topics = load_settings(), InMemoryTopics()
+    settings = load_settings()
+    topics: Any = InMemoryTopics()
     prepare_topics(topics, settings, KEPT)
     topics.configs["rows"] |= changed
 
