@@ -328,8 +328,8 @@ TABLE_ROUTES = (
         is_forwarded=True,
         summary="The newest row of one key",
         description="Answered as `getKeyOfModel` is. Positions and lags are of the table's topic. An instance answers "
-        "that owns a partition which is joined with the key's, or for a `Global` any that joins with it. Joins take the "
-        "version of the time of the event; this is the newest.",
+        "that owns a partition which is joined with the key's, or for a `Global` any that joins with it. Joins take "
+        "the version of the time of the event; this is the newest.",
         parameters=RowParameters,
         responses=(
             ok(

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _NUMBER_BYTES = 8
 # The sum of two such numbers fits into 64 bits.
 _MOST = 1 << 62
-# Behind a header. A frame without a key may be shorter than the eight bytes that are read from its end. What is before it
-# does not count.
+# Behind a header. A frame without a key may be shorter than the eight bytes that are read from its end: what is before
+# it does not count.
 _LEAST_BODY, _LEAST_WITHOUT_KEY = 4, 2
 # In printable ASCII characters: the length of the string then takes one byte.
 _LONGEST_PLAIN_KEY = 63
