@@ -108,6 +108,7 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
         every_ms=services.retry_every_ms,
         keeps_order=not stage.passes_on and read_model is not None and read_model.keeps_order,
         keeps_newest=read_model is not None and read_model.keeps_newest,
+        is_compacted=stage.compacted,
         now_ms=services.now_ms,
         failures=TransformFailures(
             stage.name, read_model is None or read_model.on_failure is not OnFailure.DEAD_LETTER, stage.passes_on

@@ -5,8 +5,9 @@ A state with two fields, a string (the key) and a decimal, has the frame
     header, see `avro.frames` | length of the string, 1 or 2 bytes | string | length of the number, 1 byte | number
 
 The number is two's complement, big-endian, in `(bit length + 8) // 8` bytes (Avro specification, "Binary encoding" and
-"Decimal"). If the sum takes as many bytes as the number in the state, only the number is overwritten. A key of plain
-text without a state gets a new frame with the amount. All other states are left to the fold.
+"Decimal"). If the key is the record's own, the state has no string, and the number follows the id. If the sum takes as
+many bytes as the number in the state, only the number is overwritten. A key of plain text without a state gets a new
+frame with the amount, and so does a number or bytes. All other states are left to the fold.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ import numpy as np
 import pyarrow as pa
 
 from balance_service.avro.number_columns import MOST, NUMBER_BYTES, big_endian, put, unscaled, widths_of
+from balance_service.model.record_keys import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-# Behind a header. With it, a frame has the eight bytes that are read from its end.
-_LEAST_BODY = 4
+# Behind a header. A frame without a key may be shorter than the eight bytes that are read from its end: what is before
+# it does not count.
+_LEAST_BODY, _LEAST_WITHOUT_KEY = 4, 2
 # In printable ASCII characters: the length of the string then takes one byte.
 _LONGEST_PLAIN_KEY = 63
 
@@ -32,12 +35,14 @@ _LONGEST_PLAIN_KEY = 63
 class Addition:
     """Adds an update column to the state field of the same name."""
 
-    def __init__(self, column: str, scale: int, header: bytes) -> None:
+    def __init__(self, column: str, scale: int, header: bytes, *, has_key: bool = True) -> None:
         """Args:
         scale: digits of the field after the decimal point.
         header: of the frames under the current schema of the states.
+        has_key: whether the states have their key, which is text.
         """
         self._column = column
+        self._has_key = has_key
         self._type = pa.decimal128(38, scale)
         self._header = header
 
@@ -136,7 +141,11 @@ class Addition:
             length, width = divmod(form, NUMBER_BYTES + 1)
             rows = np.flatnonzero(forms == form)
             text = data[starts[rows][:, np.newaxis] + np.arange(length)]
-            plain = np.flatnonzero(((text >= ord(" ")) & (text <= ord("~"))).all(axis=1))
+            is_plain = ((text >= ord(" ")) & (text <= ord("~"))).all(axis=1)
+            if not self._has_key:
+                # Numbers and bytes were checked when they got the form of our stores, which begins with a zero.
+                is_plain |= text[:, 0] == OURS[0]
+            plain = np.flatnonzero(is_plain)
             plain = plain[belong(text[plain])]
             rows, text = rows[plain], text[plain]
             frames = self._first_frames(text, numbers[rows], width)
@@ -148,10 +157,11 @@ class Addition:
     def _first_frames(self, text: NDArray[np.uint8], numbers: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
         """Returns one frame per row, for strings of equal length and numbers of equal width."""
         count, length = text.shape
-        head = bytes([*self._header, 2 * length])
-        frames = np.empty((count, len(head) + length + 1 + width), dtype=np.uint8)
+        head = bytes([*self._header, 2 * length]) if self._has_key else bytes(self._header)
+        frames = np.empty((count, len(head) + length * self._has_key + 1 + width), dtype=np.uint8)
         frames[:, : len(head)] = np.frombuffer(head, dtype=np.uint8)
-        frames[:, len(head) : -width - 1] = text
+        if self._has_key:
+            frames[:, len(head) : -width - 1] = text
         frames[:, -width - 1] = 2 * width
         frames[:, -width:] = big_endian(numbers)[:, NUMBER_BYTES - width :]
         return frames
@@ -160,7 +170,8 @@ class Addition:
         self, data: NDArray[np.uint8], rows: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Returns the rows of `_numbers`, the widths and the numbers."""
-        rows = rows[ends[rows] - starts[rows] >= len(self._header) + _LEAST_BODY]
+        least = len(self._header) + (_LEAST_BODY if self._has_key else _LEAST_WITHOUT_KEY)
+        rows = rows[ends[rows] - starts[rows] >= least]
         rows, widths = self._numbers(data, rows, starts[rows], ends[rows])
         numbers = _last_bytes(data, ends[rows])
         spare = 8 * (NUMBER_BYTES - widths)
@@ -174,12 +185,25 @@ class Addition:
         for place, byte in enumerate(self._header):
             known &= data[starts + place] == byte
         at = starts + len(self._header)
+        if not self._has_key:
+            return self._widths(data, rows, known, at, ends)
         # Avro lengths are zigzag varints: twice the length, seven bits per byte, least significant first.
         first, second = data[at].astype(np.int64), data[at + 1].astype(np.int64)
         is_short = first < 0x80
         length = np.where(is_short, first, (first & 0x7F) | (second << 7)) >> 1
         of_number = at + np.where(is_short, 1, 2) + length
         known &= (is_short | (second < 0x80)) & (of_number < ends)
+        return self._widths(data, rows, known, of_number, ends)
+
+    @staticmethod
+    def _widths(
+        data: NDArray[np.uint8],
+        rows: NDArray[np.int64],
+        known: NDArray[np.bool_],
+        of_number: NDArray[np.int64],
+        ends: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the known rows whose number, at `of_number`, ends the frame, with its width."""
         widths = ends - of_number - 1
         known &= (widths >= 1) & (widths <= NUMBER_BYTES)
         known[known] &= data[of_number[known]] == 2 * widths[known]

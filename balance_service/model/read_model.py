@@ -15,6 +15,7 @@ from balance_service.model.events import EVENT, HALT, Event, event_of, events_of
 from balance_service.model.keys import cause_of
 from balance_service.model.made_records import PART, Making
 from balance_service.model.record_folds import STATE, Upsert
+from balance_service.model.record_keys import RecordKey
 from balance_service.model.schemas import Schemas
 from balance_service.model.sources import has_several, sources_of
 from balance_service.model.standard_fold import OutOfRangeError, StandardFold
@@ -492,7 +493,12 @@ class ReadModel:
         Args:
             codec: encodes the states.
         """
-        if self.key_type.is_number or len(self.standard_folds) != 1 or len(self.state_schema["fields"]) != 2:
+        # A UUID is checked when it gets its first state, by a pattern.
+        is_own = isinstance(self.key_type, RecordKey)
+        fits = (
+            self.key_type.key_format != "uuid" if isinstance(self.key_type, RecordKey) else not self.key_type.is_number
+        )
+        if not fits or len(self.standard_folds) != 1 or len(self.state_schema["fields"]) != (1 if is_own else 2):
             return None
         ((field, fold),) = self.standard_folds.items()
         return fold.acceleration(field, self.state_schema, codec)

@@ -237,6 +237,7 @@ class TaskRunner:
                     gathering.committed(began)
                 elif began - looked_at > _LOOK_EVERY_SECONDS:
                     passed = self._pass_over(start, frozenset(left_out), task, interrupted)
+                    task.note_seen()
                     looked_at = time.monotonic()
                     start, is_unread = start if passed is None else passed, passed is None
                 if gathered or not is_unread or bounded.rest is not None:

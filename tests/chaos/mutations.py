@@ -76,6 +76,7 @@ MUTATIONS = (
         "balance_service/spark/task_runner.py",
         "                elif began - looked_at > _LOOK_EVERY_SECONDS:\n"
         "                    passed = self._pass_over(start, frozenset(left_out), task, interrupted)\n"
+        "                    task.note_seen()\n"
         "                    looked_at = time.monotonic()\n"
         "                    start, is_unread = start if passed is None else passed, passed is None\n",
         "                elif (ends := self._topics.offsets(self._source, [partition], committed=True)) and (\n"

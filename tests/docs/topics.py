@@ -38,7 +38,8 @@ topic, a changelog, or the topic of decisions or of generations may lose records
 _RETENTION = f"""\
 *forever*: {", ".join(f"`{name}={value}`" for name, value in specs.FOREVER.items())}. `max.message.bytes` of topics that
 take records of a source is the source's, at least 1 MiB, and 64 KiB more where the service adds headers. An output that
-another model joins, and none folds, is created compacted by an instance that hosts the joining model.
+another model joins, and none folds, is created compacted by an instance that hosts the joining model; so is a source
+that all its models declare as [compacted](../how-to/change-data-capture.md#a-compacted-topic).
 
 A source that the service creates has `BALANCE_PARTITIONS` partitions. Other topics have as many as their source,
 except: decisions, generations and application servers have one; a re-keyed topic that the next stage joins with a
