@@ -135,7 +135,7 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
             target=target,
             position_codec=position_codec,
             letters=letters,
-            placeholder=read_model.placeholder,
+            placeholders=read_model.placeholders,
         )
     if not read_model.has_states():
         if _sends_rows(stage, read_model) and services.schemas.has_fingerprints:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from balance_service.avro import arrow_rows
 from balance_service.avro.schemas import fields_of
 from balance_service.engine.dead_letter import Letter
-from balance_service.engine.outputs import OutputBuilder, encoded, forwarded
+from balance_service.engine.outputs import OutputBuilder, encoded, form_of_unchanged_key, forwarded
 from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, Tolerance, records_of_own_code
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.errors import FatalError, PoisonRecordError
@@ -64,15 +64,15 @@ _NUMBER = re.compile(rb"[0-9]{1,9}")
 class RepartitionProcessor:
     """Passes each record on unchanged, under the key of its row.
 
-    `placeholder` stands in records for a value that is the one before. Such a record waits for an operator if an
-    earlier one of its key could not be passed on. Empty if there is none.
+    One of the `placeholders` stands in records for a value that is the one before. Such a record waits for an operator
+    if an earlier one of its key could not be passed on.
     """
 
     source: str
     target: Target
     position_codec: AvroCodec
     letters: Letters
-    placeholder: bytes = b""
+    placeholders: Sequence[bytes] = ()
 
     def outcome(self, batch: TaskBatch, partition: int, position: Position, store: StateStore) -> BatchOutcome:
         outcome, builder = BatchOutcome(position.stream_time_ms), OutputBuilder(self.target, self.source, partition)
@@ -88,7 +88,7 @@ class RepartitionProcessor:
             columns = (rest[name].to_pylist() for name in ("key", *_FORWARDED))
             for key, offset, timestamp_ms, value, headers, own_key in zip(*columns, strict=True):
                 try:
-                    if unread.get(own_key, offset) < offset and self.placeholder in (value or b""):
+                    if unread.get(own_key, offset) < offset and any(one in (value or b"") for one in self.placeholders):
                         why = f"a value was not sent, and the record at offset {unread[own_key]} may have it"
                         raise PoisonRecordError(UNAVAILABLE, why)
                     output = builder.build(offset, timestamp_ms, key, value, forwarded(headers))
@@ -344,6 +344,7 @@ class RetryProcessor:
 def _next_attempt(key: bytes | None, row: Row, builder: OutputBuilder) -> Output:
     headers = [(name, value) for name, value in forwarded(row["headers"]) if name != ATTEMPT_HEADER]
     headers.append((ATTEMPT_HEADER, str(_attempts(row["headers"]) + 1).encode()))
+    headers += form_of_unchanged_key(row["headers"])
     return builder.build(row["offset"], row["timestamp"], key, row["value"], headers)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import MISSING, Field, InitVar, dataclass, replace
-from datetime import datetime
 from decimal import Decimal
 from enum import Enum, Flag
 from operator import attrgetter
@@ -19,8 +18,8 @@ from balance_service.avro.schemas import full_name
 from balance_service.errors import ConfigurationError, PoisonRecordError
 from balance_service.model.lasting import lasting
 from balance_service.model.value_types import (
-    EPOCH_MILLIS,
     PLAIN,
+    JsonForm,
     NoDefaultError,
     Place,
     Scale,
@@ -128,9 +127,15 @@ class _Compiler:
 
     def _annotated(self, arguments: tuple[Any, ...], place: Place) -> ValueType:
         base, *marks = arguments
-        if base is datetime and EPOCH_MILLIS in marks:
-            kind = self._of(base, place)
-            return replace(kind, schema={**kind.schema, "json": EPOCH_MILLIS.name})
+        if forms := [mark for mark in marks if isinstance(mark, JsonForm)]:
+            rest = [mark for mark in marks if not isinstance(mark, JsonForm)]
+            if len(forms) > 1 or base is not forms[0].of:
+                place.refuse(
+                    f"has {' and '.join(one.name for one in forms)} on {_type_text(base)}: a {forms[0].of.__name__} "
+                    "may have one such form, and any `| None` is after it"
+                )
+            kind = self._annotated((base, *rest), place)
+            return replace(kind, schema={**kind.schema, "json": forms[0].name})
         scales = [mark for mark in marks if isinstance(mark, Scale)]
         if base is Decimal and len(scales) == 1:
             return decimal(scales[0], place)

@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from balance_service.model.conditions import Condition
     from balance_service.model.record_keys import KeyFormat
 
-FormatName = Literal["avro", "json", "cloudevents"]
-"""How the records of a topic are encoded: as Avro in the frame of a schema registry, or as JSON (`formats`)."""
+FormatName = Literal["avro", "json", "cloudevents", "connect"]
+"""How the records of a topic are encoded: as Avro in the frame of a schema registry, or as JSON (`formats`).
+
+`cloudevents` and `connect` are the JSON of CloudEvents, and that of Kafka Connect's JsonConverter.
+"""
 FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
 
 State = Mapping[str, Any]

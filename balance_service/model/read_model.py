@@ -155,8 +155,8 @@ class ReadModel:
     """Whether the model's own code receives events, so that updates carry event fields."""
     keeps_order: bool
     """Whether the order is PER_KEY, declared or by default."""
-    placeholder: bytes = b""
-    """What stands in events for a value that was not sent, because it is the one before; empty if there is none."""
+    placeholders: Sequence[bytes] = ()
+    """What stands in records for a value that was not sent, because it is the one before: one of these."""
     keeps_newest: bool
     """Whether the newest event of a key is its state, so that it supersedes earlier ones that failed."""
     key_type: KeyType
@@ -236,7 +236,7 @@ class ReadModel:
         for field, fold in declared.folds.items():
             if isinstance(fold, Upsert):
                 self._upsert, self._lacks = fold.step(self.state_schema), fold.lacks
-                self.placeholder = fold.unavailable.encode()
+                self.placeholders = fold.placeholders
                 continue
             self._steps.append((field, fold.step(without_null(self.state_fields[field])[0])))
             if (answer := fold.answer(without_null(declared.kinds[field])[0])) is not None:

@@ -66,6 +66,8 @@ class Told(NamedTuple):
     header: str = ""
     data: str = ""
     """The field that holds the record, of a document without the header."""
+    schema: str = ""
+    """The only other field of a document that holds the record; one with other fields is the record."""
 
 
 OF_HEADER = "header:"
@@ -149,6 +151,8 @@ class Stage:
         """What tells the records of a JSON topic."""
         if self.format == "cloudevents":
             return Told("type", "ce_type", "data")
+        if self.format == "connect":
+            return Told(data="payload", schema="schema")
         # No document has a field that is called as a header.
         header = (self.type or "").removeprefix(OF_HEADER)
         return Told(self.type or "", header if header != self.type else "")

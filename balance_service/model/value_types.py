@@ -49,10 +49,25 @@ class JsonForm:
     """Another form of values in JSON documents than the default of their type."""
 
     name: str
+    of: type
+    """The type that it annotates."""
 
 
-EPOCH_MILLIS = JsonForm("epoch-millis")
+EPOCH_MILLIS = JsonForm("epoch-millis", datetime)
 """Annotates a datetime that JSON documents have as a number, the milliseconds since 1970."""
+EPOCH_MICROS = JsonForm("epoch-micros", datetime)
+"""Annotates a datetime that JSON documents have as a number, the microseconds since 1970."""
+EPOCH_DAYS = JsonForm("epoch-days", date)
+"""Annotates a date that JSON documents have as a number, the days since 1970."""
+BASE64 = JsonForm("base64", Decimal)
+"""Annotates a Decimal that JSON documents have as the base64 of its digits as one number, without its point.
+
+It is what Kafka Connect's JsonConverter writes: two's complement, the most significant byte first.
+"""
+DIGITS = JsonForm("digits", Decimal)
+"""Annotates a Decimal that JSON documents have as a string of digits, and never as a number."""
+NUMERIC = JsonForm("numeric", Decimal)
+"""Annotates a Decimal that JSON documents have as a number with all digits of its scale, as no double is written."""
 
 
 class NoDefaultError(Exception):
