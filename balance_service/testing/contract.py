@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from balance_service.engine.fold import STATE_UNFIT
+from balance_service.engine.state_frames import STATE_UNFIT
 from balance_service.errors import PoisonRecordError
 from balance_service.model.events import Each
 from balance_service.model.read_model import ReadModel
