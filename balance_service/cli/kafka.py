@@ -112,7 +112,7 @@ def load(events: int, customers: int, rate: float | None) -> None:
     "--format",
     "topic_format",
     type=click.Choice(["avro", "json"]),
-    help="Of the topic. Needed for JSON that no read model reads: documents are sent as they are.",
+    help="Of the topic. Needed for JSON that no read model reads: documents are sent unchanged.",
 )
 def produce(topic: str, key_separator: str | None, record: str | None, topic_format: str | None) -> None:
     """Append a record to TOPIC for each line of standard input: `[key S] JSON`.

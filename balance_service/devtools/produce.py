@@ -59,7 +59,7 @@ def produce(
     Args:
         models: their declarations define the records of the topic.
         record: the simple name of the record; required if the topic has several.
-        topic_format: of the topic. With `json`, a topic that no read model reads gets the documents as they are.
+        topic_format: of the topic. With `json`, a topic that no read model reads gets the documents unchanged.
 
     Returns:
         The number of acknowledged records.

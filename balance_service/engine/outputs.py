@@ -136,6 +136,18 @@ class OutputBuilder:
         ]
 
 
+def sent_record(sent: Any) -> Any:
+    """Returns the record of an output, a mapping or an instance of a dataclass. Raises as `encoded`."""
+    if sent.__class__ is dict:
+        return sent
+    try:
+        return record_of(sent)
+    except ConfigurationError as error:
+        raise OwnCodeFailedError(error) from error
+    except ValueError as error:
+        raise unfit(str(error)) from error
+
+
 def encoded(codec: RecordCodec, sent: Any) -> bytes:
     """Returns the value of an output, a mapping or an instance of a dataclass.
 
@@ -143,14 +155,7 @@ def encoded(codec: RecordCodec, sent: Any) -> bytes:
         OwnCodeFailedError: the dataclass cannot be a record, for any event.
         PoisonRecordError: it does not fit its schema.
     """
-    if sent.__class__ is dict and (frame := codec.encode_unchanged(sent)) is not None:
-        return frame
-    try:
-        record = record_of(sent)
-    except ConfigurationError as error:
-        raise OwnCodeFailedError(error) from error
-    except ValueError as error:
-        raise unfit(str(error)) from error
+    record = sent_record(sent)
     try:
         return codec.encode(record)
     except Exception as error:  # fastavro raises any exception its writer runs into

@@ -86,7 +86,7 @@ class ConnectJson(JsonFormat):
 class JsonCodec:
     """Reads and writes documents of one record. Any thread may use it."""
 
-    header = None
+    header = flat = None
 
     def __init__(self, schema: Schema, kind: str | None = None, *, is_connect: bool = False) -> None:
         """Args:
@@ -113,9 +113,6 @@ class JsonCodec:
         body = io.BytesIO()
         fastavro.schemaless_writer(body, self._schema, record, strict_allow_default=True)
         return self.frame(body.getvalue())
-
-    def encode_unchanged(self, record: Mapping[str, Any]) -> bytes | None:  # noqa: ARG002  (`encode` makes all)
-        return None
 
     def frame(self, body: bytes) -> bytes:
         """Raises PoisonRecordError: JSON has no form of a value, NaN or an infinity."""

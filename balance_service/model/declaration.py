@@ -113,6 +113,7 @@ def check_class(model: Any) -> None:
         refuse(model, f"has the version {model.version!r}: it must be a whole number from 1 to {_MOST_VERSION}")
     sources = sources_of(model)
     for source in sources:
+        _check_compacted(model, source)
         _check_steps(model, source)
         _check_partitioners(model, source)
         if why := form_misfit(model, source):
@@ -120,6 +121,24 @@ def check_class(model: Any) -> None:
     _check_owners(model, [record for source in sources for record in source.records])
     steps = [step for source in sources for step in source.steps]
     _check_owners(model, [step.table.record for step in steps if isinstance(step, Join)])
+
+
+def _check_compacted(model: Any, source: Stream) -> None:
+    """Refuses a model that needs records which a compacted topic may lack."""
+    if not source.compacted:
+        return
+    if not isinstance(getattr(model, "fold", None), Upsert):
+        refuse(
+            model,
+            f"has '{source.topic}' with compacted=True, so it may have only the newest record of a key: that suffices "
+            "for an `Upsert` or a `Debezium` as the model's `fold`, and for no other",
+        )
+    if source.steps:
+        refuse(
+            model,
+            f"has '{source.topic}' with compacted=True, and a step: the records that a re-key passes on remain when "
+            "the topic no longer has their deletion; read the topic by its own key",
+        )
 
 
 def _check_owners(model: Any, records: Iterable[str]) -> None:
@@ -415,6 +434,12 @@ def _with_upsert(
     )
     stages = checked_stages(model, outputs, [*state], is_all_needed=True, as_read=read)
     events = {name: one for stage in stages for name, one in events_of(model, stage).items()}
+    if model.source.compacted and outputs:
+        refuse(
+            model,
+            f"emits to '{outputs[0].topic}', and its source is compacted: a record that compaction removes before it "
+            "is read is never sent, nor is a deletion; let consumers read the source, or follow the changes over HTTP",
+        )
     if fold.where is not None:
         check_condition(model, fold.where, events)
     if why := fold.misfit(schema, state_schema, stages[-1].row_fields(schema)):

@@ -94,6 +94,8 @@ class Stage:
     """The function that the source's producers use to assign keys to partitions; re-keyed topics have murmur2."""
     tombstones: bool = False
     """Whether a record without a value deletes the state of its key."""
+    compacted: bool = False
+    """Whether the source may lack records that a later one of their key replaces, and tombstones after a time."""
     format: FormatName = "avro"
     """Of the source's records. Records that are passed on unchanged keep it."""
     type: str | None = None
@@ -305,6 +307,7 @@ def stages_of_stream(
         source=source.topic,
         partitioner=source.partitioner,
         tombstones=source.tombstones,
+        compacted=source.compacted,
         format=source.format,
         type=source.type,
         schemas=schemas,

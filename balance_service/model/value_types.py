@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from balance_service.errors import ConfigurationError, PoisonRecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 STATE, VIEW = "a state", "a view"
 """What the instances of a dataclass can be for."""
@@ -100,8 +100,10 @@ class ValueType:
     """
     beside_null: ValueType | None = None
     """The non-null type, if the value may be None."""
-    lasts: Callable[[Any, int], bool] | None = None
+    columns_of: Callable[[Sequence[Any]], Sequence[Sequence[Any]]] | None = None
     """Of a dataclass: see `lasting`."""
+    read_all: Callable[[Mapping[str, Sequence[Any]]], list[Any]] | None = None
+    """Of a dataclass: makes an instance of each row of columns of decoded values, as `read` does of a record."""
     has_defaults: bool = False
     """Whether the type is a record whose fields all have defaults in its schema."""
 
