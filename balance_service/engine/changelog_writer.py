@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from balance_service.engine.records import POSITION_KEY
 from balance_service.errors import (
     BalanceServiceError,
+    ChangelogCutError,
     NotAuthorizedError,
     RetriableError,
     TaskMigratedError,
@@ -43,10 +44,6 @@ _EARLIEST_MS = 1
 # What the producer raises for a record that it does not take, now or at all.
 _NOT_QUEUED = (BufferError, KafkaException)
 _CONSEQUENCES = {KafkaError._STATE, KafkaError._FATAL}
-
-
-class ChangelogCutError(RetriableError):
-    """The changelog ends before the store does: it was recreated or truncated."""
 
 
 class SecondWriterError(RetriableError):

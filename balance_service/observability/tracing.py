@@ -18,6 +18,7 @@ from opentelemetry.trace import Link, NoOpTracer, StatusCode, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from balance_service.errors import ConfigurationError
+from balance_service.kafka.messages import TRACEPARENT_HEADER
 from balance_service.process.package import __version__
 
 if TYPE_CHECKING:
@@ -31,11 +32,8 @@ if TYPE_CHECKING:
 UNTRACED: Tracer = NoOpTracer()
 """The tracer while tracing is off. A no-op span takes some microseconds, so hot paths do not open spans with it."""
 
-TRACEPARENT_HEADER = "traceparent"
-"""The header of a request or of a Kafka record that names its parent span. Source: W3C Trace Context."""
-
 W3C = TraceContextTextMapPropagator()
-"""Reads this header, and writes it for the current span."""
+"""Reads the header `traceparent`, and writes it for the current span."""
 
 
 def start_tracing(settings: Settings) -> tuple[Tracer, Callable[[float], None]]:
