@@ -101,7 +101,7 @@ _FUNCTIONS: dict[Partitioner, _Function] = {
 
 @cache
 def _of_one(partitioner: Partitioner) -> Callable[[bytes, int], int]:
-    # At first use: the test driver has one partition, and runs without Kafka's client.
+    # Not for topics of one partition, such as those of the test driver, which runs without Kafka's client.
     import confluent_kafka
 
     of_one: Callable[[bytes, int], int] = getattr(confluent_kafka, _FUNCTIONS[partitioner].of_one)
@@ -113,7 +113,7 @@ def partition_of(key: bytes, partitions: int, partitioner: Partitioner = "murmur
 
     By crc32, an empty key is on partition 0; a producer of librdkafka places it at random.
     """
-    return _of_one(partitioner)(key, partitions)
+    return _of_one(partitioner)(key, partitions) if partitions > 1 else 0
 
 
 def librdkafka_partitioner(partitioner: Partitioner) -> str:
@@ -136,6 +136,8 @@ class Partitioning:
         return partition_of(self._sent([key])[0], self.partitions, self.partitioner)
 
     def of_keys(self, keys: Sequence[bytes]) -> list[int]:
+        if self.partitions == 1:
+            return [0] * len(keys)
         of_one, partitions = _of_one(self.partitioner), self.partitions
         return [of_one(key, partitions) for key in self._sent(keys)]
 

@@ -19,7 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from balance_service.errors import ConfigurationError
 from balance_service.kafka.messages import TRACEPARENT_HEADER
-from balance_service.process.package import __version__
+from balance_service.process.package import __version__, with_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ def start_tracing(settings: Settings) -> tuple[Tracer, Callable[[float], None]]:
     except ImportError as error:
         raise ConfigurationError(
             "BALANCE_TRACING_ENDPOINT is set, but OpenTelemetry's SDK is not installed; "
-            "run pip install '.[tracing]' in the checkout of balance-service, or unset it"
+            f"install {with_extra('tracing')}, or unset it"
         ) from error
     ours = {
         "service.name": settings.application_id,

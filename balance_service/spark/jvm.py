@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from balance_service.errors import ConfigurationError
 from balance_service.process.jars import cache_folder, java_executable, locked, partial_folder, resolve_jars
-from balance_service.process.package import resource
+from balance_service.process.package import resource, with_extra
 from balance_service.settings.spark import spark_defaults
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def spark_jars() -> Path:
     # `find_spec` does not import pyspark, which would take most of a second.
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise ConfigurationError("pyspark is not installed: install the service with its dependencies")
+        raise ConfigurationError(f"pyspark is not installed: install {with_extra('service')}")
     return Path(spec.origin).parent / "jars"
 
 
