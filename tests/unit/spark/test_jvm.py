@@ -13,7 +13,7 @@ import pyspark
 import pytest
 
 from balance_service.errors import ConfigurationError
-from balance_service.process.jars import java_executable
+from balance_service.process.java import java_executable
 from balance_service.process.package import resource
 from balance_service.settings import load_settings
 from balance_service.spark import jvm as module
