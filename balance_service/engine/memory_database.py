@@ -51,7 +51,7 @@ class MemorySnapshot:
 
 
 class MemoryDatabase:
-    """A dict and the order of its keys, apart for each first byte, which is made anew when it is asked for.
+    """A dict and the order of its keys, apart for each first byte. A read sorts what was written since the last one.
 
     Every method that reads or writes raises RetriableError after `close`.
     """

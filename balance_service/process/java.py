@@ -39,7 +39,7 @@ _FAULTS = (
     _Fault((22, 0, 0), (22, 0, 1), "its default garbage collector, G1, damages the heap (JDK-8329528)"),
     _Fault((25, 0, 0), (25, 0, 2), "arrays that native code compresses are damaged under G1 (JDK-8377811)"),
 )
-"""Releases that are not used, whatever collector a program is started with."""
+"""Releases that are not used, with any garbage collector."""
 
 
 def java_executable(minimum: int = SPARK_JAVA) -> Path:
@@ -85,7 +85,7 @@ def _unfit(java: Path, minimum: int) -> str | None:
     fault = next((fault for fault in _FAULTS if fault.first <= version <= fault.last), None)
     if fault is None:
         return None
-    # The next one found may do, and nobody would know why it runs in place of this one.
+    # The next one found may do; the log says why it runs in place of this one.
     log.warning("a Java with a known fault is not used", java=str(java), version=told, fault=fault.what)
     return f"is Java {told}, which has a known fault: {fault.what}"
 
