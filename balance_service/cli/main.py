@@ -155,7 +155,7 @@ def local(
 
     BALANCE_MODELS is the default for MODEL.
     """
-    from balance_service.cli.models import check_models, known_models
+    from balance_service.cli.models import check_models, hosted_models
     from balance_service.devtools.local.run import run_local
 
     if models[:1] == ("restart",):
@@ -169,7 +169,7 @@ def local(
     # Instances would find the mistake half a minute later, in a log.
     check_models(load_settings())
     run_local(
-        instances, kafka_port, registry_port, http_port, data_dir, known=known_models, sample_events=sample_events
+        instances, kafka_port, registry_port, http_port, data_dir, hosted=hosted_models, sample_events=sample_events
     )
 
 

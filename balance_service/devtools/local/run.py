@@ -42,13 +42,13 @@ def run_local(
     http_port: int,
     data_dir: Path,
     *,
-    known: Callable[[Settings], Sequence[ReadModel]],
+    hosted: Callable[[Settings], Sequence[ReadModel]],
     sample_events: bool,
 ) -> None:
     """Run a stack in the foreground.
 
     Args:
-        known: returns the known read models; called with the settings of the stack.
+        hosted: returns the hosted read models; called with the settings of the stack.
         sample_events: append samples for the hosted read models.
 
     An instance that ends stays so until `restart`.
@@ -81,7 +81,7 @@ def run_local(
                 bootstrap_servers=stack.bootstrap_servers, schema_registry_url=stack.schema_registry_url
             )
             with telling("samples are sent, and folded"):
-                tries = add_samples(running, settings, known(settings))
+                tries = add_samples(running, settings, hosted(settings))
             say("try:")
             for command in tries:
                 say(f"  {command}")
