@@ -205,17 +205,21 @@ def class_path(settings: Settings) -> list[str]:
 
 def archive_of(java: Path, jars: Sequence[str]) -> Path:
     """Returns the path of the archive for a JVM and a class path."""
+    return _archive_of("classes", java, jars)
+
+
+def _archive_of(what: str, java: Path, jars: Sequence[str]) -> Path:
     release = java.parent.parent / "release"
     spec = importlib.util.find_spec("pyspark")
     parts = [str(java), release.read_text() if release.is_file() else "", spec.origin if spec else "", *jars]
     digest = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
-    return cache_folder() / f"classes-{digest}.jsa"
+    return cache_folder() / f"{what}-{digest}.jsa"
 
 
 def base_archive_of(java: Path) -> Path | None:
     """Returns the path of the archive of Java's own classes, below the other; None if the runtime has it itself."""
     home = java.parent.parent
-    return None if (home / "lib" / "server" / "classes.jsa").is_file() else archive_of(java, ()).with_stem("base")
+    return None if (home / "lib" / "server" / "classes.jsa").is_file() else _archive_of("base", java, ())
 
 
 def class_archive_options(java: Path, jars: Sequence[str]) -> list[str]:
