@@ -230,8 +230,8 @@ def _download(configuration: str, folder: Path) -> Path:
     if failure or not any(partial.iterdir()):
         raise ConfigurationError(
             f"{description} could not be downloaded ({failure or 'nothing was retrieved'}): {_last_problem(log)}; "
-            f"check the network (behind a proxy, JAVA_TOOL_OPTIONS with -Dhttps.proxyHost and -Dhttps.proxyPort, and with "
-            f"-Djavax.net.ssl.trustStore if the proxy has a certificate authority of its own) and read {log}"
+            "check the network (behind a proxy, JAVA_TOOL_OPTIONS with -Dhttps.proxyHost and -Dhttps.proxyPort, and "
+            f"with -Djavax.net.ssl.trustStore if it has a certificate authority of its own) and read {log}"
         )
     return partial
 
