@@ -10,16 +10,12 @@ CHECKED := balance_service bench tests deploy
 SITE = report=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build 2>&1) || { echo "$$report"; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all chaos chaos-mutants compose-test browser-test bench bench-generations bench-quick bench-before check format docs site lock jar-digests audit java clean
+.PHONY: help setup run demo test test-all chaos chaos-mutants compose-test browser-test bench bench-generations bench-quick bench-before check format docs site lock jar-digests audit clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup: java $(READY) ## Create .venv, install the locked packages, download the jars
-
-java:
-	@command -v java >/dev/null 2>&1 || [ -n "$$JAVA_HOME" ] || { \
-	  echo "Java 17 or newer is required and was not found: install a JDK (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME."; exit 2; }
+setup: $(READY) ## Create .venv, install the locked packages, download the jars
 
 $(READY): pyproject.toml requirements.lock deploy/ivy.xml deploy/jars.sha256 $(wildcard balance_service/spark/java/*.java)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -28,7 +24,7 @@ $(READY): pyproject.toml requirements.lock deploy/ivy.xml deploy/jars.sha256 $(w
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	@$(BIN)/python -c 'from balance_service.process.jars import resolve_jars; [resolve_jars(c) for c in ("spark", "kafka", "registry")]'
+	@$(BIN)/python -c 'from balance_service.process.jars import resolve_jars; [resolve_jars(c) for c in ("kafka", "registry")]'
 	@$(BIN)/python -c 'from balance_service.spark.jvm import own_jar; own_jar()'
 	@$(BIN)/python -m balance_service.spark.class_archive 2>/dev/null || echo "no class archive: instances will start more slowly"
 	@touch $@
@@ -94,7 +90,7 @@ lock: setup ## Update requirements.lock
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate --upgrade --quiet -o requirements.lock
 
 # Without `setup`, which rejects jars whose digests have changed.
-jar-digests: ## Download the jars of deploy/ivy.xml, and write their digests to deploy/jars.sha256
+jar-digests: ## Download the jars of deploy/ivy.xml, replace those in the package, and write deploy/jars.sha256
 	@$(BIN)/python -m balance_service.process.jars > deploy/jars.sha256.new && mv deploy/jars.sha256.new deploy/jars.sha256
 
 audit: setup ## Look up locked packages and jars in a database of advisories; succeeds without network

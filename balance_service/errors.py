@@ -2,6 +2,7 @@
 
 BalanceServiceError
 ├── RetriableError          retry after a back-off
+│   └── ChangelogCutError   the next opening of the task restores its store
 ├── InvalidInputError       report to the caller: 400 over HTTP, exit code 2 on the command line
 ├── PoisonRecordError       write the record to the dead letters and continue
 ├── TaskMigratedError       close the task: another instance owns its partition
@@ -25,6 +26,10 @@ class BalanceServiceError(Exception):
 
 class RetriableError(BalanceServiceError):
     """A broker, the registry or a peer is temporarily unavailable."""
+
+
+class ChangelogCutError(RetriableError):
+    """A changelog ends before its store does: it was recreated or truncated."""
 
 
 class InvalidInputError(BalanceServiceError):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from balance_service.process.jars import java_executable, resolve_jars
+from balance_service.process.jars import resolve_jars
+from balance_service.process.java import java_executable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,7 +13,8 @@ import httpx
 
 from balance_service.devtools.local.processes import HOST, ChildProcess, free_port, require_free
 from balance_service.errors import ConfigurationError
-from balance_service.process.jars import cache_folder, java_executable, locked, resolve_jars
+from balance_service.process.jars import cache_folder, locked, resolve_jars
+from balance_service.process.java import java_executable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,7 +16,7 @@ from balance_service.errors import BalanceServiceError, ConfigurationError, Inva
 from balance_service.observability.logs import configure_logging, quiet_logging
 from balance_service.process.failpoints import arm
 from balance_service.process.open_files import raise_limit
-from balance_service.process.package import __version__
+from balance_service.process.package import __version__, remedy_for
 from balance_service.process.runtime import keep_files_private
 
 if TYPE_CHECKING:
@@ -244,3 +244,8 @@ def main() -> None:
         # A start ends by the last one if it is given another registry than before.
         is_wrong = isinstance(error, ConfigurationError | InvalidInputError | UnreadableRecordError)
         sys.exit(_WRONG_USAGE if is_wrong else _FAILURE)
+    except ModuleNotFoundError as error:
+        if not (remedy := remedy_for(error)):
+            raise
+        click.ClickException(f"this command needs {error.name}, which is not installed: {remedy}").show()
+        sys.exit(_WRONG_USAGE)

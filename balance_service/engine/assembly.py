@@ -1,4 +1,4 @@
-"""Makes what a stage does with its batches, and the tables that it joins with, from a read model's declaration.
+"""Makes what a stage does with its batches from a read model's declaration.
 
 The service and the test driver call the same functions, each with its own `StageServices`.
 """
@@ -6,7 +6,6 @@ The service and the test driver call the same functions, each with its own `Stag
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from balance_service.avro.schemas import fields_of, load_schema
@@ -25,34 +24,29 @@ from balance_service.engine.stateless import (
     RowsProcessor,
 )
 from balance_service.engine.steps import Steps
-from balance_service.engine.table_partition import TableContext
 from balance_service.engine.transform_failures import TransformFailures
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.formats.known import FORMATS
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES, is_compacted
-from balance_service.model.events import DeclaredRecord, Each, OnFailure
+from balance_service.model.events import Each, OnFailure
 from balance_service.model.keys import ColumnKey, key_type_of
 from balance_service.model.record_keys import java_long
 from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.own_schemas import OwnSchemas
-    from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
+    from balance_service.engine.joined_tables import JoinedTables
     from balance_service.engine.processor import StageProcessor
-    from balance_service.engine.tables import JoinedTables
     from balance_service.formats.format import RecordCodec
-    from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.addition import Addition
     from balance_service.model.events import Emit, FormatName
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
-    from balance_service.model.stream import Table
-    from balance_service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,58 +248,3 @@ def _target(emit: Emit, stage: Stage, read_model: ReadModel, services: StageServ
 
 def _made(emit: Emit, read_model: ReadModel, services: StageServices) -> RecordCodec | None:
     return None if emit.record is None else services.sent(emit.topic, read_model.made_schemas[emit.record], emit.format)
-
-
-def table_contexts(
-    settings: Settings,
-    topics: Topics,
-    registry: SchemaRegistry,
-    prepared: Mapping[str, Topic],
-    stages: Iterable[Stage],
-) -> dict[str, TableContext]:
-    """Returns the context of each table by its topic. A table keeps the longest history that a stage declares.
-
-    Raises:
-        ConfigurationError: two declarations give a topic different record types or classes, or the registry rejects a
-            schema.
-        RetriableError: the registry does not respond.
-    """
-    contexts: dict[str, TableContext] = {}
-    for topic, joined in _by_topic(stages).items():
-        tables = [table for table, _ in joined]
-        records = sorted({table.record for table in tables})
-        if len(records) > 1:
-            raise ConfigurationError(f"BALANCE_MODELS: the table '{topic}' is declared to hold {' and '.join(records)}")
-        if len({table.format for table in tables}) > 1:
-            raise ConfigurationError(
-                f"BALANCE_MODELS: the table '{topic}' is declared in two formats; write one of them"
-            )
-        schema, history = joined[0][1], max(table.history for table in tables)
-        if any(isinstance(table.record, DeclaredRecord) and one != schema for table, one in joined):
-            raise ConfigurationError(
-                f"BALANCE_MODELS: the table '{topic}' is declared to hold {records[0]} by classes that differ; import "
-                "one class in all read models"
-            )
-        form = tables[0].key_format
-        if any(table.key_format != form for table in tables):
-            raise ConfigurationError(
-                f"BALANCE_MODELS: the table '{topic}' is declared to have keys of several forms: name one `key_format`"
-            )
-        contexts[topic] = TableContext(
-            settings=settings,
-            topics=topics,
-            topic=prepared[topic],
-            reader=FORMATS[tables[0].format].reader(registry, schema),
-            format=tables[0].format,
-            history_ms=history // timedelta(milliseconds=1),
-            misplaced=MisplacedKeys(topic, Partitioning(prepared[topic].partitions, tables[0].partitioner, form)),
-        )
-    return contexts
-
-
-def _by_topic(stages: Iterable[Stage]) -> dict[str, list[tuple[Table, Schema]]]:
-    tables: dict[str, list[tuple[Table, Schema]]] = {}
-    for stage in stages:
-        for join in stage.joins:
-            tables.setdefault(join.table.topic, []).append((join.table, stage.rows[join.table.record]))
-    return tables

@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from balance_service.engine.records import POSITION_KEY
 from balance_service.errors import (
     BalanceServiceError,
+    ChangelogCutError,
     NotAuthorizedError,
     RetriableError,
     TaskMigratedError,
@@ -43,10 +44,6 @@ _ROOM_WITHIN_SECONDS = 0.01
 # To librdkafka 0 is now, and -1 too.
 _NOW, _EARLIEST_MS = 0, 1
 _CONSEQUENCES = {KafkaError._STATE, KafkaError._FATAL}
-
-
-class ChangelogCutError(RetriableError):
-    """The changelog ends before the store does: it was recreated or truncated."""
 
 
 class SecondWriterError(RetriableError):

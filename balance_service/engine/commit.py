@@ -20,10 +20,9 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from balance_service.engine.changelog_writer import ChangelogCutError
 from balance_service.engine.deletions import without_states
 from balance_service.engine.records import NEVER, POSITION_KEY
-from balance_service.errors import RetriableError, StoreFullError, TaskHaltedError, TaskMigratedError
+from balance_service.errors import ChangelogCutError, RetriableError, StoreFullError, TaskHaltedError, TaskMigratedError
 from balance_service.model.record_folds import TRUNCATED
 from balance_service.process.failpoints import failpoint
 

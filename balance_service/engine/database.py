@@ -55,10 +55,7 @@ _ROOM_BYTES_NOT_SERVING = 256 << 20
 
 
 class Snapshot:
-    """An immutable view of a database. The owner takes it, because no thread may write at that moment.
-
-    Every method raises StoreCorruptedError if the bytes that it reads do not match their checksum.
-    """
+    """What a `View` reads. The owner of the database takes it, because no thread may write at that moment."""
 
     def __init__(self, database: Database) -> None:
         self._snapshot = database._db.snapshot()
@@ -76,7 +73,7 @@ class Snapshot:
         return value
 
     def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        """Returns at most `limit` records with keys from `start` to below `stop`, in key order."""
+        """As `View.scan`."""
         try:
             with self._iterating:
                 return [(key, self._iterator.value()) for key in _keys_from(self._iterator, start, stop, limit)]
@@ -84,7 +81,7 @@ class Snapshot:
             raise _translated(error) from error
 
     def last_at_or_before(self, key: bytes) -> tuple[bytes, bytes] | None:
-        """Returns the record with the greatest key up to and including this one, or None."""
+        """As `View.last_at_or_before`."""
         try:
             with self._iterating:
                 self._iterator.seek_for_prev(key)
@@ -112,6 +109,9 @@ class Database:
             self._db = Rdict(str(path), options=rocksdb_options(), access_type=AccessType.read_write())
         except Exception as error:
             raise _translated(error) from error
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self)
 
     @property
     def sizes(self) -> StoreSizes:

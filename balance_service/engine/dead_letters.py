@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.batch import TaskBatch
-    from balance_service.engine.database import Snapshot
     from balance_service.engine.records import DeadLetter, Record
     from balance_service.engine.store import StateStore, StoreView
 
@@ -322,12 +321,12 @@ class Letters:
             self._change(changes, letter.offset, None, self._carried_over(letter))
         return changes
 
-    def page(self, view: Snapshot, start: int, limit: int) -> list[Letter]:
+    def page(self, view: StoreView, start: int, limit: int) -> list[Letter]:
         """Returns up to `limit`, and at most a thousand, dead letters from an offset on, in order."""
         found = view.scan(_AT + _number(start), _AT + _number(_BEYOND), min(limit, _SCANNED))
         return [self.decode(_last_number(key), frame) for key, frame in found]
 
-    def all(self, view: Snapshot) -> dict[int, Letter]:
+    def all(self, view: StoreView) -> dict[int, Letter]:
         """Returns the dead letters by offset, in order."""
         return {letter.offset: letter for letter in self._pages(view, 0)}
 
@@ -444,7 +443,7 @@ class Letters:
                 break
         return dict(sorted(found.items())[:_MAX_RETRIED])
 
-    def _pages(self, view: Snapshot, start: int, end: int = _BEYOND) -> Iterator[Letter]:
+    def _pages(self, view: StoreView, start: int, end: int = _BEYOND) -> Iterator[Letter]:
         """Yields the dead letters of a range of source offsets, in order."""
         while some := self.page(view, start, _SCANNED):
             yield from (letter for letter in some if letter.offset < end)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from balance_service.engine.decisions import DecisionLog
     from balance_service.engine.hosted_generations import HostedGenerations
+    from balance_service.engine.joined_tables import JoinedTables
     from balance_service.engine.processor import StageProcessor
     from balance_service.engine.schema_records import SchemaRecords
     from balance_service.engine.state_directory import StateDirectory
-    from balance_service.engine.tables import JoinedTables
     from balance_service.kafka.lease import Lease
     from balance_service.kafka.topics import Topic, Topics, Watermarks
     from balance_service.model.events import State

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.engine.changelog_writer import ChangelogWriter, Envelope
 from balance_service.engine.dead_letters import letter_offset
-from balance_service.engine.outputs import sent_of
 from balance_service.engine.records import MISPLACED, NEVER, POSITION_KEY, Position, TaskId
+from balance_service.engine.sent import sent_of
 from balance_service.errors import TaskHaltedError, TaskMigratedError
 from balance_service.kafka.clients import reader_config, transactional_config
 from balance_service.kafka.log_reader import LogReader, reader_to_end

@@ -10,8 +10,8 @@ import structlog
 from balance_service.engine.database import Database
 from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.inheritance import inherit
-from balance_service.engine.outputs import START_ANEW, sent_of
 from balance_service.engine.records import NEVER, Position
+from balance_service.engine.sent import START_ANEW, sent_of
 from balance_service.engine.state_directory import FORMAT
 from balance_service.engine.store import StateStore, StoreIdentity
 from balance_service.errors import RetriableError, TaskHaltedError, TaskMigratedError

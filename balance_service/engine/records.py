@@ -47,6 +47,14 @@ class TaskId:
         return f"{self.stage}_{self.partition}"
 
 
+@dataclass(frozen=True, slots=True)
+class TableId:
+    """A partition of a table."""
+
+    topic: str
+    partition: int
+
+
 class Role(Enum):
     """An active task folds the source and commits; a standby copies the active task's commits."""
 

@@ -20,7 +20,7 @@ from balance_service.engine.outputs import OutputBuilder, encoded, form_of_uncha
 from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, Tolerance, records_of_own_code
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.errors import FatalError, PoisonRecordError
-from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.kafka.messages import IDEMPOTENCY_HEADER
 from balance_service.model.events import event_of
 from balance_service.model.made_records import output_column
 from balance_service.model.record_folds import UNAVAILABLE
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.engine.batch import PartitionUpdates, TaskBatch
     from balance_service.engine.dead_letters import Letters
+    from balance_service.engine.joined_tables import JoinedTables
     from balance_service.engine.outputs import Target
     from balance_service.engine.records import Output, Position
     from balance_service.engine.store import StateStore
-    from balance_service.engine.tables import JoinedTables
     from balance_service.formats.format import RecordCodec
     from balance_service.model.events import Emit, Event
     from balance_service.model.keys import KeyType

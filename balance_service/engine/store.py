@@ -1,4 +1,4 @@
-"""The state store of a task: its states, its position and its changelog offset, in one RocksDB database.
+"""The state store of a task: its states, its position and its changelog offset, in one database.
 
 The task's thread writes. Any thread may take a `StoreView` and read it.
 """
@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from balance_service.engine.database import Database, Snapshot
+from balance_service.engine.databases import View, opened
 from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position
 from balance_service.engine.state_directory import FORMAT
 from balance_service.errors import BalanceServiceError, ConfigurationError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.avro.codec import AvroCodec
+    from balance_service.engine.databases import AnySnapshot
     from balance_service.engine.records import Record, StoreSizes
     from balance_service.model.stream import Partitioner
 
@@ -51,12 +52,12 @@ class StoreIdentity:
     partitioner: Partitioner = "murmur2"
 
 
-class StoreView(Snapshot):
+class StoreView(View):
     """An immutable view of the framed states and of the position that they belong to."""
 
-    def __init__(self, database: Database, position: Position | None) -> None:
+    def __init__(self, snapshot: AnySnapshot, position: Position | None) -> None:
         self.position = position
-        super().__init__(database)
+        super().__init__(snapshot)
 
 
 class StateStore:
@@ -65,10 +66,13 @@ class StateStore:
     Invariant: it contains the changelog's records below `changelog_offset`, and none from `written_up_to` on.
     """
 
-    def __init__(self, path: Path, position_codec: AvroCodec) -> None:
+    def __init__(self, path: Path | None, position_codec: AvroCodec) -> None:
+        """Args:
+        path: the folder of the store; None for one in memory. Raises as `Database`.
+        """
         self.path = path
         self._position_codec = position_codec
-        self._db = Database(path)
+        self._db = opened(path)
         self._view: StoreView | None = None
         self._first: dict[bytes, bytes] = {}
         position_codec.look_in(self)
@@ -202,8 +206,8 @@ class StateStore:
     def _take_view(self) -> StoreView:
         stored = self._db.get(POSITION_KEY)
         if stored is None:
-            return StoreView(self._db, None)
-        return StoreView(self._db, Position.of(self._position_codec.decode(stored)))
+            return StoreView(self._db.snapshot(), None)
+        return StoreView(self._db.snapshot(), Position.of(self._position_codec.decode(stored)))
 
     def _write(self, records: Collection[Record]) -> None:
         self._db.write(records)

@@ -15,13 +15,14 @@ import struct
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from balance_service.engine.database import Database, Snapshot
+from balance_service.engine.databases import View, opened
 from balance_service.engine.records import RESERVED_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from balance_service.engine.databases import AnySnapshot
     from balance_service.engine.records import Record, StoreSizes
 
 
@@ -52,14 +53,14 @@ class Version(NamedTuple):
     frame: bytes | None
 
 
-class TableView(Snapshot):
+class TableView(View):
     """The rows of a partition as of one write; immutable."""
 
-    def __init__(self, database: Database, history_ms: int) -> None:
+    def __init__(self, snapshot: AnySnapshot, history_ms: int) -> None:
         """Args:
         history_ms: how long before the partition's newest record versions are kept apart.
         """
-        super().__init__(database)
+        super().__init__(snapshot)
         self._since_ms = _kept_since(self.get(_STREAM_TIME_KEY), history_ms)
 
     @cached_property
@@ -95,18 +96,20 @@ class TableView(Snapshot):
 
 
 class TableStore:
-    """The RocksDB store of one partition of a table.
+    """The store of one partition of a table.
 
     Invariant: it contains everything that the topic's partition has below `offset`, except versions that no join needs.
     """
 
-    def __init__(self, path: Path, history_ms: int) -> None:
-        """Raises as `Database`."""
-        self._db = Database(path)
+    def __init__(self, path: Path | None, history_ms: int) -> None:
+        """Args:
+        path: the folder of the store; None for one in memory. Raises as `Database`.
+        """
+        self._db = opened(path)
         self._history_ms = history_ms
         self._sweeps_from = _OLDER
         try:
-            self._view: TableView | None = TableView(self._db, history_ms)
+            self._view: TableView | None = TableView(self._db.snapshot(), history_ms)
         except Exception:
             # Otherwise the directory stays locked as long as a reference to the exception exists.
             self._db.close()
@@ -175,7 +178,7 @@ class TableStore:
         batch.append((_STREAM_TIME_KEY, _NUMBER.pack(latest_ms + _SIGN_BIT)))
         batch.append((_OFFSET_KEY, _NUMBER.pack(offset)))
         self._db.write(batch)
-        self._view = TableView(self._db, self._history_ms)
+        self._view = TableView(self._db.snapshot(), self._history_ms)
 
     def sweep(self, most: int) -> None:
         """Examines up to `most` older versions, in turn, and deletes those that no join needs.

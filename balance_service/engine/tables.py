@@ -5,29 +5,29 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from balance_service.engine.table_partition import TablePartition
-from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError
-from balance_service.model.stream import Global
+from balance_service.engine.misplaced import MisplacedKeys
+from balance_service.engine.table_partition import TableContext, TablePartition
+from balance_service.errors import ConfigurationError
+from balance_service.formats.known import FORMATS
+from balance_service.kafka.partitioner import Partitioning
+from balance_service.model.events import DeclaredRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
+    from balance_service.avro.registry import SchemaRegistry
+    from balance_service.avro.schemas import Schema
+    from balance_service.engine.records import TableId
     from balance_service.engine.state_directory import StateDirectory
-    from balance_service.engine.table_partition import TableContext, TableSnapshot
-    from balance_service.engine.table_store import Version
+    from balance_service.engine.table_partition import TableSnapshot
     from balance_service.formats.format import RecordReader
-    from balance_service.kafka.partitioner import Partitioning
-    from balance_service.kafka.topics import Topics
-    from balance_service.model.stream import Join
-
-
-@dataclass(frozen=True, slots=True)
-class TableId:
-    topic: str
-    partition: int
+    from balance_service.kafka.topics import Topic, Topics
+    from balance_service.model.stage import Stage
+    from balance_service.model.stream import Table
+    from balance_service.settings import Settings
 
 
 class Tables:
@@ -103,83 +103,56 @@ class Tables:
             partition.stop(max(0.0, deadline - time.monotonic()))
 
 
-ROW_UNREADABLE = "row-unreadable"
-_CATCH_UP_SECONDS = 5.0
+def table_contexts(
+    settings: Settings,
+    topics: Topics,
+    registry: SchemaRegistry,
+    prepared: Mapping[str, Topic],
+    stages: Iterable[Stage],
+) -> dict[str, TableContext]:
+    """Returns the context of each table by its topic. A table keeps the longest history that a stage declares.
+
+    Raises:
+        ConfigurationError: two declarations give a topic different record types or classes, or the registry rejects a
+            schema.
+        RetriableError: the registry does not respond.
+    """
+    contexts: dict[str, TableContext] = {}
+    for topic, joined in _by_topic(stages).items():
+        tables = [table for table, _ in joined]
+        records = sorted({table.record for table in tables})
+        if len(records) > 1:
+            raise ConfigurationError(f"BALANCE_MODELS: the table '{topic}' is declared to hold {' and '.join(records)}")
+        if len({table.format for table in tables}) > 1:
+            raise ConfigurationError(
+                f"BALANCE_MODELS: the table '{topic}' is declared in two formats; write one of them"
+            )
+        schema, history = joined[0][1], max(table.history for table in tables)
+        if any(isinstance(table.record, DeclaredRecord) and one != schema for table, one in joined):
+            raise ConfigurationError(
+                f"BALANCE_MODELS: the table '{topic}' is declared to hold {records[0]} by classes that differ; import "
+                "one class in all read models"
+            )
+        form = tables[0].key_format
+        if any(table.key_format != form for table in tables):
+            raise ConfigurationError(
+                f"BALANCE_MODELS: the table '{topic}' is declared to have keys of several forms: name one `key_format`"
+            )
+        contexts[topic] = TableContext(
+            settings=settings,
+            topics=topics,
+            topic=prepared[topic],
+            reader=FORMATS[tables[0].format].reader(registry, schema),
+            format=tables[0].format,
+            history_ms=history // timedelta(milliseconds=1),
+            misplaced=MisplacedKeys(topic, Partitioning(prepared[topic].partitions, tables[0].partitioner, form)),
+        )
+    return contexts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinedTables:
-    """The tables that a stage joins with. Any thread may use a source partition that it has acquired."""
-
-    joins: Sequence[Join]
-    tables: Tables
-    topics: Topics
-
-    def acquire(self, partition: int) -> None:
-        """Follows the table partitions that a task on a source partition needs. Returns at once."""
-        for table in self._needed(partition):
-            self.tables.acquire(table)
-
-    def release(self, partition: int) -> None:
-        for table in self._needed(partition):
-            self.tables.release(table)
-
-    def catch_up(self, partition: int, should_stop: Callable[[], bool]) -> None:
-        """Waits until every row that is committed at the time of the call can be looked up, or `should_stop` is true.
-
-        Raises:
-            RetriableError: a table takes too long; the message names it and the reason.
-        """
-        needed = self._needed(partition)
-        ends = {
-            topic: self.topics.offsets(topic, [t.partition for t in needed if t.topic == topic], committed=True)
-            for topic in dict.fromkeys(table.topic for table in needed)
-        }
-        deadline = time.monotonic() + _CATCH_UP_SECONDS
-        for table in needed:
-            followed, end = self.tables.partition(table), ends[table.topic][table.partition]
-            left = max(0.0, deadline - time.monotonic())
-            if not followed.wait_for(end, left, should_stop) and not should_stop():
-                why = followed.problem or f"its position is {followed.snapshot().position}, its end is {end}"
-                raise RetriableError(f"the table {followed.name} is not read to its end: {why}")
-
-    def as_of(self, join: Join, key: bytes, timestamp_ms: int, partition: int) -> tuple[int, Version | None]:
-        """Returns the table partition of a key, and the version of its row as of an event's time.
-
-        Raises:
-            RetriableError: the table is not open, or its store is damaged and is restored from the topic.
-        """
-        topic, own = join.table.topic, partition
-        if isinstance(join.table, Global):
-            own = self.tables.partition_of(topic, key)
-        followed = self.tables.partition(TableId(topic, own))
-        try:
-            version = followed.view.as_of(key, timestamp_ms)
-        except StoreCorruptedError as error:
-            followed.report_damage(error)
-            # A StoreCorruptedError would make the task wipe its own store.
-            raise RetriableError(str(error)) from error
-        followed.note_joined(timestamp_ms)
-        return own, version
-
-    def row(self, join: Join, frame: bytes) -> Mapping[str, Any]:
-        """Decodes the frame of a row.
-
-        Raises:
-            PoisonRecordError: the row no longer decodes: its schema was deleted from the registry, or the table's
-                schema has changed.
-        """
-        try:
-            return self.tables.reader(join.table.topic).decode_foreign(frame)
-        except PoisonRecordError as error:
-            # A cause of its own: the event is valid, so its dead letter may be retried.
-            raise PoisonRecordError(ROW_UNREADABLE, f"its row of '{join.table.topic}': {error}") from error
-
-    def _needed(self, partition: int) -> list[TableId]:
-        needed: dict[TableId, None] = {}
-        for join in self.joins:
-            topic = join.table.topic
-            is_global = isinstance(join.table, Global)
-            numbers = range(self.tables.partitions(topic)) if is_global else (partition,)
-            needed |= dict.fromkeys(TableId(topic, number) for number in numbers)
-        return list(needed)
+def _by_topic(stages: Iterable[Stage]) -> dict[str, list[tuple[Table, Schema]]]:
+    tables: dict[str, list[tuple[Table, Schema]]] = {}
+    for stage in stages:
+        for join in stage.joins:
+            tables.setdefault(join.table.topic, []).append((join.table, stage.rows[join.table.record]))
+    return tables

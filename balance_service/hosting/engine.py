@@ -20,18 +20,19 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.generations import GenerationLog
 from balance_service.cluster.membership import Memberships
-from balance_service.engine.assembly import StageServices, processor_of, table_contexts
+from balance_service.engine.assembly import StageServices, processor_of
 from balance_service.engine.database import Database, limit_open_files
 from balance_service.engine.decisions import DecisionLog
 from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.hosted_stage import HostedStage
 from balance_service.engine.inheritance import last_frames
+from balance_service.engine.joined_tables import JoinedTables
 from balance_service.engine.records import TaskId
 from balance_service.engine.schema_records import SchemaRecords, SentSchemas
 from balance_service.engine.source_watch import LossCheck, SourceCheck
 from balance_service.engine.stalled import StalledStage
 from balance_service.engine.stateless import JoinProcessor
-from balance_service.engine.tables import JoinedTables, Tables
+from balance_service.engine.tables import Tables, table_contexts
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import producer_config

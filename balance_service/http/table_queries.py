@@ -16,8 +16,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from balance_service import api
-from balance_service.engine.records import Position, Role
-from balance_service.engine.tables import TableId
+from balance_service.engine.records import Position, Role, TableId
 from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem, json_response

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 ClientConfig = dict[str, object]
 _Client = TypeVar("_Client")
 
-IDEMPOTENCY_HEADER = "idempotency-key"
-"""Name of the record header that identifies an event. Of several events with one header value and one key, the service
-applies the first."""
-
 _MIB = 1 << 20
 _PRODUCER_QUEUE_MESSAGES = 2_000_000
 _PRODUCER_QUEUE_KBYTES = 1 << 20

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 
     Headers = Sequence[tuple[str, bytes | None]]
 
+IDEMPOTENCY_HEADER = "idempotency-key"
+"""Name of the record header that identifies an event. Of several events with one header value and one key, the service
+applies the first."""
+
+TRACEPARENT_HEADER = "traceparent"
+"""The header of a request or of a Kafka record that names its parent span. Source: W3C Trace Context."""
+
 # A direct call that the interpreter has specialized would not notice that the client raised SystemError.
 _headers_of: Callable[[Message], Headers | None] = methodcaller("headers")
 

@@ -11,9 +11,9 @@ rd_kafka_msg_partitioner_consistent; sarama, NewHashPartitioner (signed remainde
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-import confluent_kafka
 import numpy as np
 
 from balance_service.model.record_keys import RecordKey
@@ -80,23 +80,32 @@ def _fnv1a_of_rows(keys: NDArray[np.uint8]) -> NDArray[np.uint32]:
 class _Function(NamedTuple):
     """A function in two forms, and librdkafka's name for it.
 
-    `of_one` takes a key and the number of partitions, and returns its partition. `of_rows` takes keys of equal length,
-    one row of bytes per key, and returns hashes, whose remainders are the partitions. By the name, a producer places
-    records without a key at random, as the other clients do too.
+    `of_one` is the client's function of a key and the number of partitions, which returns its partition. `of_rows`
+    takes keys of equal length, one row of bytes per key, and returns hashes, whose remainders are the partitions. By
+    librdkafka's name, a producer places records without a key at random, as the other clients do too.
     """
 
-    of_one: Callable[[bytes, int], int]
+    of_one: str
     of_rows: Callable[[NDArray[np.uint8]], NDArray[np.uint32]]
     librdkafka: str
 
 
-_MURMUR2 = _Function(confluent_kafka.murmur2, _murmur2_of_rows, "murmur2_random")
+_MURMUR2 = _Function("murmur2", _murmur2_of_rows, "murmur2_random")
 _FUNCTIONS: dict[Partitioner, _Function] = {
     "murmur2": _MURMUR2,
-    "crc32": _Function(confluent_kafka.consistent, _crc32_of_rows, "consistent_random"),
-    "fnv1a": _Function(confluent_kafka.fnv1a, _fnv1a_of_rows, "fnv1a_random"),
+    "crc32": _Function("consistent", _crc32_of_rows, "consistent_random"),
+    "fnv1a": _Function("fnv1a", _fnv1a_of_rows, "fnv1a_random"),
     "any": _MURMUR2,
 }
+
+
+@cache
+def _of_one(partitioner: Partitioner) -> Callable[[bytes, int], int]:
+    # Not for topics of one partition, such as those of the test driver, which runs without Kafka's client.
+    import confluent_kafka
+
+    of_one: Callable[[bytes, int], int] = getattr(confluent_kafka, _FUNCTIONS[partitioner].of_one)
+    return of_one
 
 
 def partition_of(key: bytes, partitions: int, partitioner: Partitioner = "murmur2") -> int:
@@ -104,7 +113,7 @@ def partition_of(key: bytes, partitions: int, partitioner: Partitioner = "murmur
 
     By crc32, an empty key is on partition 0; a producer of librdkafka places it at random.
     """
-    return _FUNCTIONS[partitioner].of_one(key, partitions)
+    return _of_one(partitioner)(key, partitions) if partitions > 1 else 0
 
 
 def librdkafka_partitioner(partitioner: Partitioner) -> str:
@@ -127,7 +136,9 @@ class Partitioning:
         return partition_of(self._sent([key])[0], self.partitions, self.partitioner)
 
     def of_keys(self, keys: Sequence[bytes]) -> list[int]:
-        of_one, partitions = _FUNCTIONS[self.partitioner].of_one, self.partitions
+        if self.partitions == 1:
+            return [0] * len(keys)
+        of_one, partitions = _of_one(self.partitioner), self.partitions
         return [of_one(key, partitions) for key in self._sent(keys)]
 
     def of_rows(self, keys: NDArray[np.uint8]) -> NDArray[np.uint32]:

@@ -17,6 +17,7 @@ from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import FOR_SPARK
 from balance_service.model.declaration import check_names
 from balance_service.model.read_model import ReadModel
+from balance_service.process.package import remedy_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -142,10 +143,9 @@ class _Loader:
         except ModuleNotFoundError as error:
             if not _frames(error):
                 raise self._error(part, _not_found(name)) from error
+            remedy = remedy_for(error) or "install it, or correct the import"
             raise self._error(
-                part,
-                f"cannot be imported: {raised_at(error)} imports {error.name}, which is not installed; install it, "
-                "or correct the import",
+                part, f"cannot be imported: {raised_at(error)} imports {error.name}, which is not installed; {remedy}"
             ) from error
         except SyntaxError as error:
             at = f"{error.filename}:{error.lineno}"

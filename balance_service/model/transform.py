@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from balance_service.avro.schemas import fields_of
 from balance_service.errors import ConfigurationError
+from balance_service.process.package import remedy_for
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -93,10 +94,16 @@ def transform_of(model: Any, schemas: Mapping[str, Schema], source: Stream | Non
         source: the second argument of the code, if the model has several sources.
 
     Raises:
-        ConfigurationError: the code fails, does what Spark cannot do for single events, or there is no Java. The
-            message of the code's fault is the rest of a sentence about the model.
+        ConfigurationError: the code fails, does what Spark cannot do for single events, or there is no Spark or no
+            Java. The message of the code's fault is the rest of a sentence about the model.
     """
-    found: Transform = import_module("balance_service.spark.transform").analysed(model, schemas, source)
+    try:
+        spark = import_module("balance_service.spark.transform")
+    except ModuleNotFoundError as error:
+        if not (remedy := remedy_for(error)):
+            raise
+        raise ConfigurationError(f"has a `transform`, which Spark runs: {remedy}") from error
+    found: Transform = spark.analysed(model, schemas, source)
     if not found.names:
         raise ConfigurationError("returns no column in `transform`: select the key and what is folded")
     return found

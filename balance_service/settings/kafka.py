@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 from urllib.parse import urlsplit
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 
@@ -297,6 +295,15 @@ def _key_store(config: Mapping[str, str]) -> dict[str, str]:
 
 def _plain_key(name: str, pem: str, password: str | None) -> str:
     """The key in the one form that the JVM's client always reads: PKCS#8, not encrypted."""
+    # At first use: a client of an instance reads settings without it.
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        load_pem_private_key,
+    )
+
     try:
         key = load_pem_private_key(pem.encode(), None)
     except TypeError:  # it is encrypted

@@ -7,6 +7,7 @@ start some seconds slower. Source: JEP 350, "Dynamic CDS Archives".
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from balance_service.process.jars import locked
 from balance_service.process.scratch import temporary_scratch
 from balance_service.settings import load_settings
 from balance_service.spark.decode import Decoder
-from balance_service.spark.jvm import QUIET, archive_of, class_path, is_stale, spark_java
+from balance_service.spark.jvm import QUIET, archive_of, base_archive_of, class_path, is_stale, spark_java
 from balance_service.spark.row_query import RowQuery
 from balance_service.spark.session import one_record, start_spark
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.process.scratch import Scratch
 
-_END_SECONDS = 240
+_BASE_SECONDS, _END_SECONDS = 60, 240
 _ROW_SECONDS = 30.0
 # Opening clients loads their classes, and needs no broker.
 _CLIENTS = {
@@ -60,18 +61,30 @@ def make_archive() -> Path:
         ConfigurationError: there is no suitable Java, or the connector jars cannot be obtained.
     """
     settings = load_settings()
-    jars = class_path(settings)
-    archive = archive_of(spark_java(), jars)
+    jars, java = class_path(settings), spark_java()
+    archive, base = archive_of(java, jars), base_archive_of(java)
     with locked(archive):
-        if is_stale(archive, jars):
+        if is_stale(archive, jars) or not (base is None or base.is_file()):
             fresh = archive.with_name(archive.name + ".partial")
+            above = [] if base is None else [f"-XX:SharedArchiveFile={_made_base(java, base)}"]
             with temporary_scratch() as scratch:
-                spark = start_spark(settings, scratch, 1, [f"-XX:ArchiveClassesAtExit={fresh}", *QUIET])
+                spark = start_spark(settings, scratch, 1, [*above, f"-XX:ArchiveClassesAtExit={fresh}", *QUIET])
                 _exercise(spark, scratch)
                 _end(spark)
             if fresh.is_file():
                 fresh.replace(archive)
     return archive
+
+
+def _made_base(java: Path, base: Path) -> Path:
+    """Makes the archive of the runtime's own classes, unless there is one. If Java cannot, the other fails too."""
+    if not base.is_file():
+        partial = base.with_name(base.name + ".partial")
+        command = [str(java), "-Xshare:dump", f"-XX:SharedArchiveFile={partial}"]
+        subprocess.run(command, capture_output=True, timeout=_BASE_SECONDS, check=False)
+        if partial.is_file():
+            partial.replace(base)
+    return base
 
 
 def _exercise(spark: SparkSession, scratch: Scratch) -> None:

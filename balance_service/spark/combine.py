@@ -13,16 +13,18 @@ import pyarrow.compute as pc
 
 from balance_service.avro.arrow_rows import rows_of
 from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN, SCHEMA_HEADER, SCHEMA_ID_UNKNOWN
-from balance_service.engine.batch import KeyedUpdate, PartitionUpdates
+from balance_service.engine.batch import KeyedUpdate, PartitionUpdates, TaskBatch
+from balance_service.engine.dead_letter import GONE
 from balance_service.engine.records import DeadLetter
 from balance_service.errors import BalanceServiceError
+from balance_service.kafka.messages import TRACEPARENT_HEADER
 from balance_service.model.record_folds import IGNORED
 from balance_service.model.standard_fold import Groups
-from balance_service.observability.tracing import TRACEPARENT_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from balance_service.engine.dead_letters import DueLetters
     from balance_service.model.read_model import ReadModel
     from balance_service.model.standard_fold import Combination
 
@@ -312,3 +314,34 @@ def _record(row: Mapping[str, Any], cause: str) -> DeadLetter:
     return DeadLetter(
         row["offset"], row["timestamp"], row["record_key"], row["value"], cause, row["detail"] or "" if cause else ""
     )
+
+
+def redriven(
+    rows: PartitionRows | None,
+    tried: Sequence[int],
+    letters: Mapping[int, DeadLetter],
+    position: int,
+    due: DueLetters,
+    *,
+    has_states: bool,
+) -> TaskBatch:
+    """Returns the batch for dead letters that are retried.
+
+    Args:
+        rows: the decoded records; None if no record is left.
+        tried: the offsets of the dead letters. If one has no entry in `letters`, its record is gone.
+        letters: the records by offset, without causes.
+        has_states: whether decoded events are folded, and so handed over one by one.
+    """
+    updates = PartitionUpdates(position) if rows is None else replace(rows.uncombined(), end=position)
+    events: Sequence[KeyedUpdate] = ()
+    if has_states and rows is not None:
+        events = rows.single_updates(rows.updates, letters)
+        updates = replace(updates, combined=None, events=events)
+
+    def singles(keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
+        return [event for event in events if event.key in keys]
+
+    gone = [DeadLetter(at, -1, None, None, GONE) for at in tried if at not in letters]
+    updates = replace(updates, dead_letters=(*updates.dead_letters, *gone), singles=singles)
+    return TaskBatch(position, updates, retried=frozenset(tried), forgotten=due.forgotten)

@@ -19,12 +19,11 @@ from balance_service.avro.schemas import subject_of
 from balance_service.engine.outputs import SENDER_HEADER
 from balance_service.formats.known import FORMATS
 from balance_service.formats.rows import first_header
-from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.kafka.messages import IDEMPOTENCY_HEADER, TRACEPARENT_HEADER
 from balance_service.model.made_records import UNFIT
 from balance_service.model.record_folds import IGNORED
 from balance_service.model.record_keys import KEY_FORMAT_HEADER
 from balance_service.model.transform import ENVELOPE, FRAMES, ROW, TRANSFORM_FAILED, TRANSFORM_TOO_LARGE
-from balance_service.observability.tracing import TRACEPARENT_HEADER
 from balance_service.spark.columns import (
     any_of,
     cause_column,

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from balance_service.errors import ConfigurationError
-from balance_service.process.jars import cache_folder, java_executable, locked, partial_folder, resolve_jars
-from balance_service.process.package import resource
+from balance_service.process.jars import cache_folder, connectors, locked, partial_folder
+from balance_service.process.java import java_executable
+from balance_service.process.package import resource, with_extra
 from balance_service.settings.spark import spark_defaults
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def spark_jars() -> Path:
     # `find_spec` does not import pyspark, which would take most of a second.
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise ConfigurationError("pyspark is not installed: install the service with its dependencies")
+        raise ConfigurationError(f"pyspark is not installed: install {with_extra('service')}")
     return Path(spec.origin).parent / "jars"
 
 
@@ -191,12 +192,12 @@ def class_path(settings: Settings) -> list[str]:
     Raises:
         ConfigurationError: the connector jars cannot be obtained.
     """
-    connectors = settings.spark_jars.split(",") if settings.spark_jars else map(str, resolve_jars("spark"))
+    given = settings.spark_jars.split(",") if settings.spark_jars else map(str, connectors())
     lines = resource("deploy/spark-jars-left-out.txt").read_text(encoding="utf-8").splitlines()
     left_out = [line for line in lines if line and not line.startswith("#")]
     own = sorted(spark_jars().glob("*.jar"))
     return [
-        *connectors,
+        *given,
         str(own_jar()),
         *(str(jar) for jar in own if not any(fnmatch.fnmatch(jar.name, out) for out in left_out)),
     ]
@@ -204,17 +205,30 @@ def class_path(settings: Settings) -> list[str]:
 
 def archive_of(java: Path, jars: Sequence[str]) -> Path:
     """Returns the path of the archive for a JVM and a class path."""
+    return _archive_of("classes", java, jars)
+
+
+def _archive_of(what: str, java: Path, jars: Sequence[str]) -> Path:
     release = java.parent.parent / "release"
     spec = importlib.util.find_spec("pyspark")
     parts = [str(java), release.read_text() if release.is_file() else "", spec.origin if spec else "", *jars]
     digest = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
-    return cache_folder() / f"classes-{digest}.jsa"
+    return cache_folder() / f"{what}-{digest}.jsa"
+
+
+def base_archive_of(java: Path) -> Path | None:
+    """Returns the path of the archive of Java's own classes, below the other; None if the runtime has it itself."""
+    home = java.parent.parent
+    return None if (home / "lib" / "server" / "classes.jsa").is_file() else _archive_of("base", java, ())
 
 
 def class_archive_options(java: Path, jars: Sequence[str]) -> list[str]:
     """Returns the JVM options that use the archive; empty if there is none. The JVM ignores a stale archive."""
-    archive = archive_of(java, jars)
-    return [f"-XX:SharedArchiveFile={archive}", *_IN_PLACE, *QUIET] if archive.is_file() else []
+    base, archive = base_archive_of(java), archive_of(java, jars)
+    archives = [archive] if base is None else [base, archive]
+    if not all(one.is_file() for one in archives):
+        return []
+    return [f"-XX:SharedArchiveFile={os.pathsep.join(map(str, archives))}", *_IN_PLACE, *QUIET]
 
 
 def is_stale(archive: Path, jars: Sequence[str]) -> bool:

@@ -20,13 +20,12 @@ import structlog
 
 from balance_service.avro.codec import SCHEMA_ID_UNKNOWN
 from balance_service.avro.registry import ask_together
-from balance_service.engine.batch import PartitionUpdates, TaskBatch
-from balance_service.engine.dead_letter import DECODER_FAILED, GONE
+from balance_service.engine.dead_letter import DECODER_FAILED
 from balance_service.engine.records import DeadLetter
 from balance_service.errors import PoisonRecordError
 from balance_service.kafka.log_reader import records_at, records_from, records_left_at
 from balance_service.kafka.messages import headers_of, offset_of
-from balance_service.spark.combine import PartitionRows, unknown_schema
+from balance_service.spark.combine import PartitionRows, redriven, unknown_schema
 from balance_service.spark.row_query import QueryEndedError, in_short
 from balance_service.spark.session import require_jvm
 from balance_service.spark.trials import Trials
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from pyspark.sql import SparkSession
 
-    from balance_service.engine.batch import KeyedUpdate
+    from balance_service.engine.batch import KeyedUpdate, TaskBatch
     from balance_service.engine.dead_letters import DueLetters
     from balance_service.kafka.topics import Topics
     from balance_service.settings import Settings
@@ -303,37 +302,6 @@ class Redrive:
         finally:
             has_ended.set()
             timer.cancel()
-
-
-def redriven(
-    rows: PartitionRows | None,
-    tried: Sequence[int],
-    letters: Mapping[int, DeadLetter],
-    position: int,
-    due: DueLetters,
-    *,
-    has_states: bool,
-) -> TaskBatch:
-    """Returns the batch for dead letters that are retried.
-
-    Args:
-        rows: the decoded records; None if no record is left.
-        tried: the offsets of the dead letters. If one has no entry in `letters`, its record is gone.
-        letters: the records by offset, without causes.
-        has_states: whether decoded events are folded, and so handed over one by one.
-    """
-    updates = PartitionUpdates(position) if rows is None else replace(rows.uncombined(), end=position)
-    events: Sequence[KeyedUpdate] = ()
-    if has_states and rows is not None:
-        events = rows.single_updates(rows.updates, letters)
-        updates = replace(updates, combined=None, events=events)
-
-    def singles(keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
-        return [event for event in events if event.key in keys]
-
-    gone = [DeadLetter(at, -1, None, None, GONE) for at in tried if at not in letters]
-    updates = replace(updates, dead_letters=(*updates.dead_letters, *gone), singles=singles)
-    return TaskBatch(position, updates, retried=frozenset(tried), forgotten=due.forgotten)
 
 
 def _row(offset: int, message: Message) -> dict[str, Any]:

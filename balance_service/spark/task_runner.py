@@ -25,8 +25,9 @@ from balance_service.engine.task import TaskState
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader
+from balance_service.kafka.messages import TRACEPARENT_HEADER
 from balance_service.observability.other_records import DeadRecords, OtherRecords
-from balance_service.observability.tracing import TRACEPARENT_HEADER, UNTRACED, W3C, links_to, open_span
+from balance_service.observability.tracing import UNTRACED, W3C, links_to, open_span
 from balance_service.process.failpoints import failpoint
 from balance_service.spark.combine import EventsNotKeptError, PartitionRows, end_of
 from balance_service.spark.gathering import Gathering

@@ -1,13 +1,11 @@
-"""Runs one read model on one partition per stage, with the service's own code and a store on disk."""
+"""Runs one read model on one partition per stage, with the service's own code and a store in memory."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
 
 from balance_service.avro.codec import AvroCodec
@@ -22,12 +20,12 @@ from balance_service.engine.stateless import JoinProcessor, RowsProcessor
 from balance_service.engine.store import StateStore
 from balance_service.errors import TaskMigratedError
 from balance_service.formats.known import FORMATS
-from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.kafka.messages import IDEMPOTENCY_HEADER
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES
 from balance_service.model.converters import record_converter
 from balance_service.model.json_view import exact_json
 from balance_service.model.record_keys import RecordKey, key_text
-from balance_service.spark.combine import PartitionRows
+from balance_service.spark.combine import PartitionRows, redriven
 from balance_service.testing.fakes import FakeRegistry, FakeTables, FakeWriter
 from balance_service.testing.rows import (
     InputEvent,
@@ -79,7 +77,6 @@ class DrivenTask:
         stage: Stage,
         registry: FakeRegistry,
         tables: FakeTables,
-        folder: str,
         *,
         few_rows: dict[str, int],
         is_accelerated: bool,
@@ -89,7 +86,6 @@ class DrivenTask:
         self._registry = registry
         self.stage = stage
         self.name = stage.name
-        self._folder = folder
         self._few_rows = few_rows
         self._has_states = not stage.passes_on and read_model.has_states()
         self.now_ms = 0
@@ -149,9 +145,6 @@ class DrivenTask:
 
     def due(self) -> TaskBatch | None:
         """Returns the dead letters that must be retried or forgotten now; None if there are none."""
-        # Imports Spark, which most tests of a model do not need.
-        from balance_service.spark.redrive import redriven
-
         due = self.processor.letters.due(self.store)
         if not due.again and not due.forgotten:
             return None
@@ -226,14 +219,13 @@ class DrivenTask:
         return rows.single_updates(rows.updates_of(keys), letters)
 
     def _new_store(self) -> StateStore:
-        return StateStore(Path(tempfile.mkdtemp(dir=self._folder)), self.processor.position_codec)
+        return StateStore(None, self.processor.position_codec)
 
 
 class Driver:
     """Runs a read model over events: `Driver(Balance()).given(events).when(event).then(view)`.
 
-    All stages of the model run, one after the other. Close the driver, or use it as a context manager: it has stores in
-    a temporary folder.
+    All stages of the model run, one after the other. Their stores are in memory.
     """
 
     def __init__(
@@ -253,16 +245,14 @@ class Driver:
         """
         self._registry = FakeRegistry()
         self._read_model = read_model = read_model() if isinstance(read_model, type) else read_model
-        self._folder = tempfile.TemporaryDirectory()
         stages = driven_stages(read_model, after_joins=after_joins)
-        self._tables = FakeTables(read_model.name, stages, self._registry, Path(self._folder.name))
+        self._tables = FakeTables(read_model.name, stages, self._registry)
         self.stages = [
             DrivenTask(
                 read_model,
                 stage,
                 self._registry,
                 self._tables,
-                self._folder.name,
                 few_rows={"few_rows": 0} if combines_few else {},
                 is_accelerated=is_accelerated,
                 idempotency_window_ms=idempotency_window_ms,
@@ -482,11 +472,10 @@ class Driver:
         return 0 if position is None else position.keys
 
     def close(self) -> None:
-        """Removes the stores. Idempotent."""
+        """Closes the stores. Idempotent."""
         for stage in self.stages:
             stage.store.close()
         self._tables.close()
-        self._folder.cleanup()
 
     def __enter__(self) -> Self:
         return self

@@ -6,31 +6,30 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from balance_service.avro.writer_schema import WriterSchema
-from balance_service.engine.changelog_writer import ChangelogWriter
-from balance_service.engine.table_partition import TablePartition
+from balance_service.engine.joined_tables import JoinedTables
 from balance_service.engine.table_store import TableStore, Version
-from balance_service.engine.tables import JoinedTables, Tables
 from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
 from balance_service.formats.known import FORMATS
 from balance_service.testing.rows import body_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from balance_service.avro.registry import Place, SchemaRegistry
     from balance_service.avro.schemas import Schema
-    from balance_service.engine.records import DeadLetter, Output, Record
+    from balance_service.engine.changelog_writer import ChangelogWriter
+    from balance_service.engine.records import DeadLetter, Output, Record, TableId
+    from balance_service.engine.table_partition import TablePartition
     from balance_service.engine.table_store import TableView
-    from balance_service.engine.tables import TableId
+    from balance_service.engine.tables import Tables
     from balance_service.errors import BalanceServiceError
     from balance_service.formats.format import RecordCodec
     from balance_service.model.stage import Stage
     from balance_service.model.stream import Table
     from balance_service.testing.rows import TableRow
 else:
-    # Importing its client takes longer than folding a thousand events.
-    SchemaRegistry = object
+    # They import Kafka's client, which tests of a model run without.
+    ChangelogWriter = SchemaRegistry = TablePartition = Tables = object
 
 
 class FakeRegistry(SchemaRegistry):
@@ -111,13 +110,13 @@ class FakeWriter(ChangelogWriter):
 
 
 class FakeTable(TablePartition):
-    """The only partition of a table, in a store on disk."""
+    """The only partition of a table, in a store in memory."""
 
-    def __init__(self, table: Table, schema: Schema, codec: RecordCodec, path: Path, history_ms: int) -> None:
+    def __init__(self, table: Table, schema: Schema, codec: RecordCodec, history_ms: int) -> None:
         self.table = table
         self.schema = schema
         self.codec = codec
-        self.store = TableStore(path, history_ms)
+        self.store = TableStore(None, history_ms)
         self._offset = 0
 
     @property
@@ -144,7 +143,7 @@ class FakeTable(TablePartition):
 class FakeTables(Tables):
     """The tables that the stages of a read model join with. A row is in its table once `put` returns."""
 
-    def __init__(self, read_model: str, stages: Iterable[Stage], registry: FakeRegistry, folder: Path) -> None:
+    def __init__(self, read_model: str, stages: Iterable[Stage], registry: FakeRegistry) -> None:
         self._read_model = read_model
         self._tables: dict[str, FakeTable] = {}
         declared: dict[str, list[tuple[Schema, Table]]] = {}
@@ -156,7 +155,7 @@ class FakeTables(Tables):
             (schema, table), history = of_topic[0], max(table.history for _, table in of_topic)
             codec = FORMATS[table.format].codec(registry, topic, schema)
             history_ms = history // timedelta(milliseconds=1)
-            self._tables[topic] = FakeTable(table, schema, codec, folder / f"table-{len(self._tables)}", history_ms)
+            self._tables[topic] = FakeTable(table, schema, codec, history_ms)
 
     def joined(self, stage: Stage) -> JoinedTables:
         # Asked only for the ends of topics.

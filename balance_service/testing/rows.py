@@ -17,7 +17,7 @@ from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.errors import InvalidInputError, PoisonRecordError
 from balance_service.formats.json_format import JsonCodec
 from balance_service.formats.json_values import JsonRecords
-from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.kafka.messages import IDEMPOTENCY_HEADER
 from balance_service.model.conditions import Field
 from balance_service.model.converters import record_of
 from balance_service.model.keys import MAX_KEY_BYTES, ColumnKey, cause_of, key_type_of

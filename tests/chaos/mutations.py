@@ -228,8 +228,8 @@ MUTATIONS = (
     Mutation(
         "partitions are computed by CRC32",
         "balance_service/kafka/partitioner.py",
-        "_MURMUR2 = _Function(confluent_kafka.murmur2, ",
-        "_MURMUR2 = _Function(confluent_kafka.consistent, ",
+        '_MURMUR2 = _Function("murmur2", ',
+        '_MURMUR2 = _Function("consistent", ',
         QUIET,
         (*WRONG, "silent", "stuck"),
     ),

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from balance_service.errors import ConfigurationError
-from balance_service.process.jars import REGISTRY_JAVA, java_executable, resolve_jars, unpack
+from balance_service.process.jars import resolve_jars, unpack
+from balance_service.process.java import REGISTRY_JAVA, java_executable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -286,7 +287,7 @@ class _Docker:
 
     def registry(self, python: str) -> str:
         """Builds a registry that takes the same configuration as the official image, with its Java."""
-        java = java_executable(REGISTRY_JAVA, bundled=True).resolve().parent.parent
+        java = java_executable(REGISTRY_JAVA).resolve().parent.parent
         return self._stand_in("registry", python, {"app": unpack(resolve_jars("registry")[0]), "java": java})
 
     def prometheus(self, python: str) -> str:

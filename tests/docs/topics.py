@@ -10,12 +10,11 @@ from balance_service.engine.outputs import ORIGIN_HEADER, SENDER_HEADER, sender_
 from balance_service.engine.records import DeadLetter
 from balance_service.engine.stateless import ATTEMPT_HEADER
 from balance_service.kafka import topic_specs as specs
-from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.kafka.messages import IDEMPOTENCY_HEADER, TRACEPARENT_HEADER
 from balance_service.kafka.topics import Topic
 from balance_service.model.record_keys import KEY_FORMAT_HEADER
 from balance_service.model.stage import Stage
 from balance_service.model.stream import Join, Table
-from balance_service.observability.tracing import TRACEPARENT_HEADER
 from balance_service.settings import load_settings
 from tests.docs.markdown import joined, section, table
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 
 from balance_service.avro.schemas import load_schema
-from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.kafka.messages import IDEMPOTENCY_HEADER
 from tests.support.api import ADD_FUNDS, GET_BALANCE
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from balance_service.avro.schemas import load_schema
-from balance_service.observability.tracing import TRACEPARENT_HEADER
+from balance_service.kafka.messages import TRACEPARENT_HEADER
 from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.kafka import Writer, read_topic
 from tests.support.observability import JOIN_METRICS_PREFIX, Collector, documented, exported

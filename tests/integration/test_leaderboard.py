@@ -12,8 +12,8 @@ import pytest
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.engine.joined_tables import JoinedTables
 from balance_service.engine.table_partition import TableRows
-from balance_service.engine.tables import JoinedTables
 from balance_service.errors import NotAuthorizedError, RetriableError
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.model.keys import ColumnKey

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from balance_service.engine.database import Database
 from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.task import TaskState
 from balance_service.errors import StoreCorruptedError, StoreFullError
@@ -180,9 +181,11 @@ def wait_until_compacted(task: Task) -> None:
     """Waits until RocksDB has finished its compactions after opening, so that its tables no longer change."""
     store = task.replica.store
     assert store is not None
+    database = store._db
+    assert isinstance(database, Database)
     doing = ("compaction-pending", "num-running-compactions", "mem-table-flush-pending", "num-running-flushes")
     eventually(
-        lambda: not any(store._db._db.property_int_value(f"rocksdb.{what}") for what in doing),
+        lambda: not any(database._db.property_int_value(f"rocksdb.{what}") for what in doing),
         "all compactions have finished",
     )
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
 from balance_service.avro.schemas import full_name, load_schema
-from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.kafka.messages import IDEMPOTENCY_HEADER
 from balance_service.model.folds import Count, Latest
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream

@@ -23,7 +23,8 @@ from balance_service.devtools.local.processes import (
     require_free,
 )
 from balance_service.errors import ConfigurationError
-from balance_service.process.jars import java_executable, resolve_jars
+from balance_service.process.jars import resolve_jars
+from balance_service.process.java import java_executable
 
 if TYPE_CHECKING:
     from pathlib import Path

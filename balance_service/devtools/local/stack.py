@@ -22,7 +22,8 @@ from balance_service.devtools.local.processes import (
     require_free,
 )
 from balance_service.errors import ConfigurationError
-from balance_service.process.jars import REGISTRY_JAVA, java_executable, resolve_jars, unpack
+from balance_service.process.jars import resolve_jars, unpack
+from balance_service.process.java import REGISTRY_JAVA, java_executable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,7 +62,7 @@ class Registry(Server):
         return f"http://{HOST}:{self.port}/apis/ccompat/v7"
 
     def launch(self) -> None:
-        java = str(java_executable(REGISTRY_JAVA, bundled=True))
+        java = str(java_executable(REGISTRY_JAVA))
         program = unpack(resolve_jars("registry")[0]) / "quarkus-run.jar"
         require_free(self.port, self.name, "--registry-port")
         make_private(self._folder)

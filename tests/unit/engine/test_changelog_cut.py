@@ -11,12 +11,12 @@ import structlog
 
 from balance_service.engine import changelog_writer as writers
 from balance_service.engine.batch import KeyedUpdate, PartitionUpdates, TaskBatch
-from balance_service.engine.changelog_writer import ChangelogCutError, ChangelogWriter, SecondWriterError
+from balance_service.engine.changelog_writer import ChangelogWriter, SecondWriterError
 from balance_service.engine.commit import commit, write_position
 from balance_service.engine.records import Output, Position, TaskId
 from balance_service.engine.replica import Replica
 from balance_service.engine.store import StateStore
-from balance_service.errors import RetriableError, StoreCorruptedError
+from balance_service.errors import ChangelogCutError, RetriableError, StoreCorruptedError
 from tests.unit.engine.test_idempotency import FOLDING, POSITIONS
 
 if TYPE_CHECKING:

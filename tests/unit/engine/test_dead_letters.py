@@ -87,11 +87,11 @@ def store(tmp_path: Path) -> Iterator[StateStore]:
         yield opened
 
 
-def task(model: ReadModel, folder: Path) -> DrivenTask:
+def task(model: ReadModel) -> DrivenTask:
     options: Any = {"few_rows": {}, "is_accelerated": True, "idempotency_window_ms": 1_000}
     registry, stages = FakeRegistry(), driven_stages(model)
-    tables = FakeTables(model.name, stages, registry, folder)
-    return DrivenTask(model, stages[-1], registry, tables, str(folder), **options)
+    tables = FakeTables(model.name, stages, registry)
+    return DrivenTask(model, stages[-1], registry, tables, **options)
 
 
 def amounts(driver: Driver) -> Any:
@@ -143,8 +143,8 @@ def test_a_redriven_record_that_fails_again_waits_again(balance: Driver) -> None
     assert (letter.status, letter.attempt, letter.cause) == (Status.WAITING, 1, INCOMPATIBLE)
 
 
-def test_a_dead_letter_that_is_closed_while_its_record_is_read_again_stays_closed(tmp_path: Path) -> None:
-    stage = task(Balance(), tmp_path)
+def test_a_dead_letter_that_is_closed_while_its_record_is_read_again_stays_closed() -> None:
+    stage = task(Balance())
     stage.commit([funds("2.00", unreadable=UNKNOWN)])
     stage.mend(UNKNOWN)
     stage.now_ms = EVERY_MS
@@ -205,9 +205,9 @@ def test_a_rebuild_writes_no_dead_letter_twice_and_sends_nothing_twice(named: Dr
 
 @pytest.mark.shows("retried-once")
 def test_a_replayed_dead_letter_is_applied_in_its_turn_and_sends_its_output_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stage = task(Named(), tmp_path)
+    stage = task(Named())
     stage.commit([told("x"), told("y", unreadable=MISPLACED), told("z"), told("w", "b", unreadable=MISPLACED)])
     stage.mend(MISPLACED)
     stage.events[3] = replace(stage.events[3], unreadable=MISPLACED)
@@ -227,8 +227,8 @@ def test_a_replayed_dead_letter_is_applied_in_its_turn_and_sends_its_output_once
     stage.store.close()
 
 
-def test_an_event_that_fails_only_in_a_replay_is_not_sent_again_by_its_retry(tmp_path: Path) -> None:
-    stage = task(Named(), tmp_path)
+def test_an_event_that_fails_only_in_a_replay_is_not_sent_again_by_its_retry() -> None:
+    stage = task(Named())
     stage.commit([told("x"), told("y")])
     sent, states = len(stage.sent("test-names")), stage.states()
     stage.events = [stage.events[0], replace(stage.events[1], unreadable=UNKNOWN)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.inheritance import Predecessor
-from balance_service.engine.records import Output, Position, TaskId
+from balance_service.engine.records import POSITION_KEY, Output, Position, TaskId
 from balance_service.engine.store import StateStore
 from balance_service.engine.task import Task, TaskState
 from balance_service.errors import PoisonRecordError, RetriableError, StoreFullError, TaskMigratedError
@@ -72,6 +74,10 @@ class Generation:
         self.model = model
         self.driver = Driver(model)
         self.driven = self.driver.last_stage
+        self._folder = tempfile.TemporaryDirectory()
+        self.driven.store = self._store()
+        ((_, _, begins_at),) = self.driven.writer.commits
+        self.driven.store.write([(POSITION_KEY, begins_at)], self.driven.writer.end)
         self.driven.deliver = self.deliver  # type: ignore[method-assign]
         self.driven.commit = self.commit  # type: ignore[method-assign]
         stage = model.stages[-1].of_generation(number)
@@ -92,7 +98,7 @@ class Generation:
         """The task is opened, again if there was one."""
         if self.driven.store.view is None:
             self.the_task._shown = None
-            self.driven.store = StateStore(self.driven.store.path, self.driven.processor.position_codec)
+            self.driven.store = self._store()
         self.the_task = Task(TaskId(self.hosted.stage.name, 0), self.hosted)
         self.the_task.replica.store = self.driven.store
         self.driven.writer.is_closed = False
@@ -108,6 +114,10 @@ class Generation:
         # Its view keeps the store open.
         self.the_task._shown = None
         self.driver.close()
+        self._folder.cleanup()
+
+    def _store(self) -> StateStore:
+        return StateStore(Path(self._folder.name), self.driven.processor.position_codec)
 
     def task(self, _partition: int) -> Task:
         return self.the_task

@@ -22,13 +22,13 @@ from balance_service.engine.dead_letter import GONE, Letter, Status
 from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.hosted_stage import HostedStage
+from balance_service.engine.joined_tables import JoinedTables
 from balance_service.engine.opening import starting_changes, starting_position
 from balance_service.engine.outputs import Target, is_in_our_form
 from balance_service.engine.records import DeadLetter, Output, Position
 from balance_service.engine.stateless import JoinProcessor, RetryProcessor
 from balance_service.engine.store import StateStore
 from balance_service.engine.table_store import TableStore, Version
-from balance_service.engine.tables import JoinedTables
 from balance_service.kafka.topics import Topic
 from balance_service.model.generations import Generations
 from balance_service.model.keys import ColumnKey

@@ -1,7 +1,8 @@
-"""The state store, on real RocksDB: states and position together, or not at all."""
+"""The state store, on real RocksDB and in memory: states and position together, or not at all."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,15 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(path: Path) -> Iterator[StateStore]:
-    opened = StateStore(path, CODEC)
-    yield opened
-    opened.close()
+def on_disk(path: Path) -> Iterator[StateStore]:
+    with closing(StateStore(path, CODEC)) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["on-disk", "in-memory"])
+def store(request: pytest.FixtureRequest, path: Path) -> Iterator[StateStore]:
+    with closing(StateStore(path if request.param == "on-disk" else None, CODEC)) as opened:
+        yield opened
 
 
 def test_a_new_store_has_no_identity_no_position_and_no_states(store: StateStore) -> None:
@@ -88,13 +94,13 @@ def test_the_last_of_several_records_of_one_key_stays(store: StateStore, more: i
     assert store.position == position(2, 1)
 
 
-def test_a_position_of_a_newer_version_is_rejected_and_the_store_kept(store: StateStore, path: Path) -> None:
-    store.write([(b"c1", b"one"), position_record(10)], 13)
+def test_a_position_of_a_newer_version_is_rejected_and_the_store_kept(on_disk: StateStore, path: Path) -> None:
+    on_disk.write([(b"c1", b"one"), position_record(10)], 13)
     newer = CODEC.encode({**position(20).record(), "format": 3})
 
     with pytest.raises(ConfigurationError, match="position has format 3"):
-        store.write([(b"c1", b"newer"), (POSITION_KEY, newer)], 15)
-    store.close()
+        on_disk.write([(b"c1", b"newer"), (POSITION_KEY, newer)], 15)
+    on_disk.close()
     with pytest.raises(ConfigurationError, match="position has format 3"):
         StateStore(path, CODEC)
 
@@ -197,7 +203,8 @@ def test_a_store_of_a_newer_format_is_rejected(path: Path) -> None:
     reopened.close()
 
 
-def test_an_open_store_cannot_be_opened_again(store: StateStore, path: Path) -> None:
+@pytest.mark.usefixtures("on_disk")
+def test_an_open_store_cannot_be_opened_again(path: Path) -> None:
     with pytest.raises(RetriableError):
         StateStore(path, CODEC)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,11 @@ KEYS = (b"1", b"12", b"\x00", b"2\xff", b"")
 TIMES = st.integers(-3, 40)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[TableStore]:
-    opened = TableStore(tmp_path / "players_0", HISTORY_MS)
-    yield opened
-    opened.close()
+@pytest.fixture(params=["on-disk", "in-memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TableStore]:
+    path = tmp_path / "players_0" if request.param == "on-disk" else None
+    with closing(TableStore(path, HISTORY_MS)) as opened:
+        yield opened
 
 
 def version(timestamp_ms: int, offset: int) -> Version:

@@ -21,8 +21,8 @@ from balance_service.http.answer import PROBLEM_JSON
 from balance_service.http.app import traced
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import Peer
+from balance_service.kafka.messages import TRACEPARENT_HEADER
 from balance_service.observability.tracing import (
-    TRACEPARENT_HEADER,
     UNTRACED,
     W3C,
     links_to,

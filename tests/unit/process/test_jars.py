@@ -12,7 +12,7 @@ import pytest
 
 from balance_service.errors import ConfigurationError
 from balance_service.process import jars as module
-from balance_service.process.jars import cache_folder, digests, renewed_digests, resolve_jars, shipped_digests
+from balance_service.process.jars import cache_folder, connectors, digests, renew, resolve_jars, shipped_digests
 from balance_service.process.package import resource
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
     monkeypatch.setattr(subprocess, "run", ivy)
     monkeypatch.setattr(module, "java_executable", lambda: Path("java"))
-    write_digests(monkeypatch, tmp_path, {f"spark/{name}": digest for name, digest in DIGESTS.items()})
+    write_digests(monkeypatch, tmp_path, {f"bench/{name}": digest for name, digest in DIGESTS.items()})
     return files
 
 
@@ -47,11 +47,11 @@ def write_digests(monkeypatch: pytest.MonkeyPatch, folder: Path, expected: Mappi
 
 
 def test_files_with_the_right_digests_are_downloaded_once(served: dict[str, bytes]) -> None:
-    assert [jar.name for jar in resolve_jars("spark")] == ["a-1.jar", "b-2.jar"]
+    assert [jar.name for jar in resolve_jars("bench")] == ["a-1.jar", "b-2.jar"]
 
     served["a-1.jar"] = b"another"
 
-    assert [jar.read_bytes() for jar in resolve_jars("spark")] == [b"a", b"b"]
+    assert [jar.read_bytes() for jar in resolve_jars("bench")] == [b"a", b"b"]
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_files_with_other_digests_are_rejected_by_name_and_removed(
     served.update(served_instead)
 
     with pytest.raises(ConfigurationError, match=rf"^{named}: not as deploy/jars.sha256 says"):
-        resolve_jars("spark")
+        resolve_jars("bench")
 
     assert not [path for path in cache_folder().rglob("*") if path.suffix == ".jar"]
     served.update(SERVED)
     served.pop("c-3.jar", None)
-    assert len(resolve_jars("spark")) == 2
+    assert len(resolve_jars("bench")) == 2
 
 
 def test_a_configuration_without_digests_is_rejected(served: dict[str, bytes]) -> None:
@@ -83,22 +83,24 @@ def test_a_configuration_without_digests_is_rejected(served: dict[str, bytes]) -
         resolve_jars("kafka")
 
 
-def test_digests_are_renewed_from_a_download(
+def test_digests_and_the_connectors_of_this_package_are_renewed_from_a_download(
     served: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_digests(monkeypatch, tmp_path, {})
-    renewed = renewed_digests()
+    monkeypatch.setattr(module, "_CONNECTORS", tmp_path / "connectors")
+    renewed = renew()
     (tmp_path / "jars.sha256").write_text(renewed)
 
-    assert [jar.name for jar in resolve_jars("spark")] == ["a-1.jar", "b-2.jar"]
+    assert [jar.name for jar in resolve_jars("bench")] == ["a-1.jar", "b-2.jar"]
     assert len(renewed.splitlines()) == 1 + len(SERVED) * 4
+    assert [jar.read_bytes() for jar in connectors()] == [b"a", b"b"]
 
 
-def test_the_shipped_digests_match_the_jars_on_this_machine() -> None:
+def test_the_shipped_digests_match_the_jars_in_the_package() -> None:
     expected = shipped_digests()
 
     assert expected.keys() == {"spark", "kafka", "registry", "bench"}
-    assert digests(resolve_jars("spark")[0].parent) == expected["spark"]
+    assert digests(connectors()[0].parent) == expected["spark"]
 
 
 def test_a_user_without_a_home_names_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,14 @@ import pyspark
 import pytest
 
 from balance_service.errors import ConfigurationError
-from balance_service.process.jars import java_executable
+from balance_service.process.java import java_executable
 from balance_service.process.package import resource
 from balance_service.settings import load_settings
 from balance_service.spark import jvm as module
 from balance_service.spark.jvm import (
     MODULE_OPTIONS,
     archive_of,
+    base_archive_of,
     class_archive_options,
     class_path,
     is_stale,
@@ -260,8 +261,10 @@ def test_the_error_for_an_unwritable_cache_names_the_variable_to_set(cache: Path
 def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     home = tmp_path / "jdk"
-    (home / "bin").mkdir(parents=True)
+    for folder in ("bin", "lib/server"):
+        (home / folder).mkdir(parents=True)
     (home / "release").write_text("17.0.15")
+    (home / "lib/server/classes.jsa").touch()
     return home / "bin" / "java"
 
 
@@ -284,6 +287,22 @@ def test_an_existing_archive_is_used(java: Path) -> None:
     archive.touch()
 
     assert f"-XX:SharedArchiveFile={archive}" in class_archive_options(java, ["a.jar"])
+
+
+def test_a_runtime_without_an_archive_of_its_own_classes_gets_one_for_each_release(java: Path) -> None:
+    assert base_archive_of(java) is None
+
+    (java.parent.parent / "lib/server/classes.jsa").unlink()
+    base, archive = base_archive_of(java), archive_of(java, ["a.jar"])
+    assert base is not None
+    archive.parent.mkdir(parents=True)
+    archive.touch()
+    assert class_archive_options(java, ["a.jar"]) == []
+    base.touch()
+    assert f"-XX:SharedArchiveFile={base}:{archive}" in class_archive_options(java, ["a.jar"])
+
+    (java.parent.parent / "release").write_text("21.0.9")
+    assert base_archive_of(java) not in (None, base)
 
 
 def test_a_newer_jar_makes_an_archive_stale(tmp_path: Path) -> None:

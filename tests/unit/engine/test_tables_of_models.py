@@ -7,7 +7,7 @@ from dataclasses import dataclass, make_dataclass
 import pytest
 
 from balance_service import ConfigurationError, Count, Global, ReadModel, Stream
-from balance_service.engine.assembly import table_contexts
+from balance_service.engine.tables import table_contexts
 from balance_service.model.placing import stages_of
 from balance_service.settings import load_settings
 from balance_service.testing.fakes import FakeRegistry
