@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from balance_service.errors import ConfigurationError, NotAuthorizedError
-from balance_service.kafka.topics import Topic
+from balance_service.kafka.topics import MIN_IN_SYNC, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -300,6 +300,11 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
             "few replicas: a lost broker may lose events",
             replication_factor=settings.replication_factor,
             brokers=brokers,
+        )
+    if brokers >= _RECOMMENDED_REPLICAS and (one := [n for n, c in configs.items() if c.get(MIN_IN_SYNC) == "1"]):
+        log.warning(
+            f"topics acknowledge a record that only one broker has, and lose it with that broker; set {MIN_IN_SYNC}=2",
+            topics=sorted(one),
         )
     return prepared
 

@@ -51,6 +51,17 @@ _MOVED = {
 _UNKNOWN_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
+MIN_IN_SYNC = "min.insync.replicas"
+
+
+def in_sync_replicas(replicas: int) -> int:
+    """How many of a topic's replicas have a record before it is acknowledged, unless a topic's configuration differs.
+
+    Of three, two: a topic takes records while one replica is away, and then has each on another broker that is left.
+    """
+    return replicas // 2 + 1 if replicas > 2 else 1
+
+
 @dataclass(frozen=True, slots=True)
 class Topic:
     """A topic as the broker reports it. `topic_id` changes when a topic is deleted and recreated."""
@@ -108,11 +119,14 @@ class Topics:
     def create(self, name: str, partitions: int, config: Mapping[str, str]) -> Topic:
         """Creates a topic and waits until it appears. A topic that another instance creates at the same time will do.
 
+        It has BALANCE_REPLICATION_FACTOR replicas, and acknowledges a record that `in_sync_replicas` of them have.
+
         Raises:
             ConfigurationError: the cluster has fewer brokers than BALANCE_REPLICATION_FACTOR.
         """
         replicas = self._settings.replication_factor
-        wanted = [NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=dict(config))]
+        config = {MIN_IN_SYNC: str(in_sync_replicas(replicas)), **config}
+        wanted = [NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=config)]
         with self._mapped_errors(f"creating topic {name}", f"Create on topic '{name}', or create it beforehand"):
             try:
                 self._admin.create_topics(wanted, request_timeout=_REQUEST_TIMEOUT_SECONDS)[name].result()

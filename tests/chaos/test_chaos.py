@@ -1,6 +1,7 @@
 """Correctness while instances, broker and stores are killed, paused, disconnected and damaged, and during rebuilds.
 
-`make chaos` plays a short round, `make chaos CHAOS_MINUTES=30` a long run; `CHAOS_SEED` reproduces a run.
+`make chaos` plays a short round, `make chaos CHAOS_MINUTES=30` a long run; `CHAOS_SEED` reproduces a run. With
+`CHAOS_BROKERS=3`, three brokers have every record, and their leaders and coordinators are killed in turn.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from tests.chaos.cluster import (
 )
 from tests.chaos.faults import Chaos
 from tests.chaos.listeners import Listeners
-from tests.chaos.plan import plan_from_environment
+from tests.chaos.plan import BROKERS, plan_from_environment
 from tests.chaos.rebuilder import Rebuilder, check_nothing_left, history_of
 from tests.chaos.recount import Recount
 from tests.chaos.report import Journal, Report, unstolen_time
@@ -111,8 +112,10 @@ class _Run:
     def play(self) -> None:
         """Plays the whole run; violations are in the report."""
         plan, say, enter = self._plan, self._journal.say, self.resources.enter_context
-        say("starting broker and registry")
-        self._cluster = cluster = enter(Cluster(self._folder / "stack", plan.partitions, plan.standbys, plan.seed))
+        say(f"starting {BROKERS} {'broker' if BROKERS == 1 else 'brokers'} and the registry")
+        self._cluster = cluster = enter(
+            Cluster(self._folder / "stack", plan.partitions, plan.standbys, plan.seed, BROKERS)
+        )
         stack = cluster.stack
         self._frames = frames = Frames(stack.schema_registry_url, cluster.topic)
         self._customers = Customers(plan.early_customers, plan.early_customers // 8)

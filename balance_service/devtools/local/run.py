@@ -42,12 +42,14 @@ def run_local(
     http_port: int,
     data_dir: Path,
     *,
+    brokers: int,
     known: Callable[[Settings], Sequence[ReadModel]],
     sample_events: bool,
 ) -> None:
     """Run a stack in the foreground.
 
     Args:
+        brokers: as of `LocalStack`.
         known: returns the known read models; called with the settings of the stack.
         sample_events: append samples for the hosted read models.
 
@@ -63,7 +65,7 @@ def run_local(
     with ExitStack() as cleanup:
         say("starting Kafka and the schema registry …")
         with telling("Kafka and the schema registry start; the first time, their programs are downloaded"):
-            stack = cleanup.enter_context(LocalStack(data_dir, kafka_port, registry_port))
+            stack = cleanup.enter_context(LocalStack(data_dir, kafka_port, registry_port, brokers=brokers))
         say(f"  Kafka            {stack.bootstrap_servers}")
         say(f"  schema registry  {stack.schema_registry_url}")
         logs = stack.data_dir / "logs"
@@ -78,7 +80,9 @@ def run_local(
         if sample_events and running:
             say("adding samples …")
             settings = load_settings(
-                bootstrap_servers=stack.bootstrap_servers, schema_registry_url=stack.schema_registry_url
+                bootstrap_servers=stack.bootstrap_servers,
+                schema_registry_url=stack.schema_registry_url,
+                replication_factor=len(stack.brokers),
             )
             with telling("samples are sent, and folded"):
                 tries = add_samples(running, settings, known(settings))
@@ -231,11 +235,7 @@ def start_instances(
 def _addresses(stack: LocalStack, instances: Sequence[LocalInstance]) -> dict[str, str]:
     """The settings of commands that connect to the stack."""
     server = {"BALANCE_APPLICATION_SERVER": f"{HOST}:{instances[0].port}"} if instances else {}
-    return {
-        "BALANCE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
-        "BALANCE_SCHEMA_REGISTRY_URL": stack.schema_registry_url,
-        **server,
-    }
+    return {**stack.settings, **server}
 
 
 def _import_path() -> dict[str, str]:

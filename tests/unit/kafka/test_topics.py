@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from balance_service.errors import RetriableError
 from balance_service.kafka import topics as module
-from balance_service.kafka.topics import Lag, Topics, Watermarks
+from balance_service.kafka.topics import Lag, Topic, Topics, Watermarks
 from balance_service.settings import load_settings
 from tests.support.fakes import Clock
 
@@ -61,6 +61,30 @@ def test_a_coordinator_that_does_not_appear_in_time_is_a_retriable_error(monkeyp
 
     with pytest.raises(RetriableError, match="describing group"):
         topics_of(monkeypatch, Admin(KafkaError(KafkaError.NOT_COORDINATOR))).group_members()
+
+
+@pytest.mark.parametrize(("replicas", "in_sync"), [(1, 1), (2, 1), (3, 2), (5, 3)])
+def test_a_majority_of_the_replicas_of_a_created_topic_has_each_acknowledged_record(
+    monkeypatch: pytest.MonkeyPatch, replicas: int, in_sync: int
+) -> None:
+    asked: list[Any] = []
+
+    class Creating:
+        def create_topics(self, wanted: list[Any], **_: float) -> Mapping[str, Future[None]]:
+            asked.extend(wanted)
+            done: Future[None] = Future()
+            done.set_result(None)
+            return {"orders": done}
+
+    monkeypatch.setattr(module, "new_client", lambda *_: Creating())
+    topics = Topics(load_settings(bootstrap_servers="127.0.0.1:1", replication_factor=replicas))
+    monkeypatch.setattr(topics, "find", lambda name: Topic(name, "id", 1))
+
+    topics.create("orders", 1, {"cleanup.policy": "delete"})
+
+    (topic,) = asked
+    assert topic.config == {"cleanup.policy": "delete", "min.insync.replicas": str(in_sync)}
+    assert topic.replication_factor == replicas
 
 
 class Broker:
