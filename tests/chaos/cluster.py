@@ -9,6 +9,7 @@ import shutil
 import signal
 import struct
 import threading
+import time
 import uuid
 from contextlib import ExitStack, suppress
 from datetime import datetime
@@ -24,8 +25,10 @@ from balance_service.devtools.local.stack import LocalInstance, LocalStack
 from balance_service.kafka.topics import in_sync_replicas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from tests.chaos.recount import Recount
 
 _END_TXN = 26
 _CHUNK = 1 << 16
@@ -195,10 +198,12 @@ class Member:
 
     def __init__(self, instance: LocalInstance, stack: LocalStack, part: int, *, is_next_small: bool) -> None:
         """Args:
+        instance: named as `instance-N`.
         part: the number of records in a small part.
         is_next_small: whether the first start uses small parts.
         """
         self._part, self._is_next_small = part, is_next_small
+        self._stack, self._number = stack, int(instance.name.rpartition("-")[2])
         self.instance = instance
         self.name = instance.name
         self.host, self.port = HOST, instance.port
@@ -221,6 +226,11 @@ class Member:
         self.instance.environment["BALANCE_FAILPOINTS"] = ",".join(filter(None, (bounds, failpoints)))
         self.should_run = True
         self.instance.launch()
+
+    def change_version(self, checkout: Path | None) -> None:
+        """Makes the next start run another checkout, as of `LocalInstance`. The process must have ended."""
+        of_now = self.instance
+        self.instance = LocalInstance(self._number, self._stack, of_now.port, of_now.environment, checkout)
 
     def kill(self) -> None:
         """Kills the process, or clears one that has ended."""
@@ -312,9 +322,11 @@ class Cluster:
         seed: int,
         brokers: int = 1,
         checkout: Path | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         """Args:
         checkout: what the instances run, as of `LocalInstance`.
+        settings: more than those that every run has.
         """
         name = uuid.uuid4().hex[:8]
         self.topic = f"balance-{name}"
@@ -323,6 +335,7 @@ class Cluster:
         self.standbys = standbys
         self._seed = seed
         self._checkout = checkout
+        self._settings = settings or {}
         behind_front = [(free_port(), free_port()) for _ in range(brokers)]
         self.stack = LocalStack(data_dir, brokers=brokers, proxied=behind_front)
         self._fronts = [front for _, front in behind_front]
@@ -362,6 +375,7 @@ class Cluster:
             "BALANCE_IDEMPOTENCY_WINDOW": str(IDEMPOTENCY_WINDOW_SECONDS),
             "BALANCE_PEER_SECRET": "a secret of the chaos suite",
             "BALANCE_SPARK_DRIVER_MEMORY": "640m",
+            **self._settings,
             **settings,
         }
         instance = LocalInstance(number + 1, self.stack, environment=environment, checkout=self._checkout)
@@ -403,6 +417,22 @@ def active_positions(members: Iterable[Member], stage: str | None = None) -> dic
 def stood_by(members: Iterable[Member]) -> set[int]:
     """Returns the partitions for which one of the members reports a tailing standby that answers."""
     return {int(task["partition"]) for task in serving_tasks(members) if task["state"] == "TAILING"}
+
+
+def wait_until_applied(members: Sequence[Member], recount: Recount, seconds: float, stage: str | None = None) -> None:
+    """Waits until every event so far is applied, except those that commands add during the wait.
+
+    Args:
+        stage: as of `active_positions`.
+    """
+    deadline = time.monotonic() + seconds
+    recount.read_on()
+    while True:
+        positions = active_positions(members, stage)
+        if all(positions.get(p, -1) >= count.end for p, count in enumerate(recount.partitions)):
+            return
+        assert time.monotonic() < deadline, f"not caught up: {positions}; {[m.status() for m in members]}"
+        time.sleep(0.5)
 
 
 def tasks_of(members: Iterable[Member]) -> Iterator[dict[str, Any]]:

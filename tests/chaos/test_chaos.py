@@ -40,6 +40,7 @@ from tests.chaos.cluster import (
     stage_of,
     tasks_of,
     urls_of,
+    wait_until_applied,
 )
 from tests.chaos.faults import Chaos
 from tests.chaos.listeners import Listeners
@@ -293,21 +294,8 @@ class _Run:
         self._journal.say(f"every partition continues, {self.report.progress[-1]:.1f} s after healing")
 
     def _catch_up(self, stage: str | None = None) -> None:
-        """Waits until every event is applied, except those that commands add during the wait.
-
-        Args:
-            stage: None for the generation that serves.
-        """
-        deadline = time.monotonic() + _CATCH_UP_SECONDS
-        self._recount.read_on()
-        while True:
-            positions = active_positions(self._cluster.members, stage)
-            if all(positions.get(p, -1) >= count.end for p, count in enumerate(self._recount.partitions)):
-                return
-            assert time.monotonic() < deadline, (
-                f"not caught up: {positions}; {[m.status() for m in self._cluster.members]}"
-            )
-            time.sleep(0.5)
+        """Waits as `wait_until_applied`."""
+        wait_until_applied(self._cluster.members, self._recount, _CATCH_UP_SECONDS, stage)
 
     def _compare_stores(self) -> None:
         """Compares changelog, dead letters and stores with the recount, with everything stopped."""
@@ -368,13 +356,7 @@ class _Run:
         fresh.launch()
         try:
             fresh.wait_ready()
-            deadline = time.monotonic() + _CATCH_UP_SECONDS
-            while True:
-                positions = active_positions([fresh])
-                if all(positions.get(p, -1) >= count.end for p, count in enumerate(self._recount.partitions)):
-                    break
-                assert time.monotonic() < deadline, f"not caught up: {fresh.status()}"
-                time.sleep(0.3)
+            wait_until_applied([fresh], self._recount, _CATCH_UP_SECONDS)
             metrics = fresh.metrics()
         finally:
             fresh.stop()
