@@ -38,7 +38,8 @@ topic, a changelog, or the topic of decisions or of generations may lose records
 _RETENTION = f"""\
 *forever*: {", ".join(f"`{name}={value}`" for name, value in specs.FOREVER.items())}. `max.message.bytes` of topics that
 take records of a source is the source's, at least 1 MiB, and 64 KiB more where the service adds headers. An output that
-another model joins, and none folds, is created compacted by an instance that hosts the joining model.
+another model joins, and none folds, is created compacted by an instance that hosts the joining model. With
+`BALANCE_REPLICATION_FACTOR` of 3 or more, `min.insync.replicas` of a created topic is a majority of its replicas.
 
 A source that the service creates has `BALANCE_PARTITIONS` partitions. Other topics have as many as their source,
 except: decisions, generations and application servers have one; a re-keyed topic that the next stage joins with a
@@ -74,14 +75,14 @@ def page() -> str:
     return joined(
         [
             _HEAD,
-            section("Topics", table(columns, _rows()), _RETENTION),
+            section("Topics", table(columns, rows()), _RETENTION),
             section("Records", _RECORDS),
-            section("Headers", table(("of", "header", "value"), _headers())),
+            section("Headers", table(("of", "header", "value"), headers())),
         ]
     )
 
 
-def _rows() -> Sequence[Sequence[str]]:
+def rows() -> Sequence[Sequence[str]]:
     settings = load_settings(application_id="APPLICATION", topic="SOURCE")
     stage = Stage(name="STAGE", owner="MODEL", source="SOURCE", application_id=settings.application_id)
     passing = Stage(
@@ -182,7 +183,7 @@ def _config(spec: TopicSpec) -> str:
     return ", ".join(texts)
 
 
-def _headers() -> Sequence[Sequence[str]]:
+def headers() -> Sequence[Sequence[str]]:
     rows = [
         ("events", f"`{IDEMPOTENCY_HEADER}`", "names an event: of several with one value, the first counts"),
         ("events", f"`{TRACEPARENT_HEADER}`", "the W3C trace that the commit joins"),
