@@ -132,15 +132,13 @@ def serve(*, print_config: bool) -> None:
 @cli.group(cls=_ModelsOrCommand, invoke_without_command=True, subcommand_metavar="")
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
 @click.option("--instances", default=2, show_default=True, type=click.IntRange(0, 16), help="Number of instances.")
-@click.option(
-    "--brokers", default="1", show_default=True, type=click.Choice(["1", "3"]), help="Number of brokers in the cluster."
-)
+@click.option("--brokers", default="1", show_default=True, type=click.Choice(["1", "3"]), help="Number of brokers.")
 @click.option(
     "--kafka-port",
     default=9092,
     show_default=True,
     type=_PORT,
-    help="Port of the first broker, before those of the others; 0: free ones.",
+    help="Port of the first broker; 0: free ones.",
 )
 @click.option(
     "--registry-port", default=8081, show_default=True, type=_PORT, help="Port of the registry; 0: a free one."
@@ -163,7 +161,7 @@ def local(
 ) -> None:
     """Run a Kafka broker, a schema registry and instances of MODEL on this machine until Ctrl-C.
 
-    BALANCE_MODELS is the default for MODEL. With three brokers, every topic has three replicas.
+    BALANCE_MODELS is the default for MODEL.
     """
     from balance_service.cli.models import check_models, known_models
     from balance_service.devtools.local.run import run_local

@@ -1,6 +1,6 @@
 """Instances of the release before are replaced by this one, and back, one by one and under load.
 
-Generations are built and switched meanwhile, dead letters are retried, and streams are open. Both versions fold, answer
+Generations are built and switched, dead letters are retried, and streams are open. Both versions fold, answer
 and send for a while, so each reads what the other one writes: directory, changelogs, stores, and topics of generations.
 """
 

@@ -103,7 +103,7 @@ def listing(name: str) -> list[str]:
 
 
 def kept(name: str) -> list[str]:
-    """Returns the lines of a listing as they are committed."""
+    """Returns the committed lines of a listing."""
     return (FOLDER / f"{name}.txt").read_text(encoding="utf-8").splitlines()
 
 

@@ -163,7 +163,7 @@ class Broker(Server):
             self._format(command)
         meta = (self._folder / "data" / "meta.properties").read_text()
         self._cluster_id = dict(line.partition("=")[::2] for line in meta.splitlines())["cluster.id"]
-        # Of several, the others fence it, and lead its partitions meanwhile.
+        # One of three is fenced by the others, which lead its partitions.
         if len(self._voters) == 1 and self._was_killed():
             self._fence_former_session(command)
         self._configure("data")
