@@ -39,6 +39,8 @@ class Work:
     def __init__(self) -> None:
         self.stopping = threading.Event()
         self.done: Counter[str] = Counter()
+        self.endings: list[Callable[[], None]] = []
+        """Called at the end: each ends steps that wait."""
         self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
 
@@ -63,6 +65,8 @@ class Work:
 
     def __exit__(self, *_: object) -> None:
         self.stopping.set()
+        for end in self.endings:
+            end()
         for thread in self._threads:
             thread.join()
         self.check()
@@ -76,23 +80,28 @@ class Clients:
     """The clients of some instances: each call goes to one of them, and an error during a restart is counted."""
 
     def __init__(self, urls: Sequence[str], tls: ssl.SSLContext, work: Work, seed: int) -> None:
-        self._clients = [
-            Client(
-                url,
-                tls=tls,
-                trust_env=False,
-                timeout_seconds=5,
-                retry_seconds=20,
-                idempotency_window_seconds=IDEMPOTENCY_WINDOW_SECONDS,
-            )
-            for url in urls
-        ]
+        # Those of streams are closed while streams wait for a change.
+        self._clients, streaming = (
+            [
+                Client(
+                    url,
+                    tls=tls,
+                    trust_env=False,
+                    timeout_seconds=5,
+                    retry_seconds=20,
+                    idempotency_window_seconds=IDEMPOTENCY_WINDOW_SECONDS,
+                )
+                for url in urls
+            ]
+            for _ in range(2)
+        )
         self._work = work
+        work.endings += [client.close for client in streaming]
         self._chooser = random.Random(seed)
         work.repeat("commands", self._add, _COMMANDS_EVERY)
         work.repeat("queries", self._query, _QUERIES_EVERY)
         for client, model in ((0, "balance"), (0, VISITS), (1, "balance"), (1, "rewards")):
-            self._follow(self._clients[client], model)
+            self._follow(streaming[client], model)
 
     def close(self) -> None:
         for client in self._clients:

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections import defaultdict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 import httpx
@@ -66,7 +67,8 @@ class Meter:
     def _run(self) -> None:
         try:
             while not self._stopping.wait(SAMPLE_SECONDS):
-                self._sample()
+                with suppress(httpx.HTTPError):  # on a busy machine, an answer may come too late
+                    self._sample()
         except BaseException as error:
             self._failure = error
 
