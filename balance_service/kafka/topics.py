@@ -123,6 +123,7 @@ class Topics:
 
         Raises:
             ConfigurationError: the cluster has fewer brokers than BALANCE_REPLICATION_FACTOR.
+            RetriableError: it has enough, and some of them are away; as every method.
         """
         replicas = self._settings.replication_factor
         config = {MIN_IN_SYNC: str(in_sync_replicas(replicas)), **config}
@@ -134,6 +135,11 @@ class Topics:
             except KafkaException as error:
                 code = error.args[0].code()
                 if code == KafkaError.INVALID_REPLICATION_FACTOR:
+                    running, known = self._brokers()
+                    if known >= replicas:
+                        raise RetriableError(
+                            f"topic '{name}' needs {replicas} brokers, and {running} of {known} run: start the others"
+                        ) from error
                     raise ConfigurationError(
                         f"BALANCE_REPLICATION_FACTOR {replicas} is more than the cluster has brokers, so topic "
                         f"'{name}' cannot be created; lower it"
@@ -213,6 +219,15 @@ class Topics:
         """The number of brokers in the cluster."""
         with self._mapped_errors("counting the brokers"):
             return len(self._admin.list_topics(timeout=_REQUEST_TIMEOUT_SECONDS).brokers)
+
+    def _brokers(self) -> tuple[int, int]:
+        """The number of brokers that run, and of those that run or have a replica of some topic."""
+        cluster = self._admin.list_topics(timeout=_REQUEST_TIMEOUT_SECONDS)
+        running = {*cluster.brokers}
+        of_replicas = {
+            broker for topic in cluster.topics.values() for one in topic.partitions.values() for broker in one.replicas
+        }
+        return len(running), len(running | of_replicas)
 
     def _list_offsets(
         self, name: str, partitions: Iterable[int], spec: OffsetSpec, *, committed: bool = False

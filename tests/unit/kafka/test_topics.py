@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from structlog.testing import capture_logs
 
-from balance_service.errors import RetriableError
+from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.kafka import topics as module
 from balance_service.kafka.topics import Lag, Topic, Topics, Watermarks
 from balance_service.settings import load_settings
@@ -85,6 +85,34 @@ def test_a_majority_of_the_replicas_of_a_created_topic_has_each_acknowledged_rec
     (topic,) = asked
     assert topic.config == {"cleanup.policy": "delete", "min.insync.replicas": str(in_sync)}
     assert topic.replication_factor == replicas
+
+
+@pytest.mark.parametrize(
+    ("replicas_of_others", "error", "why"),
+    [
+        ([1, 2, 3], RetriableError, "topic 'orders' needs 3 brokers, and 2 of 3 run: start the others"),
+        ([1, 2], ConfigurationError, "BALANCE_REPLICATION_FACTOR 3 is more than the cluster has brokers"),
+    ],
+)
+def test_a_topic_that_a_broker_is_away_for_is_created_later(
+    monkeypatch: pytest.MonkeyPatch, replicas_of_others: list[int], error: type[Exception], why: str
+) -> None:
+    class Refusing:
+        def create_topics(self, _wanted: list[Any], **_: float) -> Mapping[str, Future[None]]:
+            refused: Future[None] = Future()
+            refused.set_exception(KafkaException(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR)))
+            return {"orders": refused}
+
+        def list_topics(self, **_: float) -> SimpleNamespace:
+            partition = SimpleNamespace(replicas=replicas_of_others)
+            topic = SimpleNamespace(partitions={0: partition})
+            return SimpleNamespace(brokers={1: None, 2: None}, topics={"others": topic})
+
+    monkeypatch.setattr(module, "new_client", lambda *_: Refusing())
+    topics = Topics(load_settings(bootstrap_servers="127.0.0.1:1", replication_factor=3))
+
+    with pytest.raises(error, match=why):
+        topics.create("orders", 1, {})
 
 
 class Broker:
