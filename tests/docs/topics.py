@@ -38,8 +38,7 @@ topic, a changelog, or the topic of decisions or of generations may lose records
 _RETENTION = f"""\
 *forever*: {", ".join(f"`{name}={value}`" for name, value in specs.FOREVER.items())}. `max.message.bytes` of topics that
 take records of a source is the source's, at least 1 MiB, and 64 KiB more where the service adds headers. An output that
-another model joins, and none folds, is created compacted by an instance that hosts the joining model. Of
-three or more replicas, `min.insync.replicas` is a majority.
+another model joins, and none folds, is created compacted by an instance that hosts the joining model.
 
 A source that the service creates has `BALANCE_PARTITIONS` partitions. Other topics have as many as their source,
 except: decisions, generations and application servers have one; a re-keyed topic that the next stage joins with a
