@@ -265,10 +265,20 @@ class Topics:
             yield
         except KafkaException as error:
             remedy = by_remedy(error, doing, grant)
-            raise self._explained(str(remedy)) if isinstance(remedy, RetriableError) else remedy from error
+            if not isinstance(remedy, RetriableError):
+                raise remedy from error
+            self._refresh_controller()
+            raise self._explained(str(remedy)) from error
         except FutureTimeoutError as error:
+            self._refresh_controller()
             silence = f"Kafka at {self._settings.bootstrap_servers} does not answer: {doing} timed out"
             raise self._explained(silence) from error
+
+    def _refresh_controller(self) -> None:
+        # librdkafka sends requests to the broker that its last metadata name as the controller. If that broker is gone,
+        # each request waits for it, and times out, until the metadata are read again, which by itself takes minutes.
+        with suppress(KafkaException):
+            self._admin.list_topics(timeout=_METADATA_TIMEOUT_SECONDS)
 
     def _explained(self, message: str) -> BalanceServiceError:
         self._admin.poll(0)  # serves the callback that records connection errors

@@ -14,6 +14,14 @@ BUGS = (
         "test_a_majority_of_the_replicas_of_a_created_topic_has_each_acknowledged_record",
     ),
     in_one_test(
+        "requests wait for a controller that is gone",
+        "kafka/topics.py",
+        "            self._refresh_controller()\n            raise self._explained(str(remedy)) from error\n",
+        "            raise self._explained(str(remedy)) from error\n",
+        "unit/kafka/test_topics",
+        "test_a_request_that_times_out_makes_the_next_one_look_for_another_controller",
+    ),
+    in_one_test(
         "a broker that is away is taken for a wrong setting",
         "kafka/topics.py",
         "                    if known >= replicas:\n",

@@ -30,6 +30,7 @@ class Admin:
     def __init__(self, *answers: KafkaError | SimpleNamespace) -> None:
         self._next: Iterator[KafkaError | SimpleNamespace] = iter(answers)
         self._last = answers[-1]
+        self.refreshed = 0
 
     def describe_consumer_groups(self, groups: list[str], **_: float) -> Mapping[str, Future[Any]]:
         answer = next(self._next, self._last)
@@ -39,6 +40,9 @@ class Admin:
         else:
             future.set_result(answer)
         return dict.fromkeys(groups, future)
+
+    def list_topics(self, **_: float) -> None:
+        self.refreshed += 1
 
     def poll(self, _seconds: float) -> None: ...
 
@@ -113,6 +117,20 @@ def test_a_topic_that_a_broker_is_away_for_is_created_later(
 
     with pytest.raises(error, match=why):
         topics.create("orders", 1, {})
+
+
+def test_a_request_that_times_out_makes_the_next_one_look_for_another_controller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admin = Admin(KafkaError(KafkaError._TIMED_OUT, "Timed out waiting for controller"), TWO_MEMBERS)
+    topics = topics_of(monkeypatch, admin)
+
+    with pytest.raises(RetriableError, match="waiting for controller"):
+        topics.group_members()
+
+    assert admin.refreshed == 1
+    assert topics.group_members() == 2
+    assert admin.refreshed == 1
 
 
 class Broker:
