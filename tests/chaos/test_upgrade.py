@@ -103,9 +103,7 @@ class _Run:
         self._workload.burst(2_000)
         self._journal.say(f"starting three instances of {FORMER_RELEASE[:8]}")
         for member in members:
-            member.launch()
-        for member in members:
-            member.wait_ready()
+            _started(member)
         wait_until_applied(members, self._recount, _SECONDS)
         systems = enter(SystemWorkload(self._cluster.stack, _SEED))
         addresses = [(member.host, member.port) for member in members]
