@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from balance_service.cli.models import hosted_models, known_models, with_shipped
+from balance_service.cli.models import hosted_models, models_of_topic, with_shipped
 from balance_service.cli.waiting import servers_of, telling
 from balance_service.errors import ConfigurationError
 from balance_service.observability.logs import quiet_logging
@@ -120,7 +120,7 @@ def produce(topic: str, key_separator: str | None, record: str | None) -> None:
     if key_separator == "":
         raise click.UsageError("--key-separator must not be empty; omit it if lines have no key")
     with telling(servers_of(settings)) as answered:
-        models = known_models(settings)
+        models = models_of_topic(settings, topic)
         lines = _after(answered, sys.stdin.buffer)
         sent = produce_lines(settings, models, topic, lines, record=record, key_separator=key_separator)
     click.echo(f"{sent} {'record' if sent == 1 else 'records'} acknowledged")

@@ -163,7 +163,7 @@ def local(
 
     BALANCE_MODELS is the default for MODEL.
     """
-    from balance_service.cli.models import check_models, known_models
+    from balance_service.cli.models import check_models, hosted_models
     from balance_service.devtools.local.run import run_local
 
     if models[:1] == ("restart",):
@@ -183,7 +183,7 @@ def local(
         http_port,
         data_dir,
         brokers=int(brokers),
-        known=known_models,
+        hosted=hosted_models,
         sample_events=sample_events,
     )
 

@@ -43,14 +43,14 @@ def run_local(
     data_dir: Path,
     *,
     brokers: int,
-    known: Callable[[Settings], Sequence[ReadModel]],
+    hosted: Callable[[Settings], Sequence[ReadModel]],
     sample_events: bool,
 ) -> None:
     """Run a stack in the foreground.
 
     Args:
         brokers: as of `LocalStack`.
-        known: returns the known read models; called with the settings of the stack.
+        hosted: returns the hosted read models; called with the settings of the stack.
         sample_events: append samples for the hosted read models.
 
     An instance that ends stays so until `restart`.
@@ -85,7 +85,7 @@ def run_local(
                 replication_factor=len(stack.brokers),
             )
             with telling("samples are sent, and folded"):
-                tries = add_samples(running, settings, known(settings))
+                tries = add_samples(running, settings, hosted(settings))
             say("try:")
             for command in tries:
                 say(f"  {command}")

@@ -85,7 +85,7 @@ def add_samples(instances: Sequence[LocalInstance], settings: Settings, models: 
 
     Args:
         settings: with the addresses of the local stack.
-        models: the known models.
+        models: the hosted models.
 
     Returns:
         Commands to try.

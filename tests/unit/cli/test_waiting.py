@@ -74,7 +74,7 @@ def test_add_funds_says_that_it_waits_while_it_registers_the_schema() -> None:
 @pytest.mark.parametrize(
     ("command", "bound_by", "server"),
     [
-        (["produce", "orders"], "kafka.known_models", "Kafka at 127.0.0.1:1 or the schema registry"),
+        (["produce", "orders"], "kafka.models_of_topic", "Kafka at 127.0.0.1:1 or the schema registry"),
         (["topics", "create"], "kafka.hosted_models", "Kafka at 127.0.0.1:1 or the schema registry"),
         (["schemas", "register"], "kafka.hosted_models", "the schema registry at http://r:1"),
         (["rebuild", "--offline"], "models.chosen_models", "Kafka at 127.0.0.1:1 or the schema registry"),
