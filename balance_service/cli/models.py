@@ -31,11 +31,17 @@ def hosted_models(settings: Settings) -> list[ReadModel]:
     return bind_models(load_models(settings.models, SHIPPED), settings)
 
 
-def check_models(settings: Settings) -> None:
-    """Checks the models that BALANCE_MODELS names, except what only the registry says. Raises ConfigurationError."""
-    for model in load_models(settings.models, SHIPPED):
+def check_models(settings: Settings) -> list[type[ReadModel]]:
+    """Returns the models that BALANCE_MODELS names, checked except for what only the registry says.
+
+    Raises:
+        ConfigurationError: as `hosted_models`.
+    """
+    models = load_models(settings.models, SHIPPED)
+    for model in models:
         with suppress(RetriableError):
             model(Schemas.beside(model, _not_asked))
+    return models
 
 
 def _not_asked(topic: str, name: str) -> NoReturn:

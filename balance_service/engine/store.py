@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from balance_service.engine.database import Database, Snapshot
 from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position
 from balance_service.engine.state_directory import FORMAT
-from balance_service.errors import ConfigurationError
+from balance_service.errors import BalanceServiceError, ConfigurationError
 from balance_service.process.failpoints import failpoint, part_size
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class StateStore:
         self._db = Database(path)
         self._view: StoreView | None = None
         self._first: dict[bytes, bytes] = {}
+        position_codec.look_in(self)
         try:
             self._view = self._take_view()
         except Exception:
@@ -130,6 +131,13 @@ class StateStore:
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Returns the framed states of keys, in their order; None for a key without a state."""
         return self._db.get_many(keys)
+
+    def schema_text(self, key: bytes) -> bytes | None:
+        """Returns the text of a schema under its reserved key; None if there is none. Any thread may ask."""
+        try:
+            return self._db.get(key)
+        except BalanceServiceError:
+            return None
 
     def keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
         """Returns at most `limit` keys from `start` to below `stop`, in order."""

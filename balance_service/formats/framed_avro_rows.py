@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from pyspark.sql.classic.column import Column as ClassicColumn
 
-from balance_service.avro.codec import SCHEMA_HEADER, framed, schema_id_of
+from balance_service.avro.codec import SCHEMA_HEADER, framed
+from balance_service.avro.frames import schema_id_of
 from balance_service.avro.registry import ask_together
 from balance_service.avro.rules import rules_of
 from balance_service.avro.schemas import full_name, is_shipped, subject_of
@@ -40,7 +41,7 @@ class FramedAvroRows(Rows):
     def __init__(self, jvm: Any, registry: SchemaRegistry, stage: Stage, texts: Sequence[str] | None) -> None:
         self._stage = stage
         self._registry = registry
-        self._frames: Any = None if texts is None else jvm.parts.code.balance.Resolving([*texts])
+        self._frames: Any = None if texts is None else jvm.parts.code.balance.Resolving([*texts], stage.reads_rekeyed)
         self._known: set[int] = set()
         self.rules: dict[int, int] = {}
         self._resolving = threading.Lock()
@@ -99,7 +100,7 @@ class FramedAvroRows(Rows):
         return {**record, "value": value, "headers": [one for one in headers if one["key"] != SCHEMA_HEADER] or None}
 
     def schema_id(self, value: bytes | None) -> int | None:
-        return schema_id_of(value)
+        return schema_id_of(value, takes_fingerprints=self._stage.reads_rekeyed)
 
     def _learn(self, schema_id: int, writer: WriterSchema) -> None:
         with self._resolving:

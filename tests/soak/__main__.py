@@ -118,7 +118,7 @@ class _Soak:
         certificate, key = self._authority.issue("instance")
         self._application_id = f"soak-{uuid.uuid4().hex[:8]}"
         self._settings = {
-            **self._stack.settings,
+            **self._stack.addresses,
             "BALANCE_APPLICATION_ID": self._application_id,
             "BALANCE_MODELS": "balance,rewards,leaderboard,tests.chaos.item_sales:ItemSales,tests.soak.visits:Visits",
             "PYTHONPATH": os.pathsep.join(map(str, (checkout or _PROJECT, _PROJECT))),

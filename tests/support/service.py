@@ -48,7 +48,7 @@ def application(**settings: str) -> dict[str, str]:
 
 def on(stack: LocalStack, settings: Mapping[str, str]) -> dict[str, str]:
     """Returns the settings with the addresses of the stack."""
-    return {**stack.settings, **settings}
+    return {**stack.addresses, **settings}
 
 
 # Instances

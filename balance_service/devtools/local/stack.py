@@ -47,6 +47,10 @@ _REGISTRY_FLAGS = (
 _READY_TIMEOUT_SECONDS = 2.0
 
 
+REGISTRY = "registry"
+"""The folder of its schemas, in the data directory."""
+
+
 class Registry(Server):
     """Apicurio with Confluent's API; its schemas are in `folder`. Port 0 picks a free one, which the object keeps."""
 
@@ -76,7 +80,7 @@ class Registry(Server):
 
 
 class LocalStack:
-    """Brokers and a registry as child processes, which end when this process ends. For one thread.
+    """Brokers, and a registry unless its port is None, as child processes, which end with this one. For one thread.
 
     Topics and schemas are kept in `data_dir`, logs in `data_dir/logs`, closed to other users of the machine. Port 0
     picks a free one, which the object keeps, so a server keeps its address when it is stopped or killed and started
@@ -93,12 +97,12 @@ class LocalStack:
         self,
         data_dir: Path,
         kafka_port: int = 0,
-        registry_port: int = 0,
+        registry_port: int | None = 0,
         *,
         brokers: int = 1,
         proxied: Sequence[tuple[int, int]] = (),
     ) -> None:
-        if kafka_port and kafka_port <= registry_port < kafka_port + brokers:
+        if kafka_port and registry_port in range(kafka_port, kafka_port + brokers):
             raise ConfigurationError(
                 f"--registry-port {registry_port} is one of the brokers' ports, from --kafka-port {kafka_port} on; "
                 "choose another one"
@@ -118,7 +122,8 @@ class LocalStack:
             )
             for number in voters
         ]
-        self.registry = Registry(self.data_dir / "registry", logs / "registry.log", registry_port)
+        self.has_registry = registry_port is not None
+        self.registry = Registry(self.data_dir / REGISTRY, logs / "registry.log", registry_port or 0)
         self._lock: int | None = None
 
     @property
@@ -135,12 +140,12 @@ class LocalStack:
         return self.registry.url
 
     @property
-    def settings(self) -> dict[str, str]:
-        """The settings of instances and commands that use the stack."""
+    def addresses(self) -> dict[str, str]:
+        """The settings of clients of the servers. Without a registry, its address is empty."""
         replicas = {"BALANCE_REPLICATION_FACTOR": str(len(self.brokers))} if len(self.brokers) > 1 else {}
         return {
             "BALANCE_BOOTSTRAP_SERVERS": self.bootstrap_servers,
-            "BALANCE_SCHEMA_REGISTRY_URL": self.schema_registry_url,
+            "BALANCE_SCHEMA_REGISTRY_URL": self.schema_registry_url if self.has_registry else "",
             **replicas,
         }
 
@@ -154,12 +159,14 @@ class LocalStack:
         self._lock_data_dir()
         try:
             self._check_number()
-            self.registry.launch()
+            if self.has_registry:
+                self.registry.launch()
             for broker in self.brokers:
                 broker.launch()
             for broker in self.brokers:
                 broker.wait_ready()
-            self.registry.wait_ready()
+            if self.has_registry:
+                self.registry.wait_ready()
         except BaseException:
             self.stop()
             raise
@@ -176,7 +183,7 @@ class LocalStack:
 
     def require_running(self) -> None:
         """Raises FatalError if a server has ended unexpectedly."""
-        for server in (*self.brokers, self.registry):
+        for server in (*self.brokers, *([self.registry] if self.has_registry else [])):
             server.require_running()
 
     def __enter__(self) -> Self:
@@ -262,7 +269,7 @@ class LocalInstance(Server):
         self.url = f"http://{HOST}:{self.port}"
         self.state_dir = stack.data_dir / name
         self.environment = {
-            **stack.settings,
+            **stack.addresses,
             "BALANCE_HTTP_HOST": HOST,
             "BALANCE_HTTP_PORT": str(self.port),
             "BALANCE_APPLICATION_SERVER": f"{HOST}:{self.port}",
