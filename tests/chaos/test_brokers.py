@@ -40,7 +40,6 @@ _AT_REST_SECONDS = 5.0
 _MOST_REFUSED = 0.01
 
 
-@pytest.mark.shows("broker-restarts", "accepted")
 @pytest.mark.timeout(1_200)
 def test_brokers_restarted_in_turn_lose_nothing_and_hardly_a_query_is_refused(tmp_path: Path) -> None:
     journal = Journal()

@@ -61,7 +61,6 @@ class _Restart(NamedTuple):
     ended: float
 
 
-@pytest.mark.shows("upgrade", "outputs-once", "exactly-once")
 @pytest.mark.timeout(2_400)
 def test_instances_are_upgraded_and_rolled_back_one_by_one_under_load(tmp_path: Path) -> None:
     former = checked_out(tmp_path / "former")
