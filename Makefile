@@ -10,7 +10,7 @@ CHECKED := balance_service bench tests deploy
 SITE = report=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build 2>&1) || { echo "$$report"; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all chaos chaos-mutants compose-test browser-test bench bench-generations bench-quick bench-before check format docs site lock jar-digests audit clean
+.PHONY: help setup run demo test test-all chaos chaos-mutants soak compose-test browser-test bench bench-generations bench-quick bench-before check format docs site lock jar-digests audit clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -41,11 +41,14 @@ test: check ## All checks, unit and integration tests, the main end-to-end tests
 test-all: test ## `test`, then the other end-to-end tests and the chaos suite; about 80 minutes on 2 cores
 	@$(BIN)/python -m tests.lanes rest
 
-chaos: setup ## A short run of the chaos suite; CHAOS_MINUTES=30 for a long run, CHAOS_SEED=… to replay one
-	@CHAOS_MINUTES=$(CHAOS_MINUTES) CHAOS_SEED=$(CHAOS_SEED) $(BIN)/pytest tests/chaos -s
+chaos: setup ## A short run of the chaos suite; CHAOS_MINUTES=30 for a long run, CHAOS_BROKERS=3, CHAOS_SEED=… to replay one
+	@CHAOS_MINUTES=$(CHAOS_MINUTES) CHAOS_BROKERS=$(CHAOS_BROKERS) CHAOS_SEED=$(CHAOS_SEED) $(BIN)/pytest tests/chaos -s
 
 chaos-mutants: setup ## Plant bugs one at a time, and check that the tests find each
 	@$(BIN)/python -m tests.chaos.mutants
+
+soak: setup ## An hour under load: memory, files, threads and sizes level off; SOAK_HOURS=8, SOAK_LEAK=1 plants a leak
+	@SOAK_HOURS=$(SOAK_HOURS) SOAK_LEAK=$(SOAK_LEAK) $(BIN)/python -m tests.soak
 
 compose-test: setup ## Test docker-compose.yml on a Docker engine; starts one if none runs (needs root)
 	@$(BIN)/python -m tests.compose

@@ -134,7 +134,14 @@ def serve(*, print_config: bool) -> None:
 @cli.group(cls=_ModelsOrCommand, invoke_without_command=True, subcommand_metavar="")
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
 @click.option("--instances", default=2, show_default=True, type=click.IntRange(0, 16), help="Number of instances.")
-@click.option("--kafka-port", default=9092, show_default=True, type=_PORT, help="Port of the broker; 0: a free one.")
+@click.option("--brokers", default="1", show_default=True, type=click.Choice(["1", "3"]), help="Number of brokers.")
+@click.option(
+    "--kafka-port",
+    default=9092,
+    show_default=True,
+    type=_PORT,
+    help="Port of the first broker; 0: free ones.",
+)
 @click.option(
     "--registry-port", default=8081, show_default=True, type=_PORT, help="Port of the registry; 0: a free one."
 )
@@ -147,6 +154,7 @@ def local(
     *,
     models: tuple[str, ...],
     instances: int,
+    brokers: str,
     kafka_port: int,
     registry_port: int,
     http_port: int,
@@ -179,6 +187,7 @@ def local(
         registry_port if any(map(avro_topics, declared)) or (data_dir / REGISTRY).exists() else None,
         http_port,
         data_dir,
+        brokers=int(brokers),
         hosted=hosted_models,
         sample_events=sample_events,
     )

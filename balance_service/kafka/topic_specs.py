@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MAX_MESSAGE_BYTES = "max.message.bytes"
+MIN_IN_SYNC = "min.insync.replicas"
 BATCH_BYTES = 1 << 20
 """The largest size of a batch of small records that a producer sends."""
 # Room for the headers that the service adds to a record.
@@ -311,6 +312,11 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
             "few replicas: a lost broker may lose events",
             replication_factor=settings.replication_factor,
             brokers=brokers,
+        )
+    if brokers >= _RECOMMENDED_REPLICAS and (one := [n for n, c in configs.items() if c.get(MIN_IN_SYNC) == "1"]):
+        log.warning(
+            f"topics acknowledge a record that only one broker has, and lose it with that broker; set {MIN_IN_SYNC}=2",
+            topics=sorted(one),
         )
     return prepared
 

@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 
 from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
 from balance_service.kafka.clients import ConnectionErrors, by_remedy, common_config, new_client
+from balance_service.kafka.topic_specs import MIN_IN_SYNC
 from balance_service.process.runtime import Attempts, elapsed
 
 if TYPE_CHECKING:
@@ -49,6 +50,16 @@ _MOVED = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
 }
 _UNKNOWN_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+
+
+
+
+def in_sync_replicas(replicas: int) -> int:
+    """How many of a topic's replicas have a record before it is acknowledged, unless a topic's configuration differs.
+
+    Of three, two: a topic takes records while one replica is away, and then has each on another broker that is left.
+    """
+    return replicas // 2 + 1 if replicas > 2 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +119,15 @@ class Topics:
     def create(self, name: str, partitions: int, config: Mapping[str, str]) -> Topic:
         """Creates a topic and waits until it appears. A topic that another instance creates at the same time will do.
 
+        It has BALANCE_REPLICATION_FACTOR replicas, and acknowledges a record that `in_sync_replicas` of them have.
+
         Raises:
             ConfigurationError: the cluster has fewer brokers than BALANCE_REPLICATION_FACTOR.
+            RetriableError: it has enough, and some of them are away; as every method.
         """
         replicas = self._settings.replication_factor
-        wanted = [NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=dict(config))]
+        config = {MIN_IN_SYNC: str(in_sync_replicas(replicas)), **config}
+        wanted = [NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=config)]
         with self._mapped_errors(f"creating topic {name}", f"Create on topic '{name}', or create it beforehand"):
             try:
                 self._admin.create_topics(wanted, request_timeout=_REQUEST_TIMEOUT_SECONDS)[name].result()
@@ -120,6 +135,11 @@ class Topics:
             except KafkaException as error:
                 code = error.args[0].code()
                 if code == KafkaError.INVALID_REPLICATION_FACTOR:
+                    running, known = self._brokers()
+                    if known >= replicas:
+                        raise RetriableError(
+                            f"topic '{name}' needs {replicas} brokers, and {running} of {known} run: start the others"
+                        ) from error
                     raise ConfigurationError(
                         f"BALANCE_REPLICATION_FACTOR {replicas} is more than the cluster has brokers, so topic "
                         f"'{name}' cannot be created; lower it"
@@ -200,6 +220,15 @@ class Topics:
         with self._mapped_errors("counting the brokers"):
             return len(self._admin.list_topics(timeout=_REQUEST_TIMEOUT_SECONDS).brokers)
 
+    def _brokers(self) -> tuple[int, int]:
+        """The number of brokers that run, and of those that run or have a replica of some topic."""
+        cluster = self._admin.list_topics(timeout=_REQUEST_TIMEOUT_SECONDS)
+        running = {*cluster.brokers}
+        of_replicas = {
+            broker for topic in cluster.topics.values() for one in topic.partitions.values() for broker in one.replicas
+        }
+        return len(running), len(running | of_replicas)
+
     def _list_offsets(
         self, name: str, partitions: Iterable[int], spec: OffsetSpec, *, committed: bool = False
     ) -> dict[int, int]:
@@ -236,10 +265,20 @@ class Topics:
             yield
         except KafkaException as error:
             remedy = by_remedy(error, doing, grant)
-            raise self._explained(str(remedy)) if isinstance(remedy, RetriableError) else remedy from error
+            if not isinstance(remedy, RetriableError):
+                raise remedy from error
+            self._refresh_controller()
+            raise self._explained(str(remedy)) from error
         except FutureTimeoutError as error:
+            self._refresh_controller()
             silence = f"Kafka at {self._settings.bootstrap_servers} does not answer: {doing} timed out"
             raise self._explained(silence) from error
+
+    def _refresh_controller(self) -> None:
+        # librdkafka sends requests to the broker that its last metadata name as the controller. If that broker is gone,
+        # each request waits for it, and times out, until the metadata are read again, which by itself takes minutes.
+        with suppress(KafkaException):
+            self._admin.list_topics(timeout=_METADATA_TIMEOUT_SECONDS)
 
     def _explained(self, message: str) -> BalanceServiceError:
         self._admin.poll(0)  # serves the callback that records connection errors

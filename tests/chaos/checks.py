@@ -15,9 +15,9 @@ Every check yields violations, by kind:
     generation    an answer of a generation that never served, a difference between two generations, or what a dropped
                   one leaves
 
-The time limits follow from `docs/guarantees.md` for one processor per instance and one for the broker. With fewer, they
-grow by the time that a cold JVM lacks. The audit and the run add other kinds: lost or doubled money, differing digests
-of copies, a partition that stands still, and an instance that ended or logged an unexpected error.
+The time limits follow from `docs/guarantees.md` for one processor per instance and one for each broker. With fewer,
+they grow by the time that a cold JVM lacks. The audit and the run add other kinds: lost or doubled money, differing
+digests of copies, a partition that stands still, and an instance that ended or logged an unexpected error.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.chaos.cluster import INSTANCES, SESSION_TIMEOUT_SECONDS
+from tests.chaos.plan import BROKERS
 from tests.support.waiting import SHARED
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def _with_best_before(
                 yield answer, best
 
 
-SHARE = max(1.0, (INSTANCES + 1) / (os.cpu_count() or 1)) * SHARED
+SHARE = max(1.0, (INSTANCES + BROKERS) / (os.cpu_count() or 1)) * SHARED
 """Factor of the bounds on this machine."""
 PROGRESS_SECONDS = (SESSION_TIMEOUT_SECONDS + 10) * SHARE
 """Covers the session timeout, the opening of the task by another instance, and its restore."""

@@ -1,4 +1,4 @@
-"""The cluster under test: broker, registry, and three instances, one of them behind a proxy that can fall silent."""
+"""The cluster under test: brokers, registry, and three instances, one of them behind a proxy that can fall silent."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import shutil
 import signal
 import struct
 import threading
+import time
 import uuid
 from contextlib import ExitStack, suppress
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import httpx
@@ -20,17 +22,20 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from balance_service.devtools.local.processes import HOST, free_port
 from balance_service.devtools.local.stack import LocalInstance, LocalStack
+from balance_service.kafka.topics import in_sync_replicas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from tests.chaos.recount import Recount
 
 _END_TXN = 26
 _CHUNK = 1 << 16
 
 
 class SilentProxy:
-    """Forwards `port` to the broker at `upstream_port`, and can fall silent right after a request to end a transaction.
+    """Forwards ports to brokers, and can fall silent right after a request to end a transaction.
 
     It parses just enough of Kafka's protocol: four bytes of length, two of api key, the rest. After it has forwarded an
     EndTxn request, it forwards nothing on any connection for the given time, then closes all connections and forwards
@@ -39,9 +44,11 @@ class SilentProxy:
     Runs an event loop in its own thread; `silence` may be called from any other.
     """
 
-    def __init__(self, port: int, upstream_port: int) -> None:
-        self.port = port
-        self._upstream_port = upstream_port
+    def __init__(self, upstream_ports: Mapping[int, int]) -> None:
+        """Args:
+        upstream_ports: port → port of the broker that it is forwarded to.
+        """
+        self._upstream_ports = upstream_ports
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="silent-proxy", daemon=True)
         self._started = threading.Event()
@@ -79,10 +86,14 @@ class SilentProxy:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._speaking.set()
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, HOST, self.port))
+        servers = [
+            self._loop.run_until_complete(asyncio.start_server(partial(self._serve, upstream), HOST, port))
+            for port, upstream in self._upstream_ports.items()
+        ]
         self._started.set()
         self._loop.run_forever()
-        server.close()
+        for server in servers:
+            server.close()
         self._loop.run_until_complete(self._shut_down())
         self._loop.close()
 
@@ -93,7 +104,7 @@ class SilentProxy:
         self._close_all()
         await asyncio.sleep(0.05)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, upstream_port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -101,7 +112,7 @@ class SilentProxy:
         self._writers.add(writer)
         try:
             await self._speaking.wait()
-            up_reader, up_writer = await asyncio.open_connection(HOST, self._upstream_port)
+            up_reader, up_writer = await asyncio.open_connection(HOST, upstream_port)
             mine.append(up_writer)
             self._writers.add(up_writer)
             await asyncio.gather(self._requests(reader, up_writer), self._replies(up_reader, writer))
@@ -187,10 +198,12 @@ class Member:
 
     def __init__(self, instance: LocalInstance, stack: LocalStack, part: int, *, is_next_small: bool) -> None:
         """Args:
+        instance: named as `instance-N`.
         part: the number of records in a small part.
         is_next_small: whether the first start uses small parts.
         """
         self._part, self._is_next_small = part, is_next_small
+        self._stack, self._number = stack, int(instance.name.rpartition("-")[2])
         self.instance = instance
         self.name = instance.name
         self.host, self.port = HOST, instance.port
@@ -213,6 +226,11 @@ class Member:
         self.instance.environment["BALANCE_FAILPOINTS"] = ",".join(filter(None, (bounds, failpoints)))
         self.should_run = True
         self.instance.launch()
+
+    def change_version(self, checkout: Path | None) -> None:
+        """Makes the next start run another checkout, as of `LocalInstance`. The process must have ended."""
+        of_now = self.instance
+        self.instance = LocalInstance(self._number, self._stack, of_now.port, of_now.environment, checkout)
 
     def kill(self) -> None:
         """Kills the process, or clears one that has ended."""
@@ -291,18 +309,37 @@ class Member:
 
 
 class Cluster:
-    """Broker, registry and instances while the context is open; the topic exists and is empty."""
+    """Brokers, registry and instances while the context is open; the topic exists and is empty.
 
-    def __init__(self, data_dir: Path, partitions: int, standbys: int, seed: int) -> None:
+    With three brokers, each topic has three replicas, and a record is acknowledged that two of them have.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        partitions: int,
+        standbys: int,
+        seed: int,
+        brokers: int = 1,
+        checkout: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Args:
+        checkout: what the instances run, as of `LocalInstance`.
+        settings: more than those that every run has.
+        """
         name = uuid.uuid4().hex[:8]
         self.topic = f"balance-{name}"
         self.application_id = f"chaos-{name}"
         self.partitions = partitions
         self.standbys = standbys
         self._seed = seed
-        behind, front = free_port(), free_port()
-        self.stack = LocalStack(data_dir, proxied=(behind, front))
-        self.proxy = SilentProxy(front, behind)
+        self._checkout = checkout
+        self._settings = settings or {}
+        behind_front = [(free_port(), free_port()) for _ in range(brokers)]
+        self.stack = LocalStack(data_dir, brokers=brokers, proxied=behind_front)
+        self._fronts = [front for _, front in behind_front]
+        self.proxy = SilentProxy({front: behind for behind, front in behind_front})
         self.members: list[Member] = []
         self._open = ExitStack()
 
@@ -312,9 +349,11 @@ class Cluster:
             opening.enter_context(self.proxy)
             config = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
             admin = AdminClient({"bootstrap.servers": self.stack.bootstrap_servers, "log_level": 0})
-            wanted = NewTopic(self.topic, num_partitions=self.partitions, replication_factor=1, config=config)
+            replicas = len(self.stack.brokers)
+            config["min.insync.replicas"] = str(in_sync_replicas(replicas))
+            wanted = NewTopic(self.topic, num_partitions=self.partitions, replication_factor=replicas, config=config)
             admin.create_topics([wanted])[self.topic].result(20)
-            through_proxy = {"BALANCE_BOOTSTRAP_SERVERS": f"{HOST}:{self.proxy.port}"}
+            through_proxy = {"BALANCE_BOOTSTRAP_SERVERS": ",".join(f"{HOST}:{front}" for front in self._fronts)}
             for number in range(INSTANCES):
                 self.members.append(self.member(number, through_proxy if number == 0 else {}))
             self._open = opening.pop_all()
@@ -336,9 +375,10 @@ class Cluster:
             "BALANCE_IDEMPOTENCY_WINDOW": str(IDEMPOTENCY_WINDOW_SECONDS),
             "BALANCE_PEER_SECRET": "a secret of the chaos suite",
             "BALANCE_SPARK_DRIVER_MEMORY": "640m",
+            **self._settings,
             **settings,
         }
-        instance = LocalInstance(number + 1, self.stack, environment=environment)
+        instance = LocalInstance(number + 1, self.stack, environment=environment, checkout=self._checkout)
         return Member(instance, self.stack, _FEW_RECORDS, is_next_small=(number + self._seed) % 2 == 0)
 
     def stop_instances(self) -> None:
@@ -377,6 +417,22 @@ def active_positions(members: Iterable[Member], stage: str | None = None) -> dic
 def stood_by(members: Iterable[Member]) -> set[int]:
     """Returns the partitions for which one of the members reports a tailing standby that answers."""
     return {int(task["partition"]) for task in serving_tasks(members) if task["state"] == "TAILING"}
+
+
+def wait_until_applied(members: Sequence[Member], recount: Recount, seconds: float, stage: str | None = None) -> None:
+    """Waits until every event so far is applied, except those that commands add during the wait.
+
+    Args:
+        stage: as of `active_positions`.
+    """
+    deadline = time.monotonic() + seconds
+    recount.read_on()
+    while True:
+        positions = active_positions(members, stage)
+        if all(positions.get(p, -1) >= count.end for p, count in enumerate(recount.partitions)):
+            return
+        assert time.monotonic() < deadline, f"not caught up: {positions}; {[m.status() for m in members]}"
+        time.sleep(0.5)
 
 
 def tasks_of(members: Iterable[Member]) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Plays the faults of a round: one thread (lane) per instance, and the broker's faults in the calling thread.
+"""Plays the faults of a round: one thread (lane) per instance, and the brokers' faults in the calling thread.
 
 At most two instances are disturbed at a time: a lane holds its permit from its first fault until its instance is ready
 again, so one of the three always serves.
@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from balance_service.errors import ConfigurationError
+from tests.chaos.brokers import GROUPS, TRANSACTIONS, coordinator_of, leader_of
 from tests.chaos.checks import STRIKE_SECONDS
 from tests.chaos.cluster import SESSION_TIMEOUT_SECONDS, stood_by
 from tests.chaos.plan import OPENING_POINTS, PARTS_POINT, SWITCH_POINT
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from balance_service.devtools.local.broker import Broker
     from tests.chaos.clients import Readers
     from tests.chaos.cluster import Cluster, Member
     from tests.chaos.plan import Round
@@ -86,6 +88,7 @@ _SUCCESSION_SECONDS = 25.0
 _SILENCE_SECONDS = 9.0
 _SWITCH_SECONDS = 90.0
 _BROKER_AWAY_SECONDS = 70.0
+_LOST_SECONDS = (5.0, 15.0)
 _TURNS = (4, 9)
 
 
@@ -157,21 +160,39 @@ class Chaos:
 
     def _play_broker(self, faults: Sequence[str], lanes: Sequence[threading.Thread]) -> None:
         chooser = random.Random(f"{self.seed}-{self._rounds}-broker")
-        stack = self.cluster.stack
         for fault in faults:
             pause_until = time.monotonic() + chooser.uniform(10, 30)
             while time.monotonic() < pause_until and any(lane.is_alive() for lane in lanes):
                 time.sleep(0.2)
             began = time.monotonic()
-            is_long = fault == "kill-broker-long"
-            self.journal.fault(fault, detail=f"for {_BROKER_AWAY_SECONDS:.0f} s" if is_long else "")
+            killed = self._brokers_to_kill(fault, chooser)
+            seconds = {"kill-broker-long": _BROKER_AWAY_SECONDS, "lose-isr": chooser.uniform(*_LOST_SECONDS)}.get(
+                fault, chooser.uniform(0, 2)
+            )
+            self.journal.fault(fault, detail=f"{', '.join(broker.name for broker in killed)} for {seconds:.0f} s")
             # Kills instead of stopping: a single-replica broker that shuts down during a commit may drop the
             # transaction marker (seen with 4.3.0), which leaves the transaction open forever.
-            stack.broker.kill()
-            time.sleep(_BROKER_AWAY_SECONDS if is_long else chooser.uniform(0, 2))
-            stack.broker.start()
+            for broker in killed:
+                broker.kill()
+            time.sleep(seconds)
+            for broker in killed:
+                broker.launch()
+            for broker in killed:
+                broker.wait_ready()
             self.journal.outages.append((began, time.monotonic()))
-            self.journal.say("the broker is up again")
+            self.journal.say("all brokers are up again")
+
+    def _brokers_to_kill(self, fault: str, chooser: random.Random) -> Sequence[Broker]:
+        """Returns the brokers of a fault; two of three leave neither an in-sync replica nor a quorum to the third."""
+        cluster, stack = self.cluster, self.cluster.stack
+        partition = chooser.randrange(cluster.partitions)
+        if fault == "kill-leader":
+            return [leader_of(stack, cluster.topic, partition)]
+        if fault == "kill-coordinator":
+            group, task = cluster.application_id, f"{cluster.application_id}-balance-{partition}"
+            where = chooser.choice(((GROUPS, group), (GROUPS, f"{group}/{cluster.topic}"), (TRANSACTIONS, task)))
+            return [coordinator_of(stack, *where)]
+        return chooser.sample(stack.brokers, 2 if fault == "lose-isr" else 1)
 
 
 class _Lane(threading.Thread):

@@ -93,6 +93,7 @@ def _play(folder: Path, test: str, faults: str, mutation: Mutation | None = None
         "CHAOS_FAULTS": faults,
         "CHAOS_PARTITIONS": str(PARTITIONS[0]),
         "CHAOS_MINUTES": "",
+        "CHAOS_BROKERS": "",
         "CHAOS_STOP_EARLY": "" if mutation is None else "1",
     }
     command = [sys.executable, "-m", "pytest", test, "-s", "-p", "no:cacheprovider"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from tests.chaos.cluster import Strike
@@ -44,7 +44,9 @@ INSTANCE_FAULTS = (
     "silence",
 )
 STORE_FAULTS = ("delete-store", "damage-store")
-BROKER_FAULTS = ("restart-broker", "kill-broker-long")
+BROKER_FAULTS = ("restart-broker", "kill-broker-long", "kill-leader", "kill-coordinator", "lose-isr")
+BROKERS = int(os.environ.get("CHAOS_BROKERS") or 1)
+"""Of a run: 1, or 3, whose leaders and coordinators are killed in turn, and two of which are down at once."""
 PARTITIONS = (4, 8)
 """Of a run, while two generations live; with 8, each instance reads several in one query of Spark."""
 FAULTS = (*INSTANCE_FAULTS, *STORE_FAULTS, *BROKER_FAULTS)
@@ -69,6 +71,7 @@ _FULL_ROUND = {
     "damage-store": 1,
     "restart-broker": 2,
 }
+_OF_THREE = ("kill-leader", "kill-coordinator", "lose-isr")
 # For one processor per instance and one for the broker. With fewer, rounds take longer, and fewer are played.
 _MINUTES_PER_ROUND = 3
 # The suite plays balances, then systems; each needs this time for its start and its final comparison.
@@ -122,11 +125,11 @@ class Plan:
 def plan_from_environment() -> Plan:
     """Returns the plan that the environment asks for.
 
-    `CHAOS_SEED` reproduces a run. `CHAOS_MINUTES` makes the suite take that many minutes, with at least one round of
-    each run. `CHAOS_FAULTS` sets the faults of a short run: comma-separated `fault` or `fault=times`, or `none`.
-    `CHAOS_PARTITIONS` is the number of partitions; by default, the seed draws one of PARTITIONS, and in CI, which has
-    two processors for all instances and a limited time, it is the least. With `CHAOS_STOP_EARLY` a run ends soon after
-    the first violation.
+    `CHAOS_SEED` reproduces a run with the same `CHAOS_BROKERS`. `CHAOS_MINUTES` makes the suite take that many minutes,
+    with at least one round of each run. `CHAOS_FAULTS` sets the faults of a short run: comma-separated `fault` or
+    `fault=times`, or `none`. `CHAOS_PARTITIONS` is the number of partitions; by default, the seed draws one of
+    PARTITIONS, and in CI, which has two processors for all instances and a limited time, it is the least. With
+    `CHAOS_STOP_EARLY` a run ends soon after the first violation.
     """
     # CI results must not vary within a day, but the faults should vary over time.
     today = int(time.strftime("%Y%m%d", time.gmtime()))
@@ -138,7 +141,7 @@ def plan_from_environment() -> Plan:
     minutes = float(os.environ.get("CHAOS_MINUTES") or 0)
     named = os.environ.get("CHAOS_FAULTS")
     if minutes:
-        rounds = [dict(_FULL_ROUND) for _ in range(max(1, round(minutes / _MINUTES_PER_ROUND)))]
+        rounds = [_of_brokers(_FULL_ROUND) for _ in range(max(1, round(minutes / _MINUTES_PER_ROUND)))]
         rounds[0]["kill-broker-long"] = 1
         for number, each in enumerate(rounds):
             if number % 2:
@@ -146,10 +149,17 @@ def plan_from_environment() -> Plan:
         drawn_rounds = tuple(_draw(chooser, each) for each in rounds)
         seconds = 60 * minutes / _RUNS - _OUTSIDE_ROUNDS_SECONDS
         return Plan(seed, drawn_rounds, 300_000, 400.0, 300.0, 1, partitions, 2_000, False, seconds)
-    counts = _SHORT if named is None else _named(named)
+    counts = _of_brokers(_SHORT) if named is None else _named(named)
     head_start = 3_000 if named is None else 1_000
     stops_early = bool(os.environ.get("CHAOS_STOP_EARLY"))
     return Plan(seed, (_draw(chooser, counts),), head_start, 300.0, 250.0, 1, partitions, 400, stops_early)
+
+
+def _of_brokers(counts: Mapping[str, int]) -> dict[str, int]:
+    """Returns the faults of a round, with those of three brokers for each restart of a single one."""
+    if BROKERS == 1:
+        return dict(counts)
+    return {**counts, "restart-broker": 0, **dict.fromkeys(_OF_THREE, counts["restart-broker"])}
 
 
 def _named(text: str) -> dict[str, int]:

@@ -49,8 +49,9 @@ _PAUSE_SECONDS = 0.1
 # Covers a broker restart on a busy machine and the reconnection of producers.
 _FLUSH_SECONDS = READY_TIMEOUT_SECONDS + 60
 _A_STEP = 4
-# Of lines of invoices; a line without a quantity has no price.
-_QUANTITIES = (1, 2, 3) * 6 + (0,)
+_QUANTITIES = (1, 2, 3)
+# Share of invoices whose lines have no quantity, and so no price.
+_UNPRICED = 0.08
 # After so many invoices, their schema is another one.
 _SALES_A_SCHEMA = 200
 
@@ -61,7 +62,11 @@ class SystemWorkload:
     Waits until a row is acknowledged before it sends a later score, so that a recount knows which row a score joins.
     """
 
-    def __init__(self, stack: LocalStack, seed: int) -> None:
+    def __init__(self, stack: LocalStack, seed: int, mistakes: float = 1.0) -> None:
+        """Args:
+        mistakes: factor of the share of records that become dead letters, and of new schemas.
+        """
+        self._mistakes = mistakes
         self._chooser = random.Random(seed)
         self._pos, self._players, self._products, self._scores = (
             Rows(stack, topic, schema)
@@ -133,7 +138,7 @@ class SystemWorkload:
             else:
                 self._rename(player)
             self._flush()
-        elif chance < 0.25:
+        elif chance < 0.2 + 0.05 * self._mistakes:
             self._pos.put_raw("store-1", b"no frame", timestamp=self._tick())
             self._scores.put_raw(None, b"no frame", timestamp=self._tick())
         self._keep()
@@ -143,7 +148,7 @@ class SystemWorkload:
 
     def _sell(self) -> None:
         number, chooser = self.sent, self._chooser
-        if number % _SALES_A_SCHEMA == 0:
+        if number % round(_SALES_A_SCHEMA / self._mistakes) == 0:
             self._pos.add_field(f"note{number}")
         sold = invoice(
             number,
@@ -153,13 +158,16 @@ class SystemWorkload:
             delivery=chooser.choice(("TAKEAWAY", "Home-Delivery")),
         )
         lines = chooser.choices(sold["lines"], k=chooser.randrange(4))
-        sold["lines"] = [{**line, "quantity": chooser.choice(_QUANTITIES)} for line in lines]
+        without_price = chooser.random() < _UNPRICED * self._mistakes
+        quantities = (0,) if without_price else _QUANTITIES
+        sold["lines"] = [{**line, "quantity": chooser.choice(quantities)} for line in lines]
         self._pos.put(sold["storeId"], sold, timestamp=self._tick())
         self.sent += 1
 
     def _score(self) -> None:
         chooser = self._chooser
-        player = chooser.choice(_STRANGERS) if chooser.random() < 0.02 else chooser.randrange(_PLAYERS)
+        is_stranger = chooser.random() < 0.02 * self._mistakes
+        player = chooser.choice(_STRANGERS) if is_stranger else chooser.randrange(_PLAYERS)
         scored = {"score": float(self.sent), "product_id": chooser.choice(_GAMES), "player_id": player}
         self._scores.put(None, scored, timestamp=self._tick())
 

@@ -1,6 +1,7 @@
 """Correctness while instances, broker and stores are killed, paused, disconnected and damaged, and during rebuilds.
 
-`make chaos` plays a short round, `make chaos CHAOS_MINUTES=30` a long run; `CHAOS_SEED` reproduces a run.
+`make chaos` plays a short round, `make chaos CHAOS_MINUTES=30` a long run; `CHAOS_SEED` reproduces a run. With
+`CHAOS_BROKERS=3`, three brokers have every record, and their leaders and coordinators are killed in turn.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ from tests.chaos.cluster import (
     stage_of,
     tasks_of,
     urls_of,
+    wait_until_applied,
 )
 from tests.chaos.faults import Chaos
 from tests.chaos.listeners import Listeners
-from tests.chaos.plan import plan_from_environment
+from tests.chaos.plan import BROKERS, plan_from_environment
 from tests.chaos.rebuilder import Rebuilder, check_nothing_left, history_of
 from tests.chaos.recount import Recount
 from tests.chaos.report import Journal, Report, unstolen_time
@@ -111,8 +113,10 @@ class _Run:
     def play(self) -> None:
         """Plays the whole run; violations are in the report."""
         plan, say, enter = self._plan, self._journal.say, self.resources.enter_context
-        say("starting broker and registry")
-        self._cluster = cluster = enter(Cluster(self._folder / "stack", plan.partitions, plan.standbys, plan.seed))
+        say(f"starting {BROKERS} {'broker' if BROKERS == 1 else 'brokers'} and the registry")
+        self._cluster = cluster = enter(
+            Cluster(self._folder / "stack", plan.partitions, plan.standbys, plan.seed, BROKERS)
+        )
         stack = cluster.stack
         self._frames = frames = Frames(stack.schema_registry_url, cluster.topic)
         self._customers = Customers(plan.early_customers, plan.early_customers // 8)
@@ -290,21 +294,8 @@ class _Run:
         self._journal.say(f"every partition continues, {self.report.progress[-1]:.1f} s after healing")
 
     def _catch_up(self, stage: str | None = None) -> None:
-        """Waits until every event is applied, except those that commands add during the wait.
-
-        Args:
-            stage: None for the generation that serves.
-        """
-        deadline = time.monotonic() + _CATCH_UP_SECONDS
-        self._recount.read_on()
-        while True:
-            positions = active_positions(self._cluster.members, stage)
-            if all(positions.get(p, -1) >= count.end for p, count in enumerate(self._recount.partitions)):
-                return
-            assert time.monotonic() < deadline, (
-                f"not caught up: {positions}; {[m.status() for m in self._cluster.members]}"
-            )
-            time.sleep(0.5)
+        """Waits as `wait_until_applied`."""
+        wait_until_applied(self._cluster.members, self._recount, _CATCH_UP_SECONDS, stage)
 
     def _compare_stores(self) -> None:
         """Compares changelog, dead letters and stores with the recount, with everything stopped."""
@@ -365,13 +356,7 @@ class _Run:
         fresh.launch()
         try:
             fresh.wait_ready()
-            deadline = time.monotonic() + _CATCH_UP_SECONDS
-            while True:
-                positions = active_positions([fresh])
-                if all(positions.get(p, -1) >= count.end for p, count in enumerate(self._recount.partitions)):
-                    break
-                assert time.monotonic() < deadline, f"not caught up: {fresh.status()}"
-                time.sleep(0.3)
+            wait_until_applied([fresh], self._recount, _CATCH_UP_SECONDS)
             metrics = fresh.metrics()
         finally:
             fresh.stop()

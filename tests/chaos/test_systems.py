@@ -24,7 +24,7 @@ from balance_service.devtools.local.stack import LocalInstance, LocalStack
 from tests.chaos.audit import compacted, digest, read_committed, states
 from tests.chaos.checks import PROGRESS_SECONDS, STRIKE_SECONDS, Violation
 from tests.chaos.cluster import Member, stage_in, stage_of, tasks_of, urls_of
-from tests.chaos.plan import Offers, plan_from_environment
+from tests.chaos.plan import BROKERS, Offers, plan_from_environment
 from tests.chaos.rebuilder import Rebuilder, check_nothing_left, history_of
 from tests.chaos.report import Journal, unstolen_time
 from tests.chaos.systems import COMPACTED, KEPT, MODELS, PARTITIONS, TRANSFORMED, Hops, SystemWorkload
@@ -86,7 +86,7 @@ class _Systems:
         self._journal = Journal()
         self._chooser = random.Random(plan.seed)
         self._rounds = 0
-        self._stack = resources.enter_context(LocalStack(folder / "stack"))
+        self._stack = resources.enter_context(LocalStack(folder / "stack", brokers=BROKERS))
         self._application_id = f"systems-{uuid.uuid4().hex[:8]}"
         self._settings = on(
             self._stack,
@@ -164,10 +164,11 @@ class _Systems:
                 self._stall(self._chooser.choice(self._members))
             if restarts_broker and len(offers.left) <= len(points) // 2:
                 restarts_broker = False
-                self._journal.fault("restart-broker")
-                self._stack.broker.kill()
+                broker = self._chooser.choice(self._stack.brokers)
+                self._journal.fault("restart-broker", detail=broker.name)
+                broker.kill()
                 time.sleep(self._chooser.uniform(0, 2))
-                self._stack.broker.start()
+                broker.start()
         for member in self._members:
             member.wait_ready()
         time.sleep(_UNDISTURBED_SECONDS)

@@ -63,13 +63,13 @@ def page() -> str:
 
 def _section(title: str, fields: dict[str, FieldInfo]) -> str:
     rows = [
-        (f"`{variable_of(name)}`", _values(field), _default(field), str(field.description))
+        (f"`{variable_of(name)}`", values(field), default(field), str(field.description))
         for name, field in fields.items()
     ]
     return section(title, table(("variable", "value", "default", "meaning"), rows))
 
 
-def _values(field: FieldInfo) -> str:
+def values(field: FieldInfo) -> str:
     annotation = field.annotation
     if typing.get_origin(annotation) is typing.Literal:
         *some, last = (f"`{value}`" for value in typing.get_args(annotation))
@@ -94,7 +94,7 @@ def _bound(constraint: Any) -> str:
             return ""
 
 
-def _default(field: FieldInfo) -> str:
+def default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True, validated_data={})
     if value is None or value in ("", ()):
         return "none"

@@ -80,14 +80,14 @@ def page() -> str:
     return joined(
         [
             _HEAD,
-            section("Topics", table(columns, _rows()), _RETENTION),
+            section("Topics", table(columns, rows()), _RETENTION),
             section("Records", _RECORDS),
-            section("Headers", table(("of", "header", "value"), _headers())),
+            section("Headers", table(("of", "header", "value"), headers())),
         ]
     )
 
 
-def _rows() -> Sequence[Sequence[str]]:
+def rows() -> Sequence[Sequence[str]]:
     settings = load_settings(application_id="APPLICATION", topic="SOURCE")
     stage = Stage(name="STAGE", owner="MODEL", source="SOURCE", application_id=settings.application_id)
     passing = Stage(
@@ -188,7 +188,7 @@ def _config(spec: TopicSpec) -> str:
     return ", ".join(texts)
 
 
-def _headers() -> Sequence[Sequence[str]]:
+def headers() -> Sequence[Sequence[str]]:
     rows = [
         ("events", f"`{IDEMPOTENCY_HEADER}`", "names an event: of several with one value, the first counts"),
         ("events", f"`{TRACEPARENT_HEADER}`", "the W3C trace that the commit joins"),

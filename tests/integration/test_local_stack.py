@@ -142,6 +142,21 @@ def test_a_data_directory_in_use_is_refused(stack: LocalStack, monkeypatch: pyte
         LocalStack(stack.data_dir).start()
 
 
+@pytest.mark.parametrize(("held", "wanted", "whose"), [(1, 3, "1 broker, not of 3"), (3, 1, "3 brokers, not of 1")])
+def test_the_data_of_another_number_of_brokers_are_refused(tmp_path: Path, held: int, wanted: int, whose: str) -> None:
+    for name in ("kafka", "kafka-2", "kafka-3")[:held]:
+        (tmp_path / name / "data").mkdir(parents=True)
+
+    with pytest.raises(ConfigurationError, match=rf"has the data of {whose}: start with --brokers {held}"):
+        LocalStack(tmp_path, brokers=wanted).start()
+
+
+@pytest.mark.parametrize("registry_port", [9092, 9094])
+def test_a_registry_on_a_port_of_the_brokers_is_refused(tmp_path: Path, registry_port: int) -> None:
+    with pytest.raises(ConfigurationError, match=rf"--registry-port {registry_port} is one of the brokers' ports"):
+        LocalStack(tmp_path, 9092, registry_port, brokers=3)
+
+
 def test_a_child_that_ends_early_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     child = ChildProcess("server", tmp_path, tmp_path / "server.log")
     child.run(["/bin/sh", "-c", "echo no such disk >&2; exit 3"])

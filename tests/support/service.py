@@ -48,11 +48,7 @@ def application(**settings: str) -> dict[str, str]:
 
 def on(stack: LocalStack, settings: Mapping[str, str]) -> dict[str, str]:
     """Returns the settings with the addresses of the stack."""
-    return {
-        "BALANCE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
-        "BALANCE_SCHEMA_REGISTRY_URL": stack.schema_registry_url,
-        **settings,
-    }
+    return {**stack.addresses, **settings}
 
 
 # Instances

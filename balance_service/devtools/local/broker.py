@@ -1,4 +1,4 @@
-"""A local Kafka broker: one process in KRaft mode that is its own controller, sized for one machine."""
+"""A local Kafka broker, alone or one of three: a process in KRaft mode with a controller, sized for one machine."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from balance_service.devtools.local.processes import (
     require_free,
 )
 from balance_service.errors import ConfigurationError
+from balance_service.kafka.topics import in_sync_replicas
 from balance_service.process.jars import resolve_jars
 from balance_service.process.java import java_executable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 KAFKA_JAVA = 17
@@ -46,22 +48,24 @@ _FENCED_WITHIN_SECONDS = 2.0
 
 _PROPERTIES = """\
 process.roles={roles}
-node.id=1
-# Set here and not stored in the metadata log, so that the port can change from run to run.
-controller.quorum.voters=1@{host}:{controller_port}
+node.id={number}
+# Set here and not stored in the metadata log, so that the ports can change from run to run.
+controller.quorum.voters={voters}
 listeners={listeners}
 controller.listener.names=CONTROLLER
 log.dirs={log_dir}
 
 auto.create.topics.enable=false
 group.initial.rebalance.delay.ms=0
-offsets.topic.replication.factor=1
+default.replication.factor={replicas}
+min.insync.replicas={in_sync}
+offsets.topic.replication.factor={replicas}
 offsets.topic.num.partitions=4
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
+transaction.state.log.replication.factor={replicas}
+transaction.state.log.min.isr={in_sync}
 transaction.state.log.num.partitions=4
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.replication.factor={replicas}
+share.coordinator.state.topic.min.isr={in_sync}
 share.coordinator.state.topic.num.partitions=1
 
 # The default takes 128 MB of heap.
@@ -91,6 +95,11 @@ listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:
 """
 
 
+def new_cluster_id() -> str:
+    # Kafka's form of a UUID; the first byte prevents a leading hyphen, which would be read as an option.
+    return base64.urlsafe_b64encode(b"b" + os.urandom(15)).decode().rstrip("=")
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerExtras:
     """Additional configuration of a broker, such as secured listeners."""
@@ -107,6 +116,9 @@ class Broker(Server):
 
     Args:
         port: 0 picks a free one, which the object keeps.
+        number: its node id.
+        voters: node id → port of the controller of each broker of the cluster, this one included; None if it is alone.
+        cluster_id: of a cluster that does not exist yet; the same for all its brokers, as of `new_cluster_id`.
         proxied: adds a listener for clients that connect through a proxy: the port it binds, and the port of the proxy,
             which it advertises to these clients so that they stay there.
     """
@@ -118,16 +130,28 @@ class Broker(Server):
         port: int = 0,
         proxied: tuple[int, int] | None = None,
         extras: BrokerExtras | None = None,
+        *,
+        number: int = 1,
+        voters: Mapping[int, int] | None = None,
+        cluster_id: str = "",
     ) -> None:
-        super().__init__("Kafka broker", folder, log)
+        is_alone = voters is None or len(voters) == 1
+        super().__init__("Kafka broker" if is_alone else f"Kafka broker {number}", folder, log)
         self.port = port or free_port()
+        self.number = number
+        self._voters = voters or {number: free_port()}
         self._proxied = proxied
         self._extras = extras or BrokerExtras()
-        self._cluster_id = ""
+        self._cluster_id = cluster_id or new_cluster_id()
 
     @property
     def bootstrap_servers(self) -> str:
         return f"{HOST}:{self.port}"
+
+    @property
+    def has_data(self) -> bool:
+        """Whether it was started before."""
+        return (self._folder / "data").is_dir()
 
     def launch(self) -> None:
         java = str(java_executable(KAFKA_JAVA))
@@ -136,11 +160,12 @@ class Broker(Server):
         make_private(self._folder)
         (self._folder / "log4j2.properties").write_text(_LOG4J_PROPERTIES)
         command = [java, *_JVM_FLAGS, *self._extras.jvm_flags, "-cp", classpath]
-        if not (self._folder / "data").is_dir():
+        if not self.has_data:
             self._format(command)
         meta = (self._folder / "data" / "meta.properties").read_text()
         self._cluster_id = dict(line.partition("=")[::2] for line in meta.splitlines())["cluster.id"]
-        if self._was_killed():
+        # One of three is fenced by the others, which lead its partitions.
+        if len(self._voters) == 1 and self._was_killed():
             self._fence_former_session(command)
         self._configure("data")
         self.run([*command, "kafka.Kafka", "server.properties"])
@@ -154,7 +179,7 @@ class Broker(Server):
             cluster = client.list_topics(timeout=2)
         except KafkaException:
             return False
-        return str(cluster.cluster_id) == self._cluster_id and len(cluster.brokers) == 1
+        return str(cluster.cluster_id) == self._cluster_id and self.number in cluster.brokers
 
     def _configure(self, log_dir: str, *, controller_only: bool = False) -> None:
         """Write server.properties.
@@ -164,8 +189,7 @@ class Broker(Server):
                 Latin-1.
             controller_only: without the broker role, and with a short session timeout.
         """
-        controller_port = free_port()
-        listeners = [f"CONTROLLER://{HOST}:{controller_port}"]
+        listeners = [f"CONTROLLER://{HOST}:{self._voters[self.number]}"]
         if controller_only:
             more = "broker.session.timeout.ms=100\n"
         else:
@@ -178,8 +202,10 @@ class Broker(Server):
             listeners += self._extras.listeners
         text = _PROPERTIES.format(
             roles="controller" if controller_only else "broker,controller",
-            host=HOST,
-            controller_port=controller_port,
+            number=self.number,
+            voters=",".join(f"{number}@{HOST}:{port}" for number, port in self._voters.items()),
+            replicas=len(self._voters),
+            in_sync=in_sync_replicas(len(self._voters)),
             listeners=",".join(listeners),
             log_dir=log_dir,
         )
@@ -221,9 +247,7 @@ class Broker(Server):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         self._configure(partial.name)
-        # Kafka's form of a UUID; the first byte prevents a leading hyphen, which would be read as an option.
-        cluster_id = base64.urlsafe_b64encode(b"b" + os.urandom(15)).decode().rstrip("=")
-        tool = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "server.properties"]
+        tool = ["kafka.tools.StorageTool", "format", "-t", self._cluster_id, "-c", "server.properties"]
         try:
             subprocess.run(
                 [*command, *tool],

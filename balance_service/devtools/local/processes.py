@@ -147,6 +147,11 @@ class ChildProcess:
                 )
             time.sleep(_POLL_SECONDS)
 
+    def begin_stop(self) -> None:
+        """Send SIGTERM, then SIGKILL if that is ignored, without waiting; `stop` waits."""
+        if self._guard is not None and self._guard.stdin is not None:
+            self._guard.stdin.close()
+
     def stop(self) -> None:
         """Send SIGTERM, then SIGKILL if that is ignored; returns when the child has ended."""
         self._end(b"", guard.GRACE_SECONDS + 2)
@@ -161,7 +166,8 @@ class ChildProcess:
             return
         try:
             with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(message)
+                if message and not process.stdin.closed:
+                    process.stdin.write(message)
             process.stdin.close()
             process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:

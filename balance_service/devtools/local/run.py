@@ -42,6 +42,7 @@ def run_local(
     http_port: int,
     data_dir: Path,
     *,
+    brokers: int,
     hosted: Callable[[Settings], Sequence[ReadModel]],
     sample_events: bool,
 ) -> None:
@@ -49,6 +50,7 @@ def run_local(
 
     Args:
         registry_port: None to run no registry.
+        brokers: as of `LocalStack`.
         hosted: returns the hosted read models; called with the settings of the stack.
         sample_events: append samples for the hosted read models.
 
@@ -65,7 +67,7 @@ def run_local(
         servers = "Kafka" if registry_port is None else "Kafka and the schema registry"
         say(f"starting {servers} …")
         with telling(f"{servers} start; the first time, their programs are downloaded"):
-            stack = cleanup.enter_context(LocalStack(data_dir, kafka_port, registry_port))
+            stack = cleanup.enter_context(LocalStack(data_dir, kafka_port, registry_port, brokers=brokers))
         say(f"  Kafka            {stack.bootstrap_servers}")
         if stack.has_registry:
             say(f"  schema registry  {stack.schema_registry_url}")
@@ -80,8 +82,11 @@ def run_local(
         say(f"  export {' '.join(f'{name}={value}' for name, value in _addresses(stack, running).items())}")
         if sample_events and running:
             say("adding samples …")
-            url = stack.schema_registry_url if stack.has_registry else None
-            settings = load_settings(bootstrap_servers=stack.bootstrap_servers, schema_registry_url=url)
+            settings = load_settings(
+                bootstrap_servers=stack.bootstrap_servers,
+                schema_registry_url=stack.schema_registry_url if stack.has_registry else None,
+                replication_factor=len(stack.brokers),
+            )
             with telling("samples are sent, and folded"):
                 tries = add_samples(running, settings, hosted(settings))
             say("try:")

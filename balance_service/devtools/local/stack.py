@@ -1,4 +1,4 @@
-"""The local stack, a Kafka broker and a schema registry on one data directory, and instances of the service on it."""
+"""The local stack, one or three Kafka brokers and a schema registry on one data directory, and instances on it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import fcntl
 import os
 import sys
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
 from balance_service.client import Client, ClientError
-from balance_service.devtools.local.broker import Broker
+from balance_service.devtools.local.broker import Broker, new_cluster_id
 from balance_service.devtools.local.guard import GRACE_SECONDS
 from balance_service.devtools.local.processes import (
     HOST,
@@ -26,7 +27,7 @@ from balance_service.process.jars import resolve_jars, unpack
 from balance_service.process.java import REGISTRY_JAVA, java_executable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 _REGISTRY_FLAGS = (
@@ -45,6 +46,8 @@ _REGISTRY_FLAGS = (
     "-Dquarkus.management.port=0",
 )
 _READY_TIMEOUT_SECONDS = 2.0
+
+
 REGISTRY = "registry"
 """The folder of its schemas, in the data directory."""
 
@@ -78,14 +81,17 @@ class Registry(Server):
 
 
 class LocalStack:
-    """A broker, and a registry unless its port is None, as child processes, which end with this one. For one thread.
+    """Brokers, and a registry unless its port is None, as child processes, which end with this one. For one thread.
 
     Topics and schemas are kept in `data_dir`, logs in `data_dir/logs`, closed to other users of the machine. Port 0
     picks a free one, which the object keeps, so a server keeps its address when it is stopped or killed and started
     again.
 
     Args:
-        proxied: the additional listener of `Broker`.
+        kafka_port: of the first broker; the others have the ports behind it.
+        brokers: 1, or 3, which together are one cluster: every topic has three replicas, and an acknowledged record is
+            on two of them.
+        proxied: the additional listener of each `Broker`.
     """
 
     def __init__(
@@ -93,20 +99,42 @@ class LocalStack:
         data_dir: Path,
         kafka_port: int = 0,
         registry_port: int | None = 0,
-        proxied: tuple[int, int] | None = None,
+        *,
+        brokers: int = 1,
+        proxied: Sequence[tuple[int, int]] = (),
     ) -> None:
-        if kafka_port and kafka_port == registry_port:
-            raise ConfigurationError(f"--kafka-port and --registry-port are both {kafka_port}; choose two ports")
+        if kafka_port and registry_port in range(kafka_port, kafka_port + brokers):
+            raise ConfigurationError(
+                f"--registry-port {registry_port} is one of the brokers' ports, from --kafka-port {kafka_port} on; "
+                "choose another one"
+            )
         self.data_dir = data_dir.absolute()
         logs = self.data_dir / "logs"
-        self.broker = Broker(self.data_dir / "kafka", logs / "broker.log", kafka_port, proxied)
+        voters, cluster_id = {number: free_port() for number in range(1, brokers + 1)}, new_cluster_id()
+        self.brokers = [
+            Broker(
+                self.data_dir / _of_broker("kafka", number),
+                logs / f"{_of_broker('broker', number)}.log",
+                kafka_port + number - 1 if kafka_port else 0,
+                proxied[number - 1] if proxied else None,
+                number=number,
+                voters=voters,
+                cluster_id=cluster_id,
+            )
+            for number in voters
+        ]
         self.has_registry = registry_port is not None
         self.registry = Registry(self.data_dir / REGISTRY, logs / "registry.log", registry_port or 0)
         self._lock: int | None = None
 
     @property
+    def broker(self) -> Broker:
+        """The only broker, or the first of three."""
+        return self.brokers[0]
+
+    @property
     def bootstrap_servers(self) -> str:
-        return self.broker.bootstrap_servers
+        return ",".join(broker.bootstrap_servers for broker in self.brokers)
 
     @property
     def schema_registry_url(self) -> str:
@@ -115,24 +143,29 @@ class LocalStack:
     @property
     def addresses(self) -> dict[str, str]:
         """The settings of clients of the servers. Without a registry, its address is empty."""
+        replicas = {"BALANCE_REPLICATION_FACTOR": str(len(self.brokers))} if len(self.brokers) > 1 else {}
         return {
             "BALANCE_BOOTSTRAP_SERVERS": self.bootstrap_servers,
             "BALANCE_SCHEMA_REGISTRY_URL": self.schema_registry_url if self.has_registry else "",
+            **replicas,
         }
 
     def start(self) -> None:
-        """Start the servers and wait until they are ready. If that fails, they are stopped.
+        """Start all servers and wait until all are ready. If that fails, all are stopped.
 
         Raises:
-            ConfigurationError: a port or the data directory is in use, Java is missing, a download failed, or a child
-                ended early.
+            ConfigurationError: a port or the data directory is in use, the data are of another number of brokers, Java
+                is missing, a download failed, or a child ended early.
         """
         self._lock_data_dir()
         try:
+            self._check_number()
             if self.has_registry:
                 self.registry.launch()
-            self.broker.launch()
-            self.broker.wait_ready()
+            for broker in self.brokers:
+                broker.launch()
+            for broker in self.brokers:
+                broker.wait_ready()
             if self.has_registry:
                 self.registry.wait_ready()
         except BaseException:
@@ -140,18 +173,19 @@ class LocalStack:
             raise
 
     def stop(self) -> None:
-        """Stop the registry, then the broker, each within about 13 s. Idempotent."""
-        try:
+        """Stop the registry, then the brokers at once, each within about 13 s. Idempotent."""
+        with ExitStack() as stopping:
+            stopping.callback(self._unlock)
+            for broker in self.brokers:
+                stopping.callback(broker.stop)
+            for broker in self.brokers:
+                stopping.callback(broker.begin_stop)
             self.registry.stop()
-        finally:
-            self.broker.stop()
-            self._unlock()
 
     def require_running(self) -> None:
         """Raises FatalError if a server has ended unexpectedly."""
-        self.broker.require_running()
-        if self.has_registry:
-            self.registry.require_running()
+        for server in (*self.brokers, *([self.registry] if self.has_registry else [])):
+            server.require_running()
 
     def __enter__(self) -> Self:
         self.start()
@@ -187,14 +221,31 @@ class LocalStack:
                     ) from None
                 time.sleep(0.1)
             else:
-                self.broker.inherited = self.registry.inherited = (self._lock,)
+                self._inherit(self._lock)
                 return
 
+    def _check_number(self) -> None:
+        """Raises ConfigurationError if the data directory has the data of another number of brokers."""
+        held = sum((self.data_dir / _of_broker("kafka", number) / "data").is_dir() for number in (1, 2, 3))
+        if held not in (0, len(self.brokers)):
+            raise ConfigurationError(
+                f"{self.data_dir} has the data of {held} broker{'s' * (held > 1)}, not of {len(self.brokers)}: "
+                f"start with --brokers {held}, or choose another --data-dir"
+            )
+
+    def _inherit(self, *descriptors: int) -> None:
+        for server in (*self.brokers, self.registry):
+            server.inherited = descriptors
+
     def _unlock(self) -> None:
-        self.broker.inherited = self.registry.inherited = ()
+        self._inherit()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _of_broker(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}-{number}"
 
 
 class LocalInstance(Server):

@@ -5,6 +5,30 @@ from __future__ import annotations
 from tests.chaos.pinpoint.builders import in_one_test, pinpoint
 
 BUGS = (
+    in_one_test(
+        "a topic acknowledges what one of three replicas has",
+        "kafka/topics.py",
+        "    return replicas // 2 + 1 if replicas > 2 else 1\n",
+        "    return 1\n",
+        "unit/kafka/test_topics",
+        "test_a_majority_of_the_replicas_of_a_created_topic_has_each_acknowledged_record",
+    ),
+    in_one_test(
+        "requests wait for a controller that is gone",
+        "kafka/topics.py",
+        "            self._refresh_controller()\n            raise self._explained(str(remedy)) from error\n",
+        "            raise self._explained(str(remedy)) from error\n",
+        "unit/kafka/test_topics",
+        "test_a_request_that_times_out_makes_the_next_one_look_for_another_controller",
+    ),
+    in_one_test(
+        "a broker that is away is taken for a wrong setting",
+        "kafka/topics.py",
+        "                    if known >= replicas:\n",
+        "                    if running >= replicas:\n",
+        "unit/kafka/test_topics",
+        "test_a_topic_that_a_broker_is_away_for_is_created_later",
+    ),
     pinpoint(
         "a lease of one topic's group licenses another's partitions",
         "hosting/engine.py",

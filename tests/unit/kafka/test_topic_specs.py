@@ -14,6 +14,7 @@ from balance_service.errors import ConfigurationError
 from balance_service.kafka.topic_specs import (
     CHANGELOG,
     FOREVER,
+    MIN_IN_SYNC,
     changelog_spec,
     copy_spec,
     dead_letters_spec,
@@ -130,6 +131,22 @@ def test_a_dead_letter_topic_with_fewer_partitions_than_the_source_is_refused() 
 
     with pytest.raises(ConfigurationError, match="has 1 partitions and the source 2"):
         prepare_topics(topics, settings, stages_of(Balance(), settings))
+
+
+@pytest.mark.parametrize(("brokers", "in_sync", "warned"), [(3, "1", True), (3, "2", False), (1, "1", False)])
+def test_topics_that_lose_records_with_one_broker_of_three_cause_a_warning(
+    monkeypatch: pytest.MonkeyPatch, brokers: int, in_sync: str, *, warned: bool
+) -> None:
+    settings = load_settings(replication_factor=3)
+    topics: Any = InMemoryTopics(balance=2)
+    monkeypatch.setattr(topics, "brokers", lambda: brokers)
+    config = topics.config
+    monkeypatch.setattr(topics, "config", lambda name: {**config(name), MIN_IN_SYNC: in_sync})
+
+    with capture_logs() as logs:
+        prepare_topics(topics, settings, stages_of(Balance(), settings))
+
+    assert [line["topics"] for line in logs if "set min.insync.replicas=2" in line["event"]] == [["balance"]] * warned
 
 
 @pytest.mark.parametrize("wanted", ["min.compaction.lag.ms=3600000", "message.timestamp.type=LogAppendTime"])

@@ -10,9 +10,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from structlog.testing import capture_logs
 
-from balance_service.errors import RetriableError
+from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.kafka import topics as module
-from balance_service.kafka.topics import Lag, Topics, Watermarks
+from balance_service.kafka.topics import Lag, Topic, Topics, Watermarks
 from balance_service.settings import load_settings
 from tests.support.fakes import Clock
 
@@ -30,6 +30,7 @@ class Admin:
     def __init__(self, *answers: KafkaError | SimpleNamespace) -> None:
         self._next: Iterator[KafkaError | SimpleNamespace] = iter(answers)
         self._last = answers[-1]
+        self.refreshed = 0
 
     def describe_consumer_groups(self, groups: list[str], **_: float) -> Mapping[str, Future[Any]]:
         answer = next(self._next, self._last)
@@ -39,6 +40,9 @@ class Admin:
         else:
             future.set_result(answer)
         return dict.fromkeys(groups, future)
+
+    def list_topics(self, **_: float) -> None:
+        self.refreshed += 1
 
     def poll(self, _seconds: float) -> None: ...
 
@@ -61,6 +65,72 @@ def test_a_coordinator_that_does_not_appear_in_time_is_a_retriable_error(monkeyp
 
     with pytest.raises(RetriableError, match="describing group"):
         topics_of(monkeypatch, Admin(KafkaError(KafkaError.NOT_COORDINATOR))).group_members()
+
+
+@pytest.mark.parametrize(("replicas", "in_sync"), [(1, 1), (2, 1), (3, 2), (5, 3)])
+def test_a_majority_of_the_replicas_of_a_created_topic_has_each_acknowledged_record(
+    monkeypatch: pytest.MonkeyPatch, replicas: int, in_sync: int
+) -> None:
+    asked: list[Any] = []
+
+    class Creating:
+        def create_topics(self, wanted: list[Any], **_: float) -> Mapping[str, Future[None]]:
+            asked.extend(wanted)
+            done: Future[None] = Future()
+            done.set_result(None)
+            return {"orders": done}
+
+    monkeypatch.setattr(module, "new_client", lambda *_: Creating())
+    topics = Topics(load_settings(bootstrap_servers="127.0.0.1:1", replication_factor=replicas))
+    monkeypatch.setattr(topics, "find", lambda name: Topic(name, "id", 1))
+
+    topics.create("orders", 1, {"cleanup.policy": "delete"})
+
+    (topic,) = asked
+    assert topic.config == {"cleanup.policy": "delete", "min.insync.replicas": str(in_sync)}
+    assert topic.replication_factor == replicas
+
+
+@pytest.mark.parametrize(
+    ("replicas_of_others", "error", "why"),
+    [
+        ([1, 2, 3], RetriableError, "topic 'orders' needs 3 brokers, and 2 of 3 run: start the others"),
+        ([1, 2], ConfigurationError, "BALANCE_REPLICATION_FACTOR 3 is more than the cluster has brokers"),
+    ],
+)
+def test_a_topic_that_a_broker_is_away_for_is_created_later(
+    monkeypatch: pytest.MonkeyPatch, replicas_of_others: list[int], error: type[Exception], why: str
+) -> None:
+    class Refusing:
+        def create_topics(self, _wanted: list[Any], **_: float) -> Mapping[str, Future[None]]:
+            refused: Future[None] = Future()
+            refused.set_exception(KafkaException(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR)))
+            return {"orders": refused}
+
+        def list_topics(self, **_: float) -> SimpleNamespace:
+            partition = SimpleNamespace(replicas=replicas_of_others)
+            topic = SimpleNamespace(partitions={0: partition})
+            return SimpleNamespace(brokers={1: None, 2: None}, topics={"others": topic})
+
+    monkeypatch.setattr(module, "new_client", lambda *_: Refusing())
+    topics = Topics(load_settings(bootstrap_servers="127.0.0.1:1", replication_factor=3))
+
+    with pytest.raises(error, match=why):
+        topics.create("orders", 1, {})
+
+
+def test_a_request_that_times_out_makes_the_next_one_look_for_another_controller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admin = Admin(KafkaError(KafkaError._TIMED_OUT, "Timed out waiting for controller"), TWO_MEMBERS)
+    topics = topics_of(monkeypatch, admin)
+
+    with pytest.raises(RetriableError, match="waiting for controller"):
+        topics.group_members()
+
+    assert admin.refreshed == 1
+    assert topics.group_members() == 2
+    assert admin.refreshed == 1
 
 
 class Broker:

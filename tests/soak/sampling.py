@@ -1,0 +1,140 @@
+"""Samples of what an instance and its topics take, and what is promised for each."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import defaultdict
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
+
+import httpx
+
+from bench.usage import resident_bytes, threads, tree
+from tests.soak.slopes import Verdict, judged
+from tests.support.service import process_of
+
+if TYPE_CHECKING:
+    import ssl
+    from pathlib import Path
+
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
+
+SAMPLE_SECONDS = 5.0
+_MIB = 1 << 20
+_LINE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+# `docker run --memory` of docs/how-to/deploy.md, the room that BalanceDiskFilling warns of, and its numbers of files.
+_MEMORY_MIB, _DISK_MIB = 1_500.0, 1_024.0
+_PYTHON_FILES, _JVM_FILES = (220, 28), (400, 12)
+_INTERNAL = ("-changelog", "-application-servers")
+
+
+class Meter:
+    """Samples one instance that is never restarted, from a thread, while the context is open."""
+
+    def __init__(self, stack: LocalStack, instance: LocalInstance, url: str, tls: ssl.SSLContext) -> None:
+        self._stack = stack
+        self._application_id = instance.environment["BALANCE_APPLICATION_ID"]
+        self._process = process_of(instance)
+        self._http = httpx.Client(base_url=url, verify=tls, timeout=10, trust_env=False)
+        self._began = time.monotonic()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="soak-meter", daemon=True)
+        self.series: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        """By measure, hour and value."""
+        self._capacity: dict[str, float] = {}
+        self._failure: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+        self._http.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def verdicts(self, window_hours: float, warm_up_hours: float) -> list[Verdict]:
+        """Judges all measures; called after the end of the context."""
+        return [
+            judged(name, _UNITS[name], samples, self._capacity[name], window_hours, warm_up_hours)
+            for name, samples in self.series.items()
+        ]
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.wait(SAMPLE_SECONDS):
+                with suppress(httpx.HTTPError):  # on a busy machine, an answer may come too late
+                    self._sample()
+        except BaseException as error:
+            self._failure = error
+
+    def _sample(self) -> None:
+        metrics = _Metrics(self._http.get("/metrics").text)
+        python, jvm = [self._process], [p for p in tree(self._process) if p.pid != self._process.pid]
+        tasks = metrics.count("balance_task_epoch") + metrics.count("balance_table_position")
+        stores = metrics.total("balance_store_bytes") + metrics.total("balance_table_store_bytes")
+        self._note("memory of Python", resident_bytes(python) / _MIB, _MEMORY_MIB - self._last("memory of the JVM"))
+        self._note("memory of the JVM", resident_bytes(jvm) / _MIB, _MEMORY_MIB - self._last("memory of Python"))
+        self._note(
+            "heap after a collection",
+            metrics.total("balance_jvm_heap_bytes", 'kind="used"') / _MIB,
+            metrics.total("balance_jvm_heap_bytes", 'kind="max"') / _MIB,
+        )
+        self._note("files of Python", metrics.total("process_open_fds"), _PYTHON_FILES[0] + _PYTHON_FILES[1] * tasks)
+        self._note(
+            "files of the JVM", metrics.total("balance_jvm_process_open_fds"), _JVM_FILES[0] + _JVM_FILES[1] * tasks
+        )
+        # Nothing is promised: it must not double.
+        for name, processes in (("threads of Python", python), ("threads of the JVM", jvm)):
+            self._note(name, threads(processes), 2 * self._first(name, threads(processes)))
+        self._note("stores", stores / _MIB, _DISK_MIB)
+        self._note("changelogs and directory", self._internal_topics() / _MIB, _DISK_MIB)
+
+    def _internal_topics(self) -> int:
+        data: Path = self._stack.data_dir / "kafka" / "data"
+        size = 0
+        for folder in data.glob(f"{self._application_id}-*"):
+            if folder.name.rpartition("-")[0].endswith(_INTERNAL):
+                for path in folder.glob("*.log"):
+                    size += path.stat().st_size if path.exists() else 0
+        return size
+
+    def _note(self, name: str, value: float, capacity: float) -> None:
+        self.series[name].append(((time.monotonic() - self._began) / 3600, value))
+        self._capacity[name] = capacity
+
+    def _last(self, name: str) -> float:
+        return self.series[name][-1][1] if self.series.get(name) else 0.0
+
+    def _first(self, name: str, otherwise: float) -> float:
+        return self.series[name][0][1] if self.series.get(name) else otherwise
+
+
+_UNITS = {
+    "memory of Python": "MiB",
+    "memory of the JVM": "MiB",
+    "heap after a collection": "MiB",
+    "files of Python": "files",
+    "files of the JVM": "files",
+    "threads of Python": "threads",
+    "threads of the JVM": "threads",
+    "stores": "MiB",
+    "changelogs and directory": "MiB",
+}
+
+
+class _Metrics:
+    """Prometheus text."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = _LINE.findall(text)
+
+    def total(self, name: str, label: str = "") -> float:
+        return sum(float(value) for found, labels, value in self._lines if found == name and label in labels)
+
+    def count(self, name: str) -> int:
+        return sum(found == name for found, _, _ in self._lines)
