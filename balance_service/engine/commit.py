@@ -167,6 +167,14 @@ def write_position(
         _write(moved, codec, store, writer, lambda: iter(letters.records))
 
 
+def write_part(
+    records: Sequence[Record], position: Position, codec: AvroCodec, store: StateStore, writer: ChangelogWriter
+) -> None:
+    """Commits a part of what a store is loaded from: new records with values, sorted by key. Raises as `commit`."""
+    _require_whole(store)
+    _write(position, codec, store, writer, lambda: iter(records), ingested=records)
+
+
 def _require_no_truncation(batch: TaskBatch, stands_at: Position) -> None:
     for letter in batch.updates.dead_letters:
         if letter.cause == TRUNCATED and letter.offset not in batch.retried:
@@ -192,12 +200,16 @@ def _write(
     records: Callable[[], Iterable[Record]],
     dead_letters: Iterable[DeadLetter] = (),
     outputs: Iterable[Output] = (),
+    ingested: Sequence[Record] = (),
 ) -> None:
-    """Executes steps 3 to 5. `records` returns the same records on each call."""
+    """Executes steps 3 to 5. `records` returns the same records on each call, or `ingested`, if those are given."""
     frame = codec.encode(position.record())
     try:
         changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)
-        store.write(itertools.chain(records(), [(POSITION_KEY, frame)]), changelog_offset)
+        if ingested:
+            store.ingest(ingested, (POSITION_KEY, frame), changelog_offset)
+        else:
+            store.write(itertools.chain(records(), [(POSITION_KEY, frame)]), changelog_offset)
     except ChangelogCutError:
         writer.close()
         # Uncommitted records take offsets too, so the changelog may now end beyond the store.

@@ -90,7 +90,8 @@ def open_store(task_id: TaskId, hosted: HostedStage, changelog: Topic) -> StateS
     stored = store.identity
     # The states have the partitioner of their position. The identity of a store that was restored while another one was
     # declared was written before its states were known.
-    known = hosted.partitioner if store.position is None else store.position.partitioner
+    stands_at = store.position or store.loading
+    known = hosted.partitioner if stands_at is None else stands_at.partitioner
     if stored is not None and replace(stored, partitioner=known) != replace(identity, partitioner=known):
         store.close()
         if stored.changelog_topic_id == changelog.topic_id:
