@@ -175,6 +175,14 @@ def write_part(
     _write(position, codec, store, writer, lambda: iter(records), ingested=records)
 
 
+def write_records(
+    records: Sequence[Record], position: Position, codec: AvroCodec, store: StateStore, writer: ChangelogWriter
+) -> None:
+    """Commits any other records with a position. Raises as `commit`."""
+    _require_whole(store)
+    _write(position, codec, store, writer, lambda: iter(records))
+
+
 def _require_no_truncation(batch: TaskBatch, stands_at: Position) -> None:
     for letter in batch.updates.dead_letters:
         if letter.cause == TRUNCATED and letter.offset not in batch.retried:

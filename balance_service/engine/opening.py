@@ -149,15 +149,7 @@ def starting_position(
             raise TaskHaltedError(rekeyed_was_cut(source.name, partition, start))
         if start > 0 and not (hosted.settings.allow_finite_retention or hosted.stage.retries):
             raise TaskHaltedError(was_cut(source.name, partition, start))
-        return Position(
-            start,
-            least_epoch,
-            source.topic_id,
-            changelog_topic_id=changelog_topic_id,
-            source=f"{source.name}:{partition}",
-            partitioner=hosted.partitioner,
-            owner=hosted.stage.mark,
-        )
+        return first_position(hosted, partition, start, least_epoch, changelog_topic_id)
     if stored.source_topic_id != source.topic_id:
         raise TaskHaltedError(_recreated(source.name))
     check_same_partitioner(hosted, stored.partitioner)
@@ -168,6 +160,20 @@ def starting_position(
     check_same_changelog(changelog_topic_id, stored.changelog_topic_id)
     epoch = max(stored.epoch + 1, least_epoch)
     return replace(stored, epoch=epoch, changelog_topic_id=changelog_topic_id, owner=hosted.stage.mark)
+
+
+def first_position(hosted: HostedStage, partition: int, offset: int, epoch: int, changelog_topic_id: str) -> Position:
+    """Returns the position of a task whose store has no states."""
+    source = hosted.source
+    return Position(
+        offset,
+        epoch,
+        source.topic_id,
+        changelog_topic_id=changelog_topic_id,
+        source=f"{source.name}:{partition}",
+        partitioner=hosted.partitioner,
+        owner=hosted.stage.mark,
+    )
 
 
 def starting_changes(

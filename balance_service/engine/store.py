@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _IDENTITY_KEY = RESERVED_PREFIX + b"identity"
 _CHANGELOG_OFFSET_KEY = RESERVED_PREFIX + b"changelog-offset"
 _WRITTEN_UP_TO_KEY = RESERVED_PREFIX + b"reaches"
+_OWN_KEYS = frozenset((_IDENTITY_KEY, _CHANGELOG_OFFSET_KEY, _WRITTEN_UP_TO_KEY, POSITION_KEY))
 
 _BEYOND_ANY_END = 2**63 - 1
 # A batch is in memory as a list, as RocksDB's, and in the memtable.
@@ -140,6 +141,11 @@ class StateStore:
     def keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
         """Returns at most `limit` keys from `start` to below `stop`, in order."""
         return self._db.keys(start, stop, limit)
+
+    def recorded_keys(self, start: bytes, limit: int) -> list[bytes]:
+        """Returns at most `limit` keys of changelog records from `start` on, in order, but not that of the position."""
+        found = self.keys(start, RESERVED_PREFIX * 2, limit + len(_OWN_KEYS))
+        return [key for key in found if key not in _OWN_KEYS][:limit]
 
     def first_keys(self, index: bytes, stop: bytes, limit: int) -> list[bytes]:
         """Returns the first keys of an index whose entries are deleted after they were found.
