@@ -26,21 +26,22 @@ RECORDS = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("val
 _GROUP_RECORDS = 20_000
 # A file is read as a whole, because its digest is checked before its first record is used.
 _FILE_BYTES = 64 << 20
-_SPLIT = re.compile(r"-?[0-9]+(?:_-?[0-9]+){3}")
+_SPLIT = re.compile(r"-?[0-9]+(?:_-?[0-9]+){4}")
 _HADOOP = re.compile(r"^s3[an]://")
 
 
 class Split(NamedTuple):
     """Records of a partition that one task has read, by their first and last offset.
 
-    `records` is how many there are, and `stream_time_ms` the greatest timestamp of those with an idempotency key, as in
-    `engine.records.Position`.
+    `records` is how many there are, `kept` how many of them may change a state, and `stream_time_ms` the greatest
+    timestamp of those with an idempotency key, as in `engine.records.Position`.
     """
 
     partition: int
     first: int
     last: int
     records: int
+    kept: int
     stream_time_ms: int
 
 
@@ -165,8 +166,8 @@ class Folder:
         for one, later in itertools.pairwise(splits):
             if later.first <= one.last:
                 raise FatalError(
-                    f"offset {later.first} of partition {partition} was read twice, as one of {one.first} to {one.last}, "
-                    "so its records would count twice: run the rebuild again"
+                    f"offset {later.first} of partition {partition} was read twice, once as one of {one.first} to "
+                    f"{one.last}, so its records would count twice: run the rebuild again"
                 )
         return splits
 
