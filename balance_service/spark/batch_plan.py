@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, cast
-
-import structlog
 
 from balance_service import errors
 from balance_service.engine.assembly import StageServices, processor_of
@@ -213,8 +210,3 @@ def told(error: Exception) -> BalanceServiceError | None:
     kind = getattr(errors, name, FatalError)
     made: BalanceServiceError = kind(text)
     return made
-
-
-def quiet() -> None:
-    """A worker's standard output belongs to Spark."""
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=sys.stderr))

@@ -49,6 +49,8 @@ _OF_CLUSTERS: Mapping[str, str] = {
     "spark.io.encryption.enabled": "true",
 }
 _PYTHON = "spark.pyspark.python"
+# Where an executor finds what `pack-environment` has packed.
+_ARCHIVE = "balance-service"
 
 
 def is_local(master: str) -> bool:
@@ -122,6 +124,8 @@ def start_batch_spark(settings: Settings, scratch: Scratch, master: str, conf: M
     if local:
         # Its workers import what this process does.
         context.environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    elif f"#{_ARCHIVE}" in conf.get("spark.archives", ""):
+        context.environment["PYTHONPATH"] = _ARCHIVE
     return spark
 
 

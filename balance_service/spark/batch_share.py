@@ -29,8 +29,9 @@ from balance_service.engine.records import POSITION_KEY, DeadLetter, Position
 from balance_service.engine.store import StateStore
 from balance_service.engine.transform_failures import TransformFailures
 from balance_service.errors import BalanceServiceError, FatalError
+from balance_service.observability.logs import quiet_logging
 from balance_service.process.failpoints import part_size
-from balance_service.spark.batch_plan import quiet, telling
+from balance_service.spark.batch_plan import telling
 from balance_service.spark.batch_split import rows_in, with_time_before
 from balance_service.spark.combine import PartitionRows, end_of
 from balance_service.structs import Struct
@@ -76,7 +77,7 @@ def folded(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
     Args:
         batches: what `dealt` yields, of one share, by the first offset; and a row without any rows before all others.
     """
-    quiet()
+    quiet_logging()
     try:
         rows = chain.from_iterable(zip(*(batch[name] for name in batch.schema.names), strict=True) for batch in batches)
         first = next(rows, None)

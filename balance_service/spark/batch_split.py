@@ -21,7 +21,8 @@ from balance_service.errors import BalanceServiceError, FatalError
 from balance_service.model.events import OnFailure
 from balance_service.model.record_folds import IGNORED
 from balance_service.model.transform import TRANSFORM_FAILED, TRANSFORM_TOO_LARGE
-from balance_service.spark.batch_plan import UnresolvedError, quiet, telling, unresolved_name
+from balance_service.observability.logs import quiet_logging
+from balance_service.spark.batch_plan import UnresolvedError, telling, unresolved_name
 from balance_service.spark.combine import NOTE, UNRESOLVED
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def dealt(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
     Args:
         batches: the columns of `Decoder.updates`, and the share of each row.
     """
-    quiet()
+    quiet_logging()
     try:
         yield from _Split(plan).dealt(batches)
     except BalanceServiceError as error:
@@ -103,7 +104,7 @@ class _Split:
 
     def _note_unresolved(self, notes: pa.StructArray) -> None:
         for note in notes.to_pylist():
-            named = [one["value"] for one in note["headers"] or () if one["key"] == SCHEMA_HEADER and one["value"]]
+            named = [one["value"] for one in note.get("headers") or () if one["key"] == SCHEMA_HEADER and one["value"]]
             name = unresolved_name(note["schema_id"], named[-1] if named else None)
             if name not in self._plan.unknown:
                 self._unresolved.add(name)
