@@ -40,6 +40,7 @@ VALUES_TOO_MANY = "values-too-many"
 _GUID_MAGIC = 1
 _GUID_BYTES = 16
 _HEADER = struct.Struct(">bI")
+FRAME_HEADER_BYTES = _HEADER.size
 _SHOWN_CHARACTERS = 60
 _JSON_SPACE = b" \t\r\n"
 # `java/Resolving.java` says these too.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
 from balance_service.bulk.manifest import MANIFEST, Manifest, RecordFile
-from balance_service.errors import ConfigurationError, InvalidInputError, RetriableError
+from balance_service.errors import ConfigurationError, FatalError, InvalidInputError, RetriableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,7 +26,23 @@ RECORDS = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("val
 _GROUP_RECORDS = 20_000
 # A file is read as a whole, because its digest is checked before its first record is used.
 _FILE_BYTES = 64 << 20
+_SPLIT = re.compile(r"-?[0-9]+(?:_-?[0-9]+){4}")
 _HADOOP = re.compile(r"^s3[an]://")
+
+
+class Split(NamedTuple):
+    """Records of a partition that one task has read, by their first and last offset.
+
+    `records` is how many there are, `kept` how many of them may change a state, and `stream_time_ms` the greatest
+    timestamp of those with an idempotency key, as in `engine.records.Position`.
+    """
+
+    partition: int
+    first: int
+    last: int
+    records: int
+    kept: int
+    stream_time_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +144,32 @@ class Folder:
             raise InvalidInputError(f"{self.uri}/{file.name} is cut or altered: run the rebuild again")
         for batch in pq.ParquetFile(pa.BufferReader(content)).iter_batches(_GROUP_RECORDS):
             yield pa.Table.from_batches([batch])
+
+    def mark(self, split: Split) -> None:
+        """Notes that a split was read. Another attempt at the same split makes the same mark. Raises RetriableError."""
+        self._write(f"splits-{split.partition:05}/{'_'.join(map(str, split[1:]))}", b"")
+
+    def splits(self, partition: int) -> list[Split]:
+        """Returns the splits of a partition that were read, in order.
+
+        Raises:
+            RetriableError: the file system does not respond.
+            FatalError: two of them have an offset in common, or one was read twice, with other records.
+        """
+        system, path = self._opened()
+        try:
+            found = system.get_file_info(fs.FileSelector(f"{path}/splits-{partition:05}", allow_not_found=True))
+        except (OSError, pa.ArrowException) as error:
+            raise RetriableError(f"{self.uri} cannot be read: {error}") from error
+        names = [one.base_name for one in found if _SPLIT.fullmatch(one.base_name)]
+        splits = sorted(Split(partition, *map(int, name.split("_"))) for name in names)
+        for one, later in itertools.pairwise(splits):
+            if later.first <= one.last:
+                raise FatalError(
+                    f"offset {later.first} of partition {partition} was read twice, once as one of {one.first} to "
+                    f"{one.last}, so its records would count twice: run the rebuild again"
+                )
+        return splits
 
     def delete(self) -> None:
         """Deletes the folder, if there is one. Raises RetriableError: the file system does not respond."""

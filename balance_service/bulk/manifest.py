@@ -3,10 +3,10 @@
     FILES/APPLICATION-ID/MODEL.gN/manifest.json
     FILES/APPLICATION-ID/MODEL.gN/partition-00003/NAME.parquet
 
-The manifest is written last, so a folder without one is not complete. Each file has changelog records, in the two columns
-`key` and `value`, sorted by key: states, markers of idempotency keys, and dead letters with their index. No key is in two
-files of a partition; the ranges of the files' keys may overlap. What a partition's position has besides is in the
-manifest.
+The manifest is written last, so a folder without one is not complete. Each file has changelog records, in the two
+columns `key` and `value`, sorted by key: states, markers of idempotency keys, and dead letters with their index. No key
+is in two files of a partition; the ranges of the files' keys may overlap. What a partition's position has besides is in
+the manifest.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class PartitionFiles(Struct, names={"stream_time_ms": "streamTime"}):
         begins: the first offset that the source had, where the job began to read.
         position: the offset after the last one that is applied; with no events, the same as `begins`.
         events: how many records of the source lie in between, dead letters and ignored ones included.
-        stream_time_ms, keys, letters: as in `engine.records.Position`.
-        misplaced: how many of the keys belong to another partition, so that their records are dead letters.
+        stream_time_ms, keys, letters: as in `engine.records.Position`; `letters` tell of misplaced keys, too.
         files: in the order in which they are loaded.
     """
 
@@ -65,7 +64,6 @@ class PartitionFiles(Struct, names={"stream_time_ms": "streamTime"}):
     stream_time_ms: int
     keys: int
     letters: Mapping[str, int]
-    misplaced: int
     files: tuple[RecordFile, ...]
 
     @property

@@ -17,7 +17,7 @@ from balance_service.errors import ConfigurationError
 from balance_service.process.failpoints import failpoint, part_size
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from balance_service.avro.codec import AvroCodec
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 _IDENTITY_KEY = RESERVED_PREFIX + b"identity"
 _CHANGELOG_OFFSET_KEY = RESERVED_PREFIX + b"changelog-offset"
 _WRITTEN_UP_TO_KEY = RESERVED_PREFIX + b"reaches"
-_OWN_KEYS = frozenset((_IDENTITY_KEY, _CHANGELOG_OFFSET_KEY, _WRITTEN_UP_TO_KEY, POSITION_KEY))
+_OWN_KEYS = frozenset({POSITION_KEY, _IDENTITY_KEY, _CHANGELOG_OFFSET_KEY, _WRITTEN_UP_TO_KEY})
+_AFTER_ANY = 2 * RESERVED_PREFIX
 
 _BEYOND_ANY_END = 2**63 - 1
 # A batch is in memory as a list, as RocksDB's, and in the memtable.
@@ -138,13 +139,20 @@ class StateStore:
         """Returns the framed states of keys, in their order; None for a key without a state."""
         return self._db.get_many(keys)
 
+    def pages(self) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Yields all records that a changelog has too, without the position, in key order."""
+        start = b""
+        while self._view is not None and (page := self._view.scan(start, _AFTER_ANY, _PART)):
+            yield [(key, value) for key, value in page if key not in _OWN_KEYS]
+            start = page[-1][0] + b"\0"
+
     def keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
         """Returns at most `limit` keys from `start` to below `stop`, in order."""
         return self._db.keys(start, stop, limit)
 
     def recorded_keys(self, start: bytes, limit: int) -> list[bytes]:
         """Returns at most `limit` keys of changelog records from `start` on, in order, but not that of the position."""
-        found = self.keys(start, RESERVED_PREFIX * 2, limit + len(_OWN_KEYS))
+        found = self.keys(start, _AFTER_ANY, limit + len(_OWN_KEYS))
         return [key for key in found if key not in _OWN_KEYS][:limit]
 
     def first_keys(self, index: bytes, stop: bytes, limit: int) -> list[bytes]:

@@ -63,7 +63,6 @@ def write_folder(
                 stream_time_ms=-1,
                 keys=sum(map(len, of_files)) if keys is None else keys[number],
                 letters=dict((letters or {}).get(number, {})),
-                misplaced=0,
                 files=tuple(written),
             )
         )

@@ -364,8 +364,8 @@ def test_a_crash_after_the_ingestion_leaves_a_store_that_is_known_to_be_ahead(
         if name == "part-ingested":
             raise DiedError
 
-    monkeypatch.setattr("balance_service.engine.store.failpoint", die)
-    with pytest.raises(DiedError):
+    with monkeypatch.context() as patched, pytest.raises(DiedError):
+        patched.setattr("balance_service.engine.store.failpoint", die)
         next(going)
     loaded.reopen()
 
