@@ -77,13 +77,21 @@ class Folder:
         except (OSError, pa.ArrowException) as error:
             raise ConfigurationError(f"--files: {self.uri} cannot be used: {error}") from error
 
-    def check_readable(self) -> None:
-        """Checks that this process can look into the folder, also if there is none yet. Raises ConfigurationError."""
+    def check_found(self) -> None:
+        """Checks that this process sees the folder, which another one has made.
+
+        Raises:
+            ConfigurationError: it does not, or the file system is not known here.
+        """
         system, path = self._opened()
         try:
-            system.get_file_info(path)
+            found = system.get_file_info(path).type
         except (OSError, pa.ArrowException) as error:
             raise ConfigurationError(f"--files: {self.uri} cannot be read: {error}") from error
+        if found is not fs.FileType.Directory:
+            raise ConfigurationError(
+                f"--files: {self.uri}, which the command has made, is not there: name a place that all instances share"
+            )
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Completes the folder. Raises as `write`."""

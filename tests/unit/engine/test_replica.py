@@ -36,7 +36,7 @@ class Reading:
     """A replica with given parts; records the state of its task when each part is applied."""
 
     def __init__(self) -> None:
-        self.store: Any = SimpleNamespace(view="a view", position=None)
+        self.store: Any = SimpleNamespace(view="a view", position=None, loading=None)
         self.restoration = SimpleNamespace(restored=0)
         self.is_complete = False
         self.parts: list[Part] = []
@@ -148,7 +148,10 @@ def test_a_standby_that_restored_for_ten_minutes_answers_only_after_it_reached_t
     replica = replica_of(SimpleNamespace(topics=topics, stage=SimpleNamespace(changelog="changelog")))
     replica.completeness = Completeness(replica._end, clock)
     replica.store = cast(
-        "Any", SimpleNamespace(changelog_offset=5, written_up_to=5, position=None, loading=None, view="a view", sizes=StoreSizes())
+        "Any",
+        SimpleNamespace(
+            changelog_offset=5, written_up_to=5, position=None, loading=None, view="a view", sizes=StoreSizes()
+        ),
     )
     replica._reader = cast("Any", SlowReader(clock, seconds))
     monkeypatch.setattr(replica, "find", lambda: None)
