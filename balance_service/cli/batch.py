@@ -1,4 +1,4 @@
-"""The batch job of `rebuild --master`, in the process of the command: from its checks to the request that uses its files."""
+"""The batch job of `rebuild --master`, in the process of the command: its checks, the job, and the request."""
 
 from __future__ import annotations
 

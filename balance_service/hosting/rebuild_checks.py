@@ -258,7 +258,7 @@ class RebuildChecks:
         return declaration.beginning_at({one.partition: one.begins for one in manifest.partitions})
 
     def is_loaded(self, now: Generations, number: int) -> bool:
-        """Whether a live generation has all of the files that it is loaded from: only then do its tasks own partitions."""
+        """Whether a live generation has all files that it is loaded from: only then do its tasks own partitions."""
         stage = self._versions.stage(now.model, number).name
         return all(self._servers.claims(stage, partition) for partition in self.partitions(now.model))
 

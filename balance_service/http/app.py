@@ -19,8 +19,8 @@ from balance_service.http.answer import ON_EVERY_ANSWER, Answer, Problem, proble
 from balance_service.http.console.files import console_routes
 from balance_service.http.dead_letters import DEAD_LETTER_ROUTES
 from balance_service.http.declared_queries import declared_routes
-from balance_service.http.generations import GENERATION_ROUTES
 from balance_service.http.files import FILES_ROUTES
+from balance_service.http.generations import GENERATION_ROUTES
 from balance_service.http.instances import INSTANCE_ROUTES
 from balance_service.http.model_routes import MODEL_ROUTES
 from balance_service.http.openapi import DOCUMENT, document_json

@@ -101,8 +101,8 @@ _EXAMPLE: Mapping[str, Any] = {
     "problems": [
         {
             "applicationServer": "localhost:5052",
-            "problem": "--files: s3://bucket/rebuilds/shop/balance.g2, which the command has made, is not there: name a "
-            "place that all instances share",
+            "problem": "--files: s3://bucket/rebuilds/shop/balance.g2, which the command has made, is not there: name "
+            "a place that all instances share",
         }
     ]
 }

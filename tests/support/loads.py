@@ -1,4 +1,4 @@
-"""Folders as a batch job leaves them, written by its own module, and what a generation that is loaded from one stands on."""
+"""Folders as a batch job leaves them, written by its own module."""
 
 from __future__ import annotations
 
