@@ -69,7 +69,7 @@ def check_cluster(master: str, conf: Mapping[str, str]) -> None:
         raise ConfigurationError(
             f"--master: {master!r} is none that is known: local[N], spark://HOST:PORT, k8s://, yarn"
         )
-    refuse_settings(conf, "--spark-conf")
+    refuse_settings((name for name in conf if is_local(master) or name not in _OF_ONE_MACHINE), "--spark-conf")
     for name, value in _OF_CLUSTERS.items():
         if not is_local(master) and conf.get(name, value) != value:
             raise ConfigurationError(f"--spark-conf: {name} is always {value}: events and states would be readable")
