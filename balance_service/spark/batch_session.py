@@ -111,7 +111,8 @@ def start_batch_spark(settings: Settings, scratch: Scratch, master: str, conf: M
         **VALUE_SETTINGS,
         **_OF_BATCHES,
         "spark.local.dir": str(scratch.files),
-        "spark.ui.enabled": str(settings.spark_ui).lower(),
+        # On a cluster it would listen at an address that others reach, without authentication.
+        "spark.ui.enabled": str(settings.spark_ui and local).lower(),
     }
     try:
         builder = SparkSession.builder.appName(f"{settings.application_id}-rebuild").master(master)
