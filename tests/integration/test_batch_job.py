@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -15,16 +15,14 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from balance_service.cluster.directory import ServerTable
 from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.records import RESERVED_PREFIX
-from balance_service.errors import PoisonRecordError
 from balance_service.hosting.online_rebuilds import Rebuilds
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.generations import Switch
-from balance_service.model.read_model import ReadModel
-from balance_service.model.stream import Stream
 from tests.integration.engines import customers_in, running_engine, settings_for
 from tests.integration.purchases import Till, invoice
 from tests.integration.test_leaderboard import Games
 from tests.support.batch import JobFailedError, folder_of, run_batch
+from tests.support.batch_models import InOrder
 from tests.support.kafka import Writer, admin
 from tests.support.shipped import KNOWN
 from tests.support.waiting import eventually
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalStack
     from balance_service.engine.records import Position
     from balance_service.hosting.engine import Engine
-    from balance_service.model.events import Event
     from balance_service.settings import Settings
 
 _SECONDS = 90.0
@@ -240,26 +237,6 @@ def test_a_job_makes_what_an_online_rebuild_makes_of_the_leaderboard(
     assert_equal(codecs, online, manifest, tmp_path / "files")
 
 
-@dataclass
-class Amounts:
-    customerId: str  # noqa: N815  (the column's name)
-    amounts: list[str]
-
-
-class InOrder(ReadModel):
-    """Keeps all amounts of a customer in order, and refuses 13.00."""
-
-    name = "test-batch-in-order"
-    source = Stream("balance", "FundsAdded")
-    key = "customerId"
-    state = Amounts
-
-    def fold(self, state: Amounts | None, told: Event) -> Amounts:
-        if told["amount"] == _REFUSED:
-            raise PoisonRecordError("unlucky", "it is refused")
-        return Amounts(told["customerId"], [*(state.amounts if state else []), str(told["amount"])])
-
-
 KNOWN.setdefault(InOrder.name, InOrder())
 
 
@@ -281,7 +258,7 @@ def test_a_job_makes_what_an_online_rebuild_makes_of_a_fold_of_ones_own_in_order
 
     of_letters = Counter(name for built in online.values() for name in built.position.letters)
     assert {"behind-another/behind", "unlucky/waiting"} <= of_letters.keys()
-    model = f"{__name__}:InOrder"
+    model = f"{InOrder.__module__}:{InOrder.__name__}"
     manifest = run_batch(settings, model, tmp_path / "files", split_records=17)
     assert_equal(codecs, online, manifest, tmp_path / "files")
 
