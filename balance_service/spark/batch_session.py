@@ -39,6 +39,8 @@ _SECRET = "spark.authenticate.secret"  # noqa: S105  (a name)
 # Of `OWN_SETTINGS`: what only a driver on this machine has, and what would let it be reached by itself alone.
 _OF_ONE_MACHINE = ("spark.driver.host", "spark.driver.bindAddress", "spark.rpc.netty.dispatcher.numThreads")
 _OF_BATCHES: Mapping[str, str] = {
+    # Kafka's is in this list by default: its older source makes an object of each row, and another time of old ones.
+    "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
