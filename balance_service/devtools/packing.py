@@ -38,7 +38,7 @@ def pack(archive: Path, modules: Sequence[str]) -> int:
     """
     partial, names = archive.with_name(f"{archive.name}.partial"), set[str]()
     try:
-        with tarfile.open(partial, "w:gz", compresslevel=3) as packed:
+        with tarfile.open(partial, "w:gz", compresslevel=1) as packed:
             for name, file in _files(modules):
                 if name in names or "__pycache__" in name or name.startswith(_LEFT_OUT):
                     continue

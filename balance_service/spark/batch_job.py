@@ -30,7 +30,7 @@ from balance_service.bulk.folder import RECORDS, Folder
 from balance_service.bulk.manifest import Manifest, PartitionFiles
 from balance_service.engine.assembly import processor_of
 from balance_service.engine.dead_letter import DECODER_FAILED, Status
-from balance_service.errors import ConfigurationError, FatalError, RetriableError
+from balance_service.errors import ConfigurationError, FatalError, PoisonRecordError, RetriableError
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.log_reader import records_at
 from balance_service.kafka.topics import Topics
@@ -43,13 +43,14 @@ from balance_service.spark.batch_split import DEALT, SHARE, dealt
 from balance_service.spark.columns import stored_key
 from balance_service.spark.combine import NOTE
 from balance_service.spark.decode import Decoder
-from balance_service.spark.redrive import letter_of
+from balance_service.spark.redrive import letter_of, row_of
 from balance_service.spark.row_query import in_short
 from balance_service.spark.session import source_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from confluent_kafka import Message
     from pyspark.sql import DataFrame, SparkSession
 
     from balance_service.engine.dead_letter import Letter
@@ -317,8 +318,7 @@ class _Driver:
                 continue
             _, records = records_at(job.settings, job.source.name, partition, [begin])
             if begin in records:
-                letter = replace(letter_of(records[begin]), cause=DECODER_FAILED, detail=error)
-                found.setdefault(partition, {})[begin] = letter
+                found.setdefault(partition, {})[begin] = _failed(records[begin], error)
             if sum(map(len, found.values())) > _MOST_FAILING:
                 raise FatalError(f"Spark fails at more than {_MOST_FAILING} records of {job.source.name}: {error}")
         if sum(map(len, found.values())) == known:
@@ -405,6 +405,16 @@ class _Driver:
                     f"{plan.stage.source}:{partition}, as at {_MOST_FAILURES} of the {_OF_EVENTS:,} records before; "
                     "correct it, and run the rebuild again"
                 )
+
+
+def _failed(message: Message, error: str) -> DeadLetter:
+    """Returns a record at which Spark fails as the dead letter that an owner would make of it."""
+    letter = letter_of(message)
+    try:
+        row_of(letter.offset, message)
+    except PoisonRecordError as poison:
+        return replace(letter, cause=poison.cause, detail=poison.detail)
+    return replace(letter, cause=DECODER_FAILED, detail=error)
 
 
 class _SparkFailedError(RetriableError):
