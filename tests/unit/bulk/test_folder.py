@@ -141,5 +141,5 @@ def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"--files: .*/file/app/balance\.g1 cannot be used"):
         Folder.of(str(tmp_path / "file"), "app", "balance", 1).check()
     with pytest.raises(ConfigurationError, match="neither an absolute path nor a URI of a file system that is known"):
-        Folder.of("relative/path", "app", "balance", 1).check_readable()
+        Folder.of("relative/path", "app", "balance", 1).check_found()
     assert Folder.of("s3a://bucket/rebuilds/", "app", "balance", 2).uri == "s3://bucket/rebuilds/app/balance.g2"

@@ -165,6 +165,29 @@ def test_a_standby_that_restored_for_ten_minutes_answers_only_after_it_reached_t
     assert task.snapshot().reason == ""
 
 
+def test_a_standby_does_not_answer_from_a_part_of_the_files() -> None:
+    replica = replica_of()
+    replica.completeness.met_end()
+    replica._reader = cast("Any", SimpleNamespace(is_whole=True))
+    found = []
+    for loading in (object(), None):
+        replica.store = cast("Any", SimpleNamespace(loading=loading))
+        found.append(replica.is_complete)
+
+    assert found == [False, True]
+
+
+def test_a_tailing_standby_stops_to_answer_when_its_owner_begins_to_load(standby: Task, reading: Reading) -> None:
+    standby._to(TaskState.TAILING)
+    assert standby.view is not None
+    reading.store = SimpleNamespace(view="a part", position=None, loading=object())
+    reading.parts = [up_to(8)]
+
+    standby.tail()
+
+    assert (standby.state, standby.view) == (TaskState.RESTORING, None)
+
+
 def test_a_restoring_standby_answers_only_when_it_is_complete(standby: Task, reading: Reading) -> None:
     standby.tail()
     before = standby.state
