@@ -1,7 +1,7 @@
 """What a folder of a batch job must agree with before its records become states: the manifest is checked as a whole.
 
-An instance does so before it begins the generation, and each owner before it loads its partition: what was made may be
-replaced, the source may be made anew, and an owner may run another version.
+An instance does so before it begins the generation, and each owner before it loads its partition: files may be
+replaced, the source may be recreated, and an owner may run another version.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def made_here(settings: Settings) -> MadeWith:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a manifest must say: of the generation, its source, and the versions that read and fold here.
+    """The content that a manifest must have: of the generation, its source, and the versions that read and fold here.
 
     Attributes:
         stage: the last stage of the read model in that generation.
@@ -73,8 +73,8 @@ class Wanted:
             raise InvalidInputError(f"{folder.uri}/{MANIFEST} is missing: {AGAIN}")
         if manifest.digest != digest:
             raise InvalidInputError(
-                f"{folder.uri}/{MANIFEST} has digest {manifest.digest}, and the rebuild began with {digest}: the files "
-                f"were made anew since; {AGAIN}"
+                f"{folder.uri}/{MANIFEST} has digest {manifest.digest}, and the rebuild began with {digest}: another job "
+                f"has replaced the files; {AGAIN}"
             )
         if differences := self._differences(manifest):
             told = "; ".join(differences[:_MOST_TOLD])

@@ -38,7 +38,7 @@ class BatchRebuild:
     def run(self, client: Client, model: str, given: Mapping[str, Any]) -> None:
         """Folds a read model into files, and has the instances begin a generation that is loaded from them.
 
-        Files that no generation is loaded from are deleted, whatever the reason.
+        If no generation begins, the files are deleted.
 
         Args:
             given: further arguments of `Client.rebuild`.

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-# What is lost at most by a kill, and what is in memory.
+# The most that a kill costs, and that memory holds.
 _PART_RECORDS = 100_000
 _PART_BYTES = 16 << 20
 _DELETED = 20_000
@@ -59,7 +59,7 @@ def loads(
 ) -> Iterator[None] | None:
     """Returns what loads a store without a position, one part a step; None if there is nothing to load or to delete.
 
-    Then the store has the position of the files, or none if it is to be folded from the beginning.
+    Then the store has the position of the files, or none if it will be folded from the beginning.
 
     Args:
         writer: it has fenced its predecessor, and the store has all of the changelog.
@@ -89,7 +89,7 @@ def _steps(
 ) -> Iterator[None]:
     codec = hosted.processor.position_codec
     if store.loading is not None and _loading(store) != (None if load is None else load.digest):
-        log.warning("what was loaded from other files is deleted", task=f"{hosted.name}_{partition}")
+        log.warning("the task deletes its part of other files", task=f"{hosted.name}_{partition}")
         yield from _deleted(replace(begun, loading=Loading(_NO_FILES)), hosted, store, writer)
     if load is None:
         return
@@ -154,7 +154,7 @@ def _files(hosted: HostedStage, partition: int, folder: Folder, load: Load) -> P
     """Returns the files of a partition, after the manifest is verified. Raises InvalidInputError."""
     processor, source = hosted.processor, hosted.source
     if not isinstance(processor, FoldProcessor):
-        raise FatalError(f"stage {hosted.name} has no states, and is to be loaded")
+        raise FatalError(f"stage {hosted.name} has no states, and there are files for it")
     wanted = Wanted(
         stage=hosted.stage,
         declaration=hosted.generations.declaration(hosted.stage),

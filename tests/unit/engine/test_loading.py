@@ -138,7 +138,7 @@ class Loaded:
 
     @property
     def changelog(self) -> dict[bytes, bytes | None]:
-        """What is left of the changelog's records once it is compacted."""
+        """The records of the changelog once it is compacted."""
         written = {key: value for records, _, _ in self.writer.commits for key, value in records}
         return {key: value for key, value in written.items() if value is not None}
 
@@ -271,7 +271,7 @@ def alter_manifest(loaded: Loaded) -> None:
 
 
 def of_another_source(loaded: Loaded) -> None:
-    loaded.digest = loaded.write(source_topic_id="made anew")
+    loaded.digest = loaded.write(source_topic_id="recreated")
 
 
 def of_another_schema(loaded: Loaded) -> None:
@@ -286,9 +286,9 @@ def of_another_schema(loaded: Loaded) -> None:
         (alter, "part-.* is cut or altered: run the rebuild again"),
         (remove, "part-.* is missing: run the rebuild again"),
         (remove_all, r"manifest.json is missing: run the rebuild again"),
-        (make_anew, r"the files were made anew since; run the rebuild again"),
+        (make_anew, r"another job has replaced the files; run the rebuild again"),
         (alter_manifest, r"manifest.json has digest .* and the rebuild began with"),
-        (of_another_source, "its id of the source topic is 'made anew', and here it is 'the source'; run the rebuild"),
+        (of_another_source, "its id of the source topic is 'recreated', and here it is 'the source'; run the rebuild"),
         (of_another_schema, "its states are of schema 77 of the registry"),
     ],
 )
@@ -374,7 +374,7 @@ def test_a_crash_after_the_ingestion_leaves_a_store_that_is_known_to_be_ahead(
     assert loaded.store.changelog_offset == offset
     assert loaded.store.written_up_to > offset
     assert loaded.store.get_many([POSITION_KEY]) != [None]
-    # What the changelog has beyond the store is replayed by the opening.
+    # The opening replays the rest of the changelog.
     records, _, frame = loaded.writer.commits[-1]
     loaded.store.apply([*records, (POSITION_KEY, frame)], loaded.store.written_up_to)
     loaded.load()

@@ -185,7 +185,7 @@ def test_a_tailing_standby_stops_to_answer_when_its_owner_begins_to_load(standby
 
     standby.tail()
 
-    assert (standby.state, standby.view) == (TaskState.RESTORING, None)
+    assert [standby.state, standby.view] == [TaskState.RESTORING, None]
 
 
 def test_a_restoring_standby_answers_only_when_it_is_complete(standby: Task, reading: Reading) -> None:
