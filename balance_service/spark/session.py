@@ -211,9 +211,10 @@ def connect(jvm: SparkJvm, answer_seconds: float | None = _ANSWER_SECONDS) -> No
         users: Any = SparkContext._jvm.org.apache.hadoop.security.UserGroupInformation  # type: ignore[union-attr]
         users.setLoginUser(users.createRemoteUser("balance-service"))
     connected: Any = SparkContext._gateway
-    # This thread has a connection already; the others use the parameter.
     connected.java_parameters.read_timeout = answer_seconds
-    connected._gateway_client.get_thread_connection().socket.settimeout(answer_seconds)
+    # This thread may have a connection already; the others use the parameter.
+    if (own := connected._gateway_client.get_thread_connection()) is not None:
+        own.socket.settimeout(answer_seconds)
     while _WITHOUT_JOBS:
         _WITHOUT_JOBS.pop().stop()
 
