@@ -38,14 +38,14 @@ log = structlog.get_logger(__name__)
 _SECRET = "spark.authenticate.secret"  # noqa: S105  (a name)
 # Of `OWN_SETTINGS`: what only a driver on this machine has, and what would let it be reached by itself alone.
 _OF_ONE_MACHINE = ("spark.driver.host", "spark.driver.bindAddress", "spark.rpc.netty.dispatcher.numThreads")
-_OF_BATCHES: Mapping[str, str] = {
+OF_BATCHES: Mapping[str, str] = {
     # Kafka's is in this list by default: its older source makes an object of each row, and another time of old ones.
     "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
 }
-_OF_CLUSTERS: Mapping[str, str] = {
+OF_CLUSTERS: Mapping[str, str] = {
     # Events and states go through the network, and lie on the disks of executors.
     "spark.network.crypto.enabled": "true",
     "spark.io.encryption.enabled": "true",
@@ -72,7 +72,7 @@ def check_cluster(master: str, conf: Mapping[str, str]) -> None:
             f"--master: {master!r} is none that is known: local[N], spark://HOST:PORT, k8s://, yarn"
         )
     refuse_settings((name for name in conf if is_local(master) or name not in _OF_ONE_MACHINE), "--spark-conf")
-    for name, value in _OF_CLUSTERS.items():
+    for name, value in OF_CLUSTERS.items():
         if not is_local(master) and conf.get(name, value) != value:
             raise ConfigurationError(f"--spark-conf: {name} is always {value}: events and states would be readable")
     if master.startswith("spark://") and not conf.get(_SECRET):
@@ -104,14 +104,14 @@ def start_batch_spark(settings: Settings, scratch: Scratch, master: str, conf: M
     connect(launch_driver(settings, scratch, master), answer_seconds=None)
     own = {name: value for name, value in OWN_SETTINGS.items() if local or name not in _OF_ONE_MACHINE}
     if not local:
-        own |= {**_OF_CLUSTERS, **_executors(settings, conf)}
+        own |= {**OF_CLUSTERS, **_executors(settings, conf)}
     configured: dict[str, Any] = {
         **PREFERRED_SETTINGS,
         **spark_defaults(),
         **conf,
         **own,
         **VALUE_SETTINGS,
-        **_OF_BATCHES,
+        **OF_BATCHES,
         "spark.local.dir": str(scratch.files),
         # On a cluster it would listen at an address that others reach, without authentication.
         "spark.ui.enabled": str(settings.spark_ui and local).lower(),
