@@ -73,8 +73,8 @@ class Wanted:
             raise InvalidInputError(f"{folder.uri}/{MANIFEST} is missing: {AGAIN}")
         if manifest.digest != digest:
             raise InvalidInputError(
-                f"{folder.uri}/{MANIFEST} has digest {manifest.digest}, and the rebuild began with {digest}: another job "
-                f"has replaced the files; {AGAIN}"
+                f"{folder.uri}/{MANIFEST} has digest {manifest.digest}, and the rebuild began with {digest}: another "
+                f"job has replaced the files; {AGAIN}"
             )
         if differences := self._differences(manifest):
             told = "; ".join(differences[:_MOST_TOLD])
