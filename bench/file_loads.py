@@ -31,6 +31,7 @@ from balance_service.engine.loading import loads
 from balance_service.engine.opening import first_position
 from balance_service.engine.records import TaskId
 from balance_service.engine.replica import Restoration
+from balance_service.engine.schema_records import NO_SCHEMAS
 from balance_service.engine.store import StateStore
 from balance_service.kafka.topic_specs import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics
@@ -100,6 +101,7 @@ def _loaded(settings: Settings, folder: Path, keys: int) -> tuple[float, float]:
                 stage=stage,
                 processor=processor,
                 generations=generations,
+                schemas=NO_SCHEMAS,
                 settings=settings,
                 source=source,
                 partitioner=stage.partitioner,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from balance_service.avro.frames import SCHEMA_PREFIX
 from balance_service.bulk.accepting import AGAIN, Wanted, made_here
 from balance_service.engine.commit import write_part, write_position, write_records
 from balance_service.engine.dead_letter import Status
@@ -101,7 +102,8 @@ def _steps(
         files = _files(hosted, partition, folder, load)
         at = _reached(store, load)
         progress.begin(0, files.records)
-        write_position(replace(begun, loading=at), codec, store, writer)
+        schemas, outputs = hosted.schemas.missing(store, begun.offset, hosted.processor.letters.now_ms())
+        write_position(replace(begun, loading=at), codec, store, writer, None, schemas, outputs)
         failpoint("load-begun")
         yield
         done = sum(file.records for file in files.files[: at.file])
@@ -206,7 +208,9 @@ def _deleted(position: Position, hosted: HostedStage, store: StateStore, writer:
     """Deletes all records of a store, from its changelog too, one part a step."""
     start, codec = b"", hosted.processor.position_codec
     while keys := store.recorded_keys(start, part_size(_DELETED)):
-        write_records([(key, None) for key in keys], position, codec, store, writer)
+        # Its position is encoded under one of these.
+        gone = [key for key in keys if not key.startswith(SCHEMA_PREFIX)]
+        write_records([(key, None) for key in gone], position, codec, store, writer)
         start = keys[-1] + b"\0"
         yield
 

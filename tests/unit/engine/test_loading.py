@@ -18,6 +18,7 @@ from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.loading import loads, require_loaded
 from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Loading, Position
 from balance_service.engine.replica import Restoration
+from balance_service.engine.schema_records import NO_SCHEMAS
 from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError, StoreFullError, TaskHaltedError
 from balance_service.kafka.topics import Topic
@@ -104,6 +105,7 @@ class Loaded:
             stage=STAGE,
             processor=FOLDING,
             generations=hosted,
+            schemas=NO_SCHEMAS,
             settings=SETTINGS,
             source=SOURCE,
             partitioner="murmur2",
