@@ -18,6 +18,7 @@ import pyarrow as pa
 import structlog
 
 from balance_service.avro.codec import AvroCodec
+from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.bulk.accepting import made_here
@@ -76,7 +77,7 @@ def _loaded(settings: Settings, folder: Path, keys: int) -> tuple[float, float]:
     changelog = prepare_changelog(topics, stage, source)
     with closing(SchemaRegistry.from_settings(settings)) as registry:
         services = StageServices(
-            registry=registry,
+            schemas=OwnSchemas(registry),
             partitions=lambda _name: source.partitions,
             topic_id=lambda _name: source.topic_id,
             config=topics.config,

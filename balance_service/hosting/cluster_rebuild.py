@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.cluster.generations import GenerationLog
 from balance_service.errors import ConfigurationError
@@ -31,7 +32,7 @@ def next_job(settings: Settings, read_model: ReadModel, master: str, files: str,
 
     Raises:
         InvalidInputError: another generation is being built or kept.
-        ConfigurationError: the model keeps no states, no instance has hosted it yet, or its source lacks first records.
+        ConfigurationError: the application has no registry, the model keeps no states, no instance has hosted it yet, or its source lacks first records.
         RetriableError: the broker or the registry does not respond.
     """
     name, last = read_model.name, stages_of(read_model, settings)[-1]
@@ -39,7 +40,12 @@ def next_job(settings: Settings, read_model: ReadModel, master: str, files: str,
         raise ConfigurationError(f"the read model '{name}' keeps no states, so there is nothing to rebuild")
     topics = Topics(settings)
     with closing(SchemaRegistry.from_settings(settings)) as registry:
-        now = GenerationLog(settings, topics, registry).of(name)
+        if not registry.is_set:
+            raise ConfigurationError(
+                "a batch job needs BALANCE_SCHEMA_REGISTRY_URL: without a registry, rebuild on the instances, or with "
+                "--offline"
+            )
+        now = GenerationLog(settings, topics, OwnSchemas(registry)).of(name)
         source = topics.find(last.source)
         if not now.number or source is None:
             raise ConfigurationError(f"no instance has hosted '{name}' yet, so there is nothing to rebuild")

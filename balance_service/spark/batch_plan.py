@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from balance_service import errors
+from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.engine.assembly import StageServices, processor_of
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor
@@ -50,6 +51,7 @@ class Answers:
     configs: dict[str, Mapping[str, str]] = field(default_factory=dict)
 
     url = ""
+    is_set = True
 
     def register(self, subject: str, schema: Schema) -> int:
         """As `SchemaRegistry.register`, of a schema that is registered."""
@@ -61,7 +63,7 @@ class Answers:
 
     def services(self) -> StageServices:
         return StageServices(
-            registry=cast("SchemaRegistry", self),
+            schemas=OwnSchemas(cast("SchemaRegistry", self)),
             partitions=self.partitions.__getitem__,
             topic_id=self.topic_ids.__getitem__,
             config=self.configs.__getitem__,
@@ -97,6 +99,7 @@ class Asking:
         self._topic_id = topic_id
         self._config = config
         self.url = registry.url
+        self.is_set = registry.is_set
 
     def register(self, subject: str, schema: Schema) -> int:
         found = self._answers.schema_ids[_subject(subject, schema)] = self._registry.register(subject, schema)
@@ -117,7 +120,7 @@ class Asking:
             return answer
 
         return StageServices(
-            registry=cast("SchemaRegistry", self),
+            schemas=OwnSchemas(cast("SchemaRegistry", self)),
             partitions=kept(answers.partitions, self._partitions),
             topic_id=kept(answers.topic_ids, self._topic_id),
             config=kept(answers.configs, self._config),

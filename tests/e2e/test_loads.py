@@ -12,7 +12,8 @@ import httpx
 import pytest
 from confluent_kafka import TopicCollection
 
-from balance_service.avro.codec import AvroCodec, opened
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.frames import opened
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position
