@@ -32,7 +32,8 @@ def next_job(settings: Settings, read_model: ReadModel, master: str, files: str,
 
     Raises:
         InvalidInputError: another generation is being built or kept.
-        ConfigurationError: the application has no registry, the model keeps no states, no instance has hosted it yet, or its source lacks first records.
+        ConfigurationError: the application has no registry, the model keeps no states, no instance has hosted it yet,
+            or its source lacks first records.
         RetriableError: the broker or the registry does not respond.
     """
     name, last = read_model.name, stages_of(read_model, settings)[-1]
