@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
-from balance_service.avro.codec import AvroCodec
-from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.avro.schemas import load_schema
 from balance_service.cluster.directory import Directory, PublishedModel, ServerTable, key_columns
 from balance_service.cluster.signatures import RecordSignatures
 from balance_service.cluster.standbys import StandbyChooser
@@ -34,7 +33,7 @@ from balance_service.hosting.online_rebuilds import Rebuilds
 from balance_service.http.app import HttpServer
 from balance_service.http.commands import CommandContext
 from balance_service.kafka.clients import producer_config, reader_config
-from balance_service.model.binding import bind_models
+from balance_service.model.binding import bind_models, require_registry
 from balance_service.model.generations import Switch
 from balance_service.model.placing import hosted_stages, newest, stages_of_retries
 from balance_service.observability.metrics import Metrics
@@ -90,6 +89,7 @@ class Application:
         _check_resolves(settings.application_server)
         self._settings = settings
         self._models = bind_models(models, settings)
+        require_registry(self._models, settings)
         self._commands = commands
         hosted = {model.name for model in self._models}
         self._known = [*newest(self._models), *(other for other in known if other.name not in hosted)]
@@ -281,8 +281,9 @@ class Application:
             topic=topic,
             address=settings.application_server,
             incarnation=trust.incarnation,
-            codec=retries.until_up(partial(AvroCodec, engine.registry, subject_of(topic, schema), schema)),
+            codec=retries.until_up(partial(engine.schemas.codec, topic, schema)),
             signatures=RecordSignatures(trust.secret, topic),
+            texts=partial(engine.schemas.records, topic),
             models=lambda: [
                 PublishedModel(
                     name,

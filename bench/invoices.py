@@ -14,7 +14,7 @@ import numpy as np
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from balance_service.avro.codec import frame_header
+from balance_service.avro.frames import frame_header
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.errors import BalanceServiceError

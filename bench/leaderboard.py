@@ -19,7 +19,7 @@ import numpy as np
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from balance_service.avro.codec import frame_header
+from balance_service.avro.frames import frame_header
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import BalanceServiceError
 from bench.background import Background, at_rate

@@ -1,7 +1,4 @@
-"""Encodes and decodes framed Avro: 0x00, the schema's id (4 bytes, big-endian), the body.
-
-Source: Confluent Schema Registry, "Wire format".
-"""
+"""Encodes and decodes Avro records in frames: see `frames`."""
 
 from __future__ import annotations
 
@@ -16,38 +13,45 @@ from uuid import UUID
 import fastavro
 
 from balance_service.avro.flat_records import flat_writer
+from balance_service.avro.frames import (
+    ID_BYTES,
+    MAGIC,
+    frame_header,
+    hexadecimal,
+    is_fingerprint,
+    opened,
+    opened_own,
+    schema_id_of,
+)
 from balance_service.avro.logical_types import of_writer, resolvable
 from balance_service.avro.named_types import contracted, expanded
 from balance_service.avro.number_reader import number_reader
 from balance_service.avro.resolution import difference
 from balance_service.avro.schemas import full_name, rewritten, type_name
-from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError, UnreadableRecordError
+from balance_service.errors import (
+    ConfigurationError,
+    PoisonRecordError,
+    RetriableError,
+    StoreCorruptedError,
+    UnreadableRecordError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from balance_service.avro.registry import SchemaRegistry
+    from balance_service.avro.registry import Place, SchemaRegistry
     from balance_service.avro.schemas import Schema
     from balance_service.avro.writer_schema import WriterSchema
 
     Headers = Sequence[tuple[str, bytes | None]]
 
-MAGIC = 0
 SCHEMA_HEADER = "__value_schema_id"
 """Names the schema of a record whose value has no frame. Source: Confluent's `HeaderSchemaIdSerializer`."""
 SCHEMA_GUID_UNKNOWN, SCHEMA_ID_UNKNOWN = "schema-guid-unknown", "schema-id-unknown"
 VALUES_TOO_MANY = "values-too-many"
 _GUID_MAGIC = 1
 _GUID_BYTES = 16
-_HEADER = struct.Struct(">bI")
-FRAME_HEADER_BYTES = _HEADER.size
 _SHOWN_CHARACTERS = 60
-_JSON_SPACE = b" \t\r\n"
-# `java/Resolving.java` says these too.
-_IS_JSON = (
-    "the value is a JSON document, and not an Avro record under a schema of the registry: "
-    'declare format="json" for the topic, or let its producer use an Avro serializer'
-)
 # As in `spark/java/Body.java`, which counts them while it reads.
 _VALUES, _VALUES_PER_BYTE = 250_000, 4
 _COUNTLESS = 1 << 60
@@ -68,11 +72,6 @@ class TooManyValuesError(ValueError):
     """A body that may hold more values than its bytes justify."""
 
 
-def frame_header(schema_id: int) -> bytes:
-    """The first bytes of every frame under a schema."""
-    return _HEADER.pack(MAGIC, schema_id)
-
-
 def framed(value: bytes, headers: Headers, registry: SchemaRegistry) -> bytes:
     """A record's value with its frame, also if a header names its schema.
 
@@ -84,7 +83,7 @@ def framed(value: bytes, headers: Headers, registry: SchemaRegistry) -> bytes:
     named = next((of for name, of in reversed(headers) if name == SCHEMA_HEADER and of), None)
     if named is None:
         return value
-    if named[0] == MAGIC and len(named) == _HEADER.size:
+    if named[0] == MAGIC and len(named) == ID_BYTES:
         return named + value
     if named[0] != _GUID_MAGIC or len(named) != 1 + _GUID_BYTES:
         raise PoisonRecordError(SCHEMA_GUID_UNKNOWN, f"the header {SCHEMA_HEADER} is neither an id nor a GUID")
@@ -93,22 +92,6 @@ def framed(value: bytes, headers: Headers, registry: SchemaRegistry) -> bytes:
     if schema_id is None:
         raise PoisonRecordError(SCHEMA_GUID_UNKNOWN, f"a record names schema {guid}, which the registry does not know")
     return frame_header(schema_id) + value
-
-
-def opened(frame: bytes) -> tuple[int, bytes]:
-    """The schema's id and the body of a frame. Raises PoisonRecordError if the bytes are no frame."""
-    if len(frame) < _HEADER.size:
-        raise PoisonRecordError("frame-missing", _json_or(frame, f"a record of {len(frame)} bytes has no frame"))
-    magic, schema_id = _HEADER.unpack_from(frame)
-    if magic != MAGIC:
-        why = f"a record's frame starts with {frame[0]}, not {MAGIC}"
-        raise PoisonRecordError("magic-byte-unknown", _json_or(frame, why))
-    return schema_id, frame[_HEADER.size :]
-
-
-def _json_or(value: bytes, why: str) -> str:
-    text = value.strip(_JSON_SPACE)
-    return _IS_JSON if text[:1] + text[-1:] in (b"{}", b"[]") else why
 
 
 def misfit(schema: Any, record: Any) -> str:
@@ -132,14 +115,6 @@ def misfit(schema: Any, record: Any) -> str:
     except Exception:  # A value of a wrong type may fail in any way.
         return ""
     return ""
-
-
-def schema_id_of(frame: bytes | None) -> int | None:
-    """The schema's id of a frame; None if the bytes are no frame."""
-    try:
-        return None if frame is None else opened(frame)[0]
-    except PoisonRecordError:
-        return None
 
 
 def parsed(schema: Any) -> Any:
@@ -239,6 +214,8 @@ def _with_uuid_as_text(kind: Any) -> Any:
 class AvroReader:
     """Decodes frames of any version of a schema into records of this version. Any thread may use it."""
 
+    _opened = staticmethod(opened)
+
     def __init__(self, registry: SchemaRegistry, schema: Schema) -> None:
         self._registry = registry
         self._wanted = expanded(schema)
@@ -257,7 +234,7 @@ class AvroReader:
             PoisonRecordError: the bytes are no frame of this schema.
             RetriableError: the writer's schema is not cached and the registry cannot be reached.
         """
-        schema_id, body = opened(frame)
+        schema_id, body = self._opened(frame)
         decode = self._writers.get(schema_id) or self._learn(schema_id)
         try:
             record = decode(body)
@@ -287,7 +264,9 @@ class AvroReader:
 
 
 class AvroCodec(AvroReader):
-    """Encodes records under a registered schema, and decodes them. Any thread may use it."""
+    """Encodes records under a registered schema, and decodes them, in either frame. Any thread may use it."""
+
+    _opened = staticmethod(opened_own)
 
     def __init__(self, registry: SchemaRegistry, subject: str, schema: Schema) -> None:
         """Registers the schema. Raises as `SchemaRegistry.register`."""
@@ -317,11 +296,26 @@ class AvroCodec(AvroReader):
 
     def frame(self, body: bytes) -> bytes:
         """Returns the frame of an encoded record."""
-        return frame_header(self.schema_id) + body
+        return self.header + body
 
     def reframed(self, frame: bytes) -> bytes:
         """Returns the frame of a record that another codec of the same schema has encoded."""
-        return self.frame(opened(frame)[1])
+        return self.frame(opened_own(frame)[1])
+
+    def look_in(self, place: Place) -> None:
+        """As `SchemaRegistry.look_in`."""
+        self._registry.look_in(place)
+
+    def lacks_text(self, frame: bytes) -> bool:
+        """Whether a frame names its schema by a fingerprint whose text is not known."""
+        schema_id = schema_id_of(frame, takes_fingerprints=True)
+        if schema_id is None or not is_fingerprint(schema_id) or schema_id in self._writers:
+            return False
+        return self._registry.writer_schema(schema_id) is None
+
+    def learn(self, key: bytes, value: bytes | None) -> bool:
+        """As `SchemaRegistry.learn`."""
+        return self._registry.learn(key, value)
 
     def misfit(self, record: Any) -> str:
         """Returns which value of a record `encode` refuses, and why; empty if that is not known."""
@@ -349,6 +343,8 @@ class AvroCodec(AvroReader):
 
     def _learn(self, schema_id: int) -> Callable[[bytes], Any]:
         registered, at = self._registry.writer_schema(schema_id), self._registry.url
+        if is_fingerprint(schema_id):
+            return self._learn_own(schema_id, registered)
         if registered is None:
             raise RetriableError(
                 f"the schema registry at {at} does not know schema {schema_id}, under which a record of subject "
@@ -361,12 +357,24 @@ class AvroCodec(AvroReader):
                 f"the schema registry at {at} has lost its data, or is another than that of subject {self._subject}, "
                 f"whose records are of schema {schema_id}: that is {has} there, not {wanted}; {_RESTORE_THE_REGISTRY}"
             )
+        self._require_fit(schema_id, registered)
+        return super()._learn(schema_id)
+
+    def _learn_own(self, schema_id: int, known: WriterSchema | None) -> Callable[[bytes], Any]:
+        if known is None:
+            raise UnreadableRecordError(
+                f"a record of subject {self._subject} names its schema by the fingerprint "
+                f"{hexadecimal(schema_id)}, and its partition has lost the record with the text of that schema"
+            )
+        self._require_fit(schema_id, known)
+        return super()._learn(schema_id)
+
+    def _require_fit(self, schema_id: int, registered: WriterSchema) -> None:
         if why := difference(expanded(json.loads(registered.text)) if registered.text else "null", self._wanted):
             raise UnreadableRecordError(
                 f"a record of subject {self._subject}, of schema {schema_id}, cannot be read: {why}; "
                 "give back what it has there, or raise the version of the class"
             )
-        return super()._learn(schema_id)
 
     def number(self, name: str) -> Callable[[bytes], Any]:
         """Returns a function that reads one field of frames that the service wrote. It is fast for numbers.
@@ -389,7 +397,7 @@ class AvroCodec(AvroReader):
 
 
 class FrameReader:
-    """Decodes frames of any schema by the writer's schema. For one thread."""
+    """Decodes frames of any schema, of a registry or of the service, by the writer's schema. For one thread."""
 
     def __init__(self, registry: SchemaRegistry) -> None:
         self._registry = registry
@@ -406,7 +414,7 @@ class FrameReader:
         """
         try:
             return framed(value, headers, self._registry)
-        except PoisonRecordError as error:
+        except (PoisonRecordError, ConfigurationError) as error:
             raise UndecodableError(str(error)) from None
 
     def record(self, frame: bytes) -> str:
@@ -444,9 +452,17 @@ class FrameReader:
             raise UndecodableError(f"it does not decode under schema {schema_id}: {error}") from error
 
     def _writer(self, schema_id: int) -> WriterSchema:
-        if schema_id not in self._writers:
-            self._writers[schema_id] = self._registry.writer_schema(schema_id)
+        if self._writers.get(schema_id) is None:
+            try:
+                self._writers[schema_id] = self._registry.writer_schema(schema_id)
+            except ConfigurationError as error:
+                # There is no registry.
+                raise UndecodableError(str(error)) from None
         writer = self._writers[schema_id]
+        if writer is None and is_fingerprint(schema_id):
+            raise UndecodableError(
+                f"it names its schema by the fingerprint {hexadecimal(schema_id)}, whose text was not found"
+            )
         if writer is None:
             raise UndecodableError(f"it names schema {schema_id}, which the registry does not know")
         return writer
@@ -454,7 +470,7 @@ class FrameReader:
     @staticmethod
     def _opened(frame: bytes) -> tuple[int, bytes]:
         try:
-            return opened(frame)
+            return opened_own(frame)
         except PoisonRecordError as error:
             raise UndecodableError(str(error)) from None
 

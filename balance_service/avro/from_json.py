@@ -86,22 +86,27 @@ def record_line(
     Raises:
         InvalidInputError: the line is not such a record; the message says why.
     """
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"not UTF-8 from byte {error.start + 1} on") from None
-    key = None
-    if key_separator is not None:
-        before, found, text = text.partition(key_separator)
-        if not found:
-            raise InvalidInputError(f"no key separator '{key_separator}'")
-        if not before:
-            raise InvalidInputError(f"no key before '{key_separator}'")
-        key = before.encode()
+    key, text = key_and_json(line, key_separator)
     value = parsed_json(text)
     if value is None and key is not None and takes_tombstones:
         return key, None
     return key, record_of(schema, value)
+
+
+def key_and_json(line: bytes, key_separator: str | None) -> tuple[bytes | None, str]:
+    """Key and JSON of a line, as `record_line` divides it. Raises InvalidInputError if the line lacks a part."""
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"not UTF-8 from byte {error.start + 1} on") from None
+    if key_separator is None:
+        return None, text
+    before, found, text = text.partition(key_separator)
+    if not found:
+        raise InvalidInputError(f"no key separator '{key_separator}'")
+    if not before:
+        raise InvalidInputError(f"no key before '{key_separator}'")
+    return before.encode(), text
 
 
 def _value(kind: Any, value: Any, path: str) -> Any:

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
 import structlog
@@ -117,6 +117,13 @@ class _Registered(NamedTuple):
         return cls(text, answer.get("schemaType") or _AVRO, tuple(references))
 
 
+class Place(Protocol):
+    """Where texts of schemas are, such as a store."""
+
+    def schema_text(self, key: bytes) -> bytes | None:
+        """Returns the value under a reserved key; None if the place has none, or is closed."""
+
+
 def ask_together(ask: Callable[[Asked], Answer], about: Collection[Asked]) -> Iterator[Answer]:
     """Asks the registry several questions at once; yields the answers in order.
 
@@ -128,6 +135,11 @@ def ask_together(ask: Callable[[Asked], Answer], about: Collection[Asked]) -> It
 
 class SchemaRegistry:
     """A Confluent-compatible schema registry. Every method raises RetriableError if the registry does not answer."""
+
+    is_set = True
+    """Whether the application has a registry."""
+    has_fingerprints = False
+    """Whether records of the service are written with the fingerprints of their schemas."""
 
     def __init__(
         self,
@@ -176,6 +188,8 @@ class SchemaRegistry:
     @classmethod
     def from_settings(cls, settings: Settings) -> SchemaRegistry:
         password, token = settings.schema_registry_password, settings.schema_registry_token
+        if settings.schema_registry_url is None:
+            return NoRegistry()
         return cls(
             settings.schema_registry_url,
             user=settings.schema_registry_user,
@@ -183,6 +197,11 @@ class SchemaRegistry:
             token=token.get_secret_value() if token else None,
             ca_file=settings.schema_registry_ca_file,
         )
+
+    @property
+    def of_producers(self) -> SchemaRegistry:
+        """The registry of the schemas of records that others write."""
+        return self
 
     def register(self, subject: str, schema: Schema) -> int:
         """Registers a schema if it is missing, and returns its id.
@@ -224,7 +243,7 @@ class SchemaRegistry:
         None if the registry does not know the id, or a schema that this one refers to. That is remembered for some
         seconds, or until `ask_anew`.
         """
-        if schema_id > _GREATEST_ID:
+        if not 0 <= schema_id <= _GREATEST_ID:
             return None
         if (writer := self._writers.get(schema_id)) is None and not self._is_unknown(schema_id):
             with self._request():
@@ -270,6 +289,20 @@ class SchemaRegistry:
             if error.may_hold_schema:
                 raise _too_large() from None
             raise
+
+    def look_in(self, place: Place) -> None:
+        """Has schemas that are named by their fingerprints looked for in a place, if any are.
+
+        The place is forgotten when nothing else refers to it.
+        """
+
+    def learn(self, key: bytes, value: bytes | None) -> bool:  # noqa: ARG002
+        """Takes the text of a schema from a record of the service's own topics.
+
+        Returns:
+            Whether the record is one with a text, if such are written.
+        """
+        return False
 
     def ask_anew(self) -> None:
         """Forgets which ids and GUIDs the registry did not know."""
@@ -538,6 +571,51 @@ class SchemaRegistry:
             # An answer that is no schema may be among what the client has stored, and would remain.
             self.client.clear_caches()
             raise RetriableError(f"the schema registry at {self.url} {_what_it_does(error)}") from error
+
+
+class NoRegistry(SchemaRegistry):
+    """Stands for the registry of an application that has none."""
+
+    is_set = False
+
+    def __init__(self) -> None:
+        self.url = ""
+
+    def register(self, subject: str, schema: Schema) -> int:  # noqa: ARG002
+        raise _not_set(f"the schema of subject {subject} would be registered")
+
+    def writer_schema(self, schema_id: int) -> WriterSchema | None:
+        raise _not_set(f"a record names schema {schema_id} of a registry")
+
+    def id_of(self, guid: str) -> int | None:
+        raise _not_set(f"a record names schema {guid} of a registry")
+
+    def schema_ids(self, topic: str, records: Iterable[str]) -> list[int]:  # noqa: ARG002
+        return []
+
+    def records_of(self, topic: str) -> dict[str, Schema]:
+        raise _not_set(f"the schemas of topic '{topic}' are in the registry")
+
+    def all_records(self, chosen: Callable[[Sequence[str]], Iterable[str]]) -> list[Schema]:  # noqa: ARG002
+        raise _not_set("the schemas of all topics are in the registry")
+
+    def newest(self, topic: str, record: str) -> Schema | None:
+        raise _not_set(f"the schema of {record} on topic '{topic}' is in the registry")
+
+    def recorded(self, subject: str, propose: Callable[[], Schema | None]) -> Schema | None:  # noqa: ARG002
+        raise _not_set(f"the schema of subject {subject} is in the registry")
+
+    def forget(self, topic: str) -> None: ...
+
+    def forget_all(self, subjects: re.Pattern[str]) -> None: ...
+
+    def ask_anew(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _not_set(why: str) -> ConfigurationError:
+    return ConfigurationError(f"{why}, and BALANCE_SCHEMA_REGISTRY_URL is not set: set it to the registry's address")
 
 
 def _is_refusal(error: SchemaRegistryError) -> bool:

@@ -7,15 +7,34 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from balance_service.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 TEMPLATES = Path(__file__).parents[1] / "devtools" / "project"
 """The templates of the files, by their paths in the project."""
 _PACKAGE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 # Other folders of the project, and modules that the package would shadow.
+_TEXTS = {
+    "avro": {
+        "format": "",
+        "servers": "a broker, a schema registry and an instance",
+        "export": "export BALANCE_SCHEMA_REGISTRY_URL=http://127.0.0.1:8081/apis/ccompat/v7\n",
+        "variables": "",
+    },
+    "json": {
+        "format": ', format="json"',
+        "servers": "a broker and an instance",
+        "export": "",
+        "variables": '\n    # The registry of that file is not used.\n    BALANCE_SCHEMA_REGISTRY_URL: ""',
+    },
+}
+"""Format of the topic → placeholder in the templates → its text."""
 _TAKEN = frozenset({"balance_service", "samples", "tests", *sys.stdlib_module_names, *keyword.kwlist})
 
 
@@ -24,9 +43,9 @@ _TAKEN = frozenset({"balance_service", "samples", "tests", *sys.stdlib_module_na
 @click.option(
     "--format",
     "topic_format",
-    type=click.Choice(["avro", "json"]),
+    type=click.Choice([*_TEXTS]),
     default="avro",
-    help="Of the topic.",
+    help="Of the topic. JSON needs no schema registry.",
 )
 def init(folder: Path, *, topic_format: str) -> None:
     """Write a project with a read model, its events, sample events and a test into DIR.
@@ -56,10 +75,11 @@ def write_project(folder: Path, topic_format: str = "avro") -> list[Path]:
             f"'{package}' is not a valid name for the project's package; choose a folder name of lower-case letters, "
             "digits and underscores that begins with a letter and is not a module of Python, `tests` or `samples`"
         )
+    named = {"package": package, **_TEXTS[topic_format]}
     texts = {
-        folder / _filled(str(path.relative_to(TEMPLATES)), package).removesuffix(".tmpl"): _filled(
-            path.read_text(encoding="utf-8"), package
-        ).replace("{{format}}", "" if topic_format == "avro" else f', format="{topic_format}"')
+        folder / _filled(str(path.relative_to(TEMPLATES)), named).removesuffix(".tmpl"): _filled(
+            path.read_text(encoding="utf-8"), named
+        )
         for path in sorted(TEMPLATES.rglob("*.tmpl"))
     }
     if there := sorted({found for path in texts if (found := _in_the_way(path, folder))}):
@@ -85,5 +105,7 @@ def _in_the_way(path: Path, folder: Path) -> Path | None:
     return next((parent for parent in above if parent.exists() and not parent.is_dir()), None)
 
 
-def _filled(text: str, package: str) -> str:
-    return text.replace("{{package}}", package)
+def _filled(text: str, named: Mapping[str, str]) -> str:
+    for name, part in named.items():
+        text = text.replace(f"{{{{{name}}}}}", part)
+    return text

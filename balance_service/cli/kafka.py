@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from balance_service.cli.models import hosted_models, known_models, with_shipped
+from balance_service.cli.models import hosted_models, models_of_topic, with_shipped
 from balance_service.cli.waiting import servers_of, telling
 from balance_service.errors import ConfigurationError
 from balance_service.observability.logs import quiet_logging
@@ -106,12 +106,18 @@ def load(events: int, customers: int, rate: float | None) -> None:
 @click.argument("topic")
 @click.option("--key-separator", metavar="S", help="Separates key and JSON, such as '|'. Default: lines have no key.")
 @click.option("--record", metavar="NAME", help="The record of the lines, if the topic has several.")
-def produce(topic: str, key_separator: str | None, record: str | None) -> None:
+@click.option(
+    "--format",
+    "topic_format",
+    type=click.Choice(["avro", "json"]),
+    help="Of the topic. Needed for JSON that no read model reads: documents are sent as they are.",
+)
+def produce(topic: str, key_separator: str | None, record: str | None, topic_format: str | None) -> None:
     """Append a record to TOPIC for each line of standard input: `[key S] JSON`.
 
-    A read model declares the records of the topic. Decimals are numbers or strings, times ISO 8601, bytes base64.
-    `null` after a key is a tombstone, if the topic takes tombstones. Blank lines are skipped. The command stops at the
-    first line that is not such a record: the records before it are sent.
+    A read model declares the records of the topic and their format. Decimals are numbers or strings, times ISO 8601,
+    bytes base64. `null` after a key is a tombstone, if the topic takes tombstones. Blank lines are skipped. The command
+    stops at the first line that is not such a record: the records before it are sent.
     """
     from balance_service.devtools.produce import produce as produce_lines
 
@@ -120,9 +126,11 @@ def produce(topic: str, key_separator: str | None, record: str | None) -> None:
     if key_separator == "":
         raise click.UsageError("--key-separator must not be empty; omit it if lines have no key")
     with telling(servers_of(settings)) as answered:
-        models = known_models(settings)
+        models = models_of_topic(settings, topic)
         lines = _after(answered, sys.stdin.buffer)
-        sent = produce_lines(settings, models, topic, lines, record=record, key_separator=key_separator)
+        sent = produce_lines(
+            settings, models, topic, lines, record=record, key_separator=key_separator, topic_format=topic_format
+        )
     click.echo(f"{sent} {'record' if sent == 1 else 'records'} acknowledged")
 
 
@@ -268,12 +276,16 @@ def schemas_register() -> None:
     from balance_service.avro.named_types import contracted
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import subject_of
-    from balance_service.model.binding import with_producers_fields
+    from balance_service.model.binding import require_registry, with_producers_fields
 
     settings = load_settings()
     quiet_logging()
     with closing(SchemaRegistry.from_settings(settings)) as registry, telling(_named(registry)):
         models = hosted_models(settings)
+        if not registry.is_set:
+            require_registry(models, settings)
+            click.echo("no topic of BALANCE_MODELS has Avro: there is nothing to register")
+            return
         for subject, schema in _written_schemas(settings, models).items():
             click.echo(f"{subject}: schema id {registry.register(subject, schema)}")
         for topic, schema in _declared_events(settings, models):

@@ -123,9 +123,11 @@ def serve(*, print_config: bool) -> None:
 
         hosted = hosted_models(settings)
         known = with_shipped(hosted)
+        # Its events are Avro.
+        commands = [] if settings.schema_registry_url is None else [ADD_FUNDS]
 
         async def run() -> None:
-            await Application(settings, hosted, known=known, commands=[ADD_FUNDS], state_directory=directory).serve()
+            await Application(settings, hosted, known=known, commands=commands, state_directory=directory).serve()
 
         asyncio.run(run())
 
@@ -154,10 +156,12 @@ def local(
 ) -> None:
     """Run a Kafka broker, a schema registry and instances of MODEL on this machine until Ctrl-C.
 
-    BALANCE_MODELS is the default for MODEL.
+    BALANCE_MODELS is the default for MODEL. Without an Avro topic, there is no registry.
     """
-    from balance_service.cli.models import check_models, known_models
+    from balance_service.cli.models import check_models, hosted_models
     from balance_service.devtools.local.run import run_local
+    from balance_service.devtools.local.stack import REGISTRY
+    from balance_service.model.binding import avro_topics
 
     if models[:1] == ("restart",):
         raise click.UsageError("options follow the command: write `local restart N --data-dir PATH`")
@@ -168,9 +172,16 @@ def local(
         most = _MAX_PORT + 1 - instances
         raise click.UsageError(f"--http-port {http_port} leaves no ports for {instances} instances; use {most} at most")
     # Instances would find the mistake half a minute later, in a log.
-    check_models(load_settings())
+    declared = check_models(load_settings())
     run_local(
-        instances, kafka_port, registry_port, http_port, data_dir, known=known_models, sample_events=sample_events
+        instances,
+        kafka_port,
+        # An application that has begun with a registry needs it permanently.
+        registry_port if any(map(avro_topics, declared)) or (data_dir / REGISTRY).exists() else None,
+        http_port,
+        data_dir,
+        hosted=hosted_models,
+        sample_events=sample_events,
     )
 
 

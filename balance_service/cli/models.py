@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from balance_service.errors import RetriableError
 from balance_service.model.binding import bind_models
+from balance_service.model.declaration import transforms
 from balance_service.model.loading import load_models
-from balance_service.model.placing import newest
+from balance_service.model.placing import newest, topics_read
 from balance_service.model.schemas import Schemas
 from balance_service.read_models import SHIPPED
 
@@ -30,27 +31,41 @@ def hosted_models(settings: Settings) -> list[ReadModel]:
     return bind_models(load_models(settings.models, SHIPPED), settings)
 
 
-def check_models(settings: Settings) -> None:
-    """Checks the models that BALANCE_MODELS names, except what only the registry says. Raises ConfigurationError."""
-    for model in load_models(settings.models, SHIPPED):
+def check_models(settings: Settings) -> list[type[ReadModel]]:
+    """Returns the models that BALANCE_MODELS names, checked except for what only the registry says.
+
+    Raises:
+        ConfigurationError: as `hosted_models`.
+    """
+    models = load_models(settings.models, SHIPPED)
+    for model in models:
         with suppress(RetriableError):
             model(Schemas.beside(model, _not_asked))
+    return models
 
 
 def _not_asked(topic: str, name: str) -> NoReturn:
     raise RetriableError(f"the registry is not asked for {name} of {topic} yet")
 
 
-def known_models(settings: Settings) -> list[ReadModel]:
-    """The hosted and the shipped models. Raises as `hosted_models`."""
-    return with_shipped(hosted_models(settings))
+def models_of_topic(settings: Settings, topic: str) -> list[ReadModel]:
+    """The hosted models, and the shipped ones if none of the hosted reads a topic. Raises as `hosted_models`."""
+    hosted = hosted_models(settings)
+    if topic in topics_read(hosted, settings):
+        return hosted
+    names = {model.name for model in hosted}
+    return [*hosted, *(model() for name, model in SHIPPED.items() if name not in names)]
 
 
 def with_shipped(hosted: Iterable[ReadModel]) -> list[ReadModel]:
-    """The newest of these and the shipped models: an instance answers queries to models that its peers host."""
+    """The newest of these and the shipped models: an instance answers queries to models that its peers host.
+
+    Shipped models with a `transform` are left out, as only Spark can bind them. What peers publish of a model suffices
+    to answer for it.
+    """
     known = newest(hosted)
     names = {model.name for model in known}
-    return [*known, *(model() for name, model in SHIPPED.items() if name not in names)]
+    return [*known, *(model() for name, model in SHIPPED.items() if name not in names and not transforms(model))]
 
 
 def chosen_models(settings: Settings, names: Sequence[str]) -> list[ReadModel]:

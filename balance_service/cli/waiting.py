@@ -34,4 +34,5 @@ def telling(server: str) -> Iterator[Callable[[], None]]:
 
 def servers_of(settings: Settings) -> str:
     """Returns what a command asks that asks no instance, in words."""
-    return f"Kafka at {settings.bootstrap_servers} or the schema registry"
+    registry = "" if settings.schema_registry_url is None else " or the schema registry"
+    return f"Kafka at {settings.bootstrap_servers}{registry}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException
 
+from balance_service.avro.frames import SCHEMA_PREFIX
 from balance_service.cluster.signatures import FAREWELL, UntrustedRecordError
 from balance_service.engine.records import Role, TaskSnapshot
 from balance_service.errors import BalanceServiceError, NotAuthorizedError
@@ -341,6 +342,7 @@ class Directory:
         incarnation: str,
         codec: AvroCodec,
         signatures: RecordSignatures,
+        texts: Callable[[], Mapping[bytes, bytes]] = dict,
         models: Callable[[], Sequence[PublishedModel]],
         tasks: Callable[[], Sequence[TaskSnapshot]],
         table: ServerTable,
@@ -350,6 +352,7 @@ class Directory:
         """Args:
         incarnation: identifies this run of the instance.
         signatures: sign this instance's records and verify those of all.
+        texts: those of the records' schema, which are published in front of them; as `OwnSchemas.records`.
         models, tasks: are published.
         table: is updated with the records of all instances.
         on_round: called after each publication on the directory's thread; must return at once.
@@ -357,6 +360,7 @@ class Directory:
         """
         self._on_round = on_round
         self._models = models
+        self._texts = texts
         self._topic = topic
         self._codec = codec
         self._tasks = tasks
@@ -434,6 +438,8 @@ class Directory:
     def _start_over(self) -> None:
         self._live_from, self.is_read = None, False
         self._reader.assign({0: OFFSET_BEGINNING})
+        for key, text in self._texts().items():
+            self._produce(key, text, self._signatures.sign_text(key, text))
 
     def _read(self) -> None:
         try:
@@ -461,10 +467,13 @@ class Directory:
             self.is_read = True
 
     def _follow(self, message: Message) -> None:
-        key, value, offset = message.key(), message.value(), offset_of(message)
+        key, value, offset = message.key() or b"", message.value(), offset_of(message)
         live_from = self._live_from or 0
-        address, is_live = (key or b"").decode(errors="replace"), offset >= live_from
+        address, is_live = key.decode(errors="replace"), offset >= live_from
         try:
+            if key.startswith(SCHEMA_PREFIX):
+                self._learn(key, value, dict(headers_of(message)).get(HEADER))
+                return
             signed_ms = self._signatures.check(address, value, dict(headers_of(message)).get(HEADER))
             record = None if value is None else self._codec.decode(value)
             self._signatures.check_order(address, record["incarnation"] if record else FAREWELL, signed_ms)
@@ -477,7 +486,12 @@ class Directory:
         else:
             self.table.hear(address, record, live=is_live)
             self._report_sharing()
-        self.is_read = self.is_read or offset + 1 >= live_from
+        finally:
+            self.is_read = self.is_read or offset + 1 >= live_from
+
+    def _learn(self, key: bytes, text: bytes | None, signature: str | bytes | None) -> None:
+        if self._signatures.has_signed_text(key, text or b"", signature):
+            self._codec.learn(key, text)
 
     def _report_sharing(self) -> None:
         shared = self.shared_address_problem
@@ -497,11 +511,12 @@ class Directory:
             )
 
     def _publish(self, value: bytes | None) -> None:
+        self._produce(self.address.encode(), value, self._signatures.sign(self.address, value))
+
+    def _produce(self, key: bytes, value: bytes | None, signed: Mapping[str, bytes]) -> None:
+        headers: dict[str, str | bytes | None] = {**signed}
         try:
-            headers = self._signatures.sign(self.address, value)
-            self._producer.produce(
-                self._topic, value, self.address, partition=0, headers=headers, on_delivery=self._published
-            )
+            self._producer.produce(self._topic, value, key, partition=0, headers=headers, on_delivery=self._published)
             self._producer.poll(0)
         except (KafkaException, BufferError) as error:
             self._publishing.failed(error, topic=self._topic)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, KafkaException, Producer
 
-from balance_service.avro.codec import AvroCodec
-from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.avro.schemas import load_schema
 from balance_service.errors import (
     BalanceServiceError,
     ConfigurationError,
@@ -35,7 +34,8 @@ from balance_service.process.runtime import Attempts, PeriodicThread
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from balance_service.avro.registry import SchemaRegistry
+    from balance_service.avro.codec import AvroCodec
+    from balance_service.avro.own_schemas import OwnSchemas
     from balance_service.kafka.topics import Topics
     from balance_service.model.generations import Declaration
     from balance_service.settings import Settings
@@ -65,7 +65,7 @@ class _Step:
 class GenerationLog(PeriodicThread):
     """Follows the topic of generations, once it exists, and writes to it. Any thread may read."""
 
-    def __init__(self, settings: Settings, topics: Topics, registry: SchemaRegistry) -> None:
+    def __init__(self, settings: Settings, topics: Topics, schemas: OwnSchemas) -> None:
         """Reads the topic to its end, if there is one: no read model has another generation than its first otherwise.
 
         Raises:
@@ -76,8 +76,10 @@ class GenerationLog(PeriodicThread):
         self._settings = settings
         self._topics = topics
         self._topic = settings.generations_topic
-        schema = load_schema("Generations")
-        self._codec = AvroCodec(registry, subject_of(self._topic, schema), schema)
+        self._schemas = schemas
+        self._is_settled = False
+        """Whether a record of the topic has shown the form of the application's records."""
+        self._codec: AvroCodec
         self.records = ControlRecords.of(settings, self._topic)
         self._known: Mapping[str, Generations] = {}
         self.history: Sequence[Generations] = ()
@@ -93,6 +95,8 @@ class GenerationLog(PeriodicThread):
         self._attempts = Attempts(log, "following the generations failed", "the generations are followed again")
         self._read_to_end()
         self.records.require_secret()
+        if not self._is_settled:
+            self._codec = schemas.codec(self._topic, load_schema("Generations"))
 
     def stop(self, timeout_seconds: float) -> bool:
         has_ended = super().stop(timeout_seconds)
@@ -196,7 +200,7 @@ class GenerationLog(PeriodicThread):
                         if not step.is_among(records):
                             step = self._step(changes, records)
                             failpoint("generations-changed")
-                            self._produce(producer, step.values)
+                            self._produce(producer, step.values, records)
                     break
                 except TaskMigratedError as fenced:
                     if tries == _MOST_TRIES:
@@ -240,9 +244,12 @@ class GenerationLog(PeriodicThread):
         finally:
             producer.purge()
 
-    def _produce(self, producer: Producer, values: Mapping[str, bytes]) -> None:
-        for name, value in values.items():
-            key = name.encode()
+    def _produce(self, producer: Producer, values: Mapping[str, bytes], records: Sequence[ControlRecord]) -> None:
+        """Writes states, behind the text of their schema if the topic lacks it."""
+        there = {record.key for record in records}
+        texts = {key: text for key, text in self._schemas.records(self._topic).items() if key not in there}
+        named = {name.encode(): value for name, value in values.items()}
+        for key, value in {**texts, **named}.items() if values else ():
             headers: dict[str, str | bytes | None] = {**self.records.headers(key, value)}
             producer.produce(self._topic, value, key, partition=0, headers=headers)
 
@@ -275,6 +282,12 @@ class GenerationLog(PeriodicThread):
         with reader_to_end(self._settings, self._topics, topic, waits_for_open=waits_for_open) as reader:
             return [ControlRecord.of(message) for message in reader]
 
+    def _settle(self, first: bytes) -> None:
+        """Keeps to the form of the first record, also if another process has just written that."""
+        if not self._is_settled:
+            self._is_settled = self._schemas.settle(first, self._topic)
+            self._codec = self._schemas.codec(self._topic, load_schema("Generations"))
+
     def _result(self, records: Sequence[ControlRecord]) -> dict[str, Generations]:
         """Returns the generations that records of the topic, from its beginning on, result in, and knows them.
 
@@ -284,8 +297,11 @@ class GenerationLog(PeriodicThread):
         history: list[Generations] = []
         for record, untrusted in self.records.judged(records):
             reason, model = untrusted, record.key.decode(errors="replace")
+            if not reason and self._schemas.learn(record.key, record.value):
+                continue
             if not reason:
                 try:
+                    self._settle(record.value)
                     after = Generations.of(self._codec.decode_foreign(record.value), model=model)
                     reason = after.refusal(known.get(model) or Generations(model))
                 except (PoisonRecordError, UnreadableRecordError, ValueError) as error:

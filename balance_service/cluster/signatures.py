@@ -25,6 +25,7 @@ REASONS = UNSIGNED, WRONGLY_SIGNED, NOT_OF_NOW, REPEATED = "unsigned", "wrongly 
 """Why a record is refused."""
 FAREWELL = ""
 _PURPOSE = b"balance-service directory record 1"
+_PURPOSE_OF_TEXT = b"balance-service schema text 1"
 _SIGNATURE = re.compile(rb"t=(?P<t>[0-9]{1,15});hmac=(?P<hmac>[0-9a-f]{64})")
 # Far longer than a record is valid, in case a clock is set back.
 _REMEMBER_SECONDS = 600
@@ -91,6 +92,19 @@ class RecordSignatures:
             agree = f"the clocks of all instances must agree within {CLOCKS_AGREE_SECONDS} s"
             raise UntrustedRecordError(NOT_OF_NOW, agree)
         return t
+
+    def sign_text(self, key: bytes, text: bytes) -> dict[str, bytes]:
+        """Returns the headers of the record with the text of a schema. It has no time: the text never changes."""
+        if self._secret is None:
+            return {}
+        return {HEADER: self._secret.sign(_PURPOSE_OF_TEXT, self._topic, key, text).encode()}
+
+    def has_signed_text(self, key: bytes, text: bytes, signature: str | bytes | None) -> bool:
+        """Returns whether an instance wrote the text of a schema; always true without a secret."""
+        if self._secret is None:
+            return True
+        given = signature.decode("ascii", "replace") if isinstance(signature, bytes) else ""
+        return self._secret.has_signed(given, _PURPOSE_OF_TEXT, self._topic, key, text)
 
     def check_order(self, address: str, incarnation: str, signed_ms: int | None) -> None:
         """Refuses a record that its run signed before an accepted one, or before a farewell.

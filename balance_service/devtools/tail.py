@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from balance_service.avro.codec import UndecodableError
+from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.errors import ConfigurationError
 from balance_service.formats.any_record import AnyRecordReader
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader
 from balance_service.kafka.messages import place_of, readable_headers, shown_headers, text_or_base64
+from balance_service.kafka.schema_texts import text_in
 from balance_service.kafka.topics import Topics
 from balance_service.model.json_view import exact_json
 
@@ -46,9 +49,11 @@ def tail(settings: Settings, topic: str, stopping: Event, *, from_beginning: boo
         closing(SchemaRegistry.from_settings(settings)) as registry,
         LogReader(reader_config(settings), topic, starts) as reader,
     ):
-        records = AnyRecordReader(registry)
+        schemas = OwnSchemas(registry, partial(text_in, settings, topics, [topic]))
+        records = AnyRecordReader(schemas)
         while not stopping.is_set():
             for message in reader.read():
+                schemas.learn(message.key() or b"", message.value())
                 yield line_of(message, records)
 
 

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from balance_service.avro.codec import FrameReader, UndecodableError
+from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import full_name, load_schema
 from balance_service.devtools.topic_copy import writable_timestamp
@@ -61,7 +62,8 @@ class Contents:
 
 class ContentsCounter:
     def __init__(self, registry: SchemaRegistry) -> None:
-        self._frames = FrameReader(registry)
+        self._schemas = OwnSchemas(registry)
+        self._frames = FrameReader(self._schemas)
         self._event = full_name(load_schema("FundsAdded"))
         self._records = self._digest = self._events = self._others = self._undecodable = 0
         self._total = Decimal(0)
@@ -70,6 +72,7 @@ class ContentsCounter:
         """Add one record. Raises RetriableError: the registry does not answer."""
         self._records += 1
         headers = headers_of(message)
+        self._schemas.learn(message.key() or b"", message.value())
         self._digest = (self._digest + _hash(message, headers)) % _MODULUS
         try:
             amount = self._amount(message.value(), headers)

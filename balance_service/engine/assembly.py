@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from balance_service.avro.codec import AvroCodec
-from balance_service.avro.schemas import fields_of, load_schema, subject_of
+from balance_service.avro.schemas import fields_of, load_schema
 from balance_service.engine.dead_letters import Letters
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.misplaced import MisplacedKeys
@@ -38,6 +37,8 @@ from balance_service.process.runtime import now_ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from balance_service.avro.codec import AvroCodec
+    from balance_service.avro.own_schemas import OwnSchemas
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
     from balance_service.engine.processor import StageProcessor
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from balance_service.formats.format import RecordCodec
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.addition import Addition
-    from balance_service.model.events import Emit
+    from balance_service.model.events import Emit, FormatName
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.model.stream import Table
@@ -54,13 +55,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageServices:
-    """The topics, registry, limits and clock that stages need in addition to their declarations.
+    """The topics, schemas, limits and clock that stages need in addition to their declarations.
 
     `partitions`, `topic_id` and `config` take the name of a topic, `joined` a stage that joins with tables.
     `largest_bytes` is the largest batch that the producer sends.
     """
 
-    registry: SchemaRegistry
+    schemas: OwnSchemas
     partitions: Callable[[str], int]
     topic_id: Callable[[str], str]
     config: Callable[[str], Mapping[str, str]]
@@ -71,10 +72,11 @@ class StageServices:
     now_ms: Callable[[], int] = now_ms
 
     def codec(self, topic: str, schema: Schema) -> AvroCodec:
-        return AvroCodec(self.registry, subject_of(topic, schema), schema)
+        return self.schemas.codec(topic, schema)
 
-    def output(self, emit: Emit, schema: Schema) -> RecordCodec:
-        return FORMATS[emit.format].codec(self.registry, emit.topic, schema)
+    def sent(self, topic: str, schema: Schema, name: FormatName) -> RecordCodec:
+        """Returns the codec of an output, which others read."""
+        return FORMATS[name].codec(self.schemas.of_producers, topic, schema)
 
     def largest_in(self, config: Mapping[str, str]) -> int:
         """Returns the largest batch, in bytes, that both the topic and the producer accept."""
@@ -133,8 +135,13 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
             placeholder=read_model.placeholder,
         )
     if not read_model.has_states():
+        if _sends_rows(stage, read_model) and services.schemas.has_fingerprints:
+            raise ConfigurationError(
+                f"the read model '{read_model.name}' emits rows of its own unchanged, which name their schema in a way "
+                "that only this application reads: name the record of the output, and its `fields`"
+            )
         for topic, schema in read_model.sent_schemas():
-            services.codec(topic, schema)
+            services.sent(topic, schema, "avro")
         return EmitProcessor(
             read_model=read_model.name,
             source=stage.source,
@@ -148,6 +155,12 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
             tolerance=Tolerance(read_model.on_failure),
         )
     return _fold_processor(stage, read_model, services, position_codec, letters)
+
+
+def _sends_rows(stage: Stage, read_model: ReadModel) -> bool:
+    """Whether a model emits records unchanged that an earlier stage has made."""
+    is_made = any(one.makes is not None for one in read_model.stages)
+    return stage.reads_rekeyed and is_made and any(emit.record is None for emit in read_model.outputs)
 
 
 def _join_processor(
@@ -210,7 +223,7 @@ def _emission(stage: Stage, read_model: ReadModel, services: StageServices) -> E
         read_model=read_model,
         emit=emit,
         target=_target(emit, stage, read_model, services),
-        codec=_made(emit, read_model, services) or services.output(emit, read_model.state_schema),
+        codec=_made(emit, read_model, services) or services.sent(emit.topic, read_model.state_schema, emit.format),
         source=stage.source,
     )
 
@@ -229,7 +242,7 @@ def _target(emit: Emit, stage: Stage, read_model: ReadModel, services: StageServ
 
 
 def _made(emit: Emit, read_model: ReadModel, services: StageServices) -> RecordCodec | None:
-    return None if emit.record is None else services.output(emit, read_model.made_schemas[emit.record])
+    return None if emit.record is None else services.sent(emit.topic, read_model.made_schemas[emit.record], emit.format)
 
 
 def table_contexts(

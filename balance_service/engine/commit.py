@@ -184,13 +184,18 @@ def write_position(
     store: StateStore,
     writer: ChangelogWriter,
     letters: LetterChanges | None = None,
+    schemas: Sequence[Record] = (),
+    outputs: Iterable[Output] = (),
 ) -> None:
-    """Commits the position, and the dead letters, that a task starts with. Raises as `commit`."""
-    if letters is None or not letters.records:
-        _write(position, codec, store, writer, tuple)
-    else:
-        moved = replace(position, letters=letters.counted)
-        _write(moved, codec, store, writer, lambda: iter(letters.records))
+    """Commits the position, and the dead letters, that a task starts with. Raises as `commit`.
+
+    Args:
+        schemas, outputs: as `SchemaRecords.missing` returns them.
+    """
+    records: Sequence[Record] = schemas
+    if letters is not None and letters.records:
+        position, records = replace(position, letters=letters.counted), [*schemas, *letters.records]
+    _write(position, codec, store, writer, lambda: iter(records), (), outputs)
 
 
 def _require_no_truncation(batch: TaskBatch, stands_at: Position) -> None:

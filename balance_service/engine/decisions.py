@@ -245,6 +245,8 @@ class DecisionLog:
             if reason:
                 self.records.refuse(one, reason)
                 continue
+            if self.codec.learn(one.key, one.value):
+                continue
             try:
                 decided = DeadLetterDecision.of(self.codec.decode_foreign(one.value))
                 LetterId.parse(decided.id)

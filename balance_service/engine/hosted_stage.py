@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.progress import Progress
+from balance_service.engine.schema_records import NO_SCHEMAS
 from balance_service.errors import FatalError
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.model.keys import TEXT
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from balance_service.engine.decisions import DecisionLog
     from balance_service.engine.hosted_generations import HostedGenerations
     from balance_service.engine.processor import StageProcessor
+    from balance_service.engine.schema_records import SchemaRecords
     from balance_service.engine.state_directory import StateDirectory
     from balance_service.engine.tables import JoinedTables
     from balance_service.kafka.lease import Lease
@@ -49,6 +51,7 @@ class HostedStage:
     state_directory: StateDirectory
     generations: HostedGenerations
     joined: JoinedTables | None = None
+    schemas: SchemaRecords = NO_SCHEMAS
     stands_still: str = ""
     """Why the stage's tasks answer and fold nothing; empty if they fold."""
     progress: Progress = field(default_factory=Progress)

@@ -172,6 +172,7 @@ def _letters_of(
         for message in reader:
             if should_stop():
                 raise TaskMigratedError("the task was closed while it read the changelog of another generation")
+            hosted.processor.position_codec.learn(message.key() or b"", message.value())
             if (offset := letter_offset(message.key() or b"")) is not None:
                 letters.pop(offset, None)
                 if (value := message.value()) is not None:
@@ -187,18 +188,44 @@ def last_positions(
     Raises:
         RetriableError: the broker does not respond.
     """
+    # The text of a position's schema may be far in front of it.
+    frames = last_frames(
+        settings, topics, changelog, partitions, codec.learn, lambda frame: not codec.lacks_text(frame)
+    )
+    return {partition: Position.of(codec.decode(frame)) for partition, frame in frames.items()}
+
+
+def last_frames(
+    settings: Settings,
+    topics: Topics,
+    changelog: str,
+    partitions: Collection[int],
+    read: Callable[[bytes, bytes | None], object] = lambda _key, _value: None,
+    suffices: Callable[[bytes], bool] = lambda _frame: True,
+) -> dict[int, bytes]:
+    """Returns the position records at the ends of partitions of a changelog, still framed.
+
+    Args:
+        read: called with each record that is read.
+        suffices: says of a position whether records in front of it need not be read.
+
+    Raises:
+        RetriableError: the broker does not respond.
+    """
     firsts = topics.offsets(changelog, partitions, earliest=True)
     ends = topics.offsets(changelog, partitions, committed=True)
-    found: dict[int, Position] = {}
+    found: dict[int, bytes] = {}
     span, left = _LAST_RECORDS, {p for p in partitions if firsts[p] < ends[p]}
     # Markers of transactions, and records of aborted ones, have offsets too.
     while left:
         starts = {p: max(firsts[p], ends[p] - span) for p in left}
         with LogReader(reader_config(settings), changelog, starts, {p: ends[p] for p in left}) as reader:
             for message in reader:
-                if message.key() == POSITION_KEY and (value := message.value()) is not None:
-                    found[place_of(message)[0]] = Position.of(codec.decode(value))
-        left = {p for p in left if p not in found and starts[p] > firsts[p]}
+                key, value = message.key() or b"", message.value()
+                read(key, value)
+                if key == POSITION_KEY and value is not None:
+                    found[place_of(message)[0]] = value
+        left = {p for p in left if starts[p] > firsts[p] and not (p in found and suffices(found[p]))}
         span *= 32
     return found
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from balance_service.engine.database import Database, Snapshot
 from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position
 from balance_service.engine.state_directory import FORMAT
-from balance_service.errors import ConfigurationError
+from balance_service.errors import BalanceServiceError, ConfigurationError
 from balance_service.process.failpoints import failpoint, part_size
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class StateStore:
         self._db = Database(path)
         self._view: StoreView | None = None
         self._first: dict[bytes, bytes] = {}
+        position_codec.look_in(self)
         try:
             self._view = self._take_view()
         except Exception:
@@ -139,6 +140,13 @@ class StateStore:
         while self._view is not None and (page := self._view.scan(start, _AFTER_ANY, _PART)):
             yield [(key, value) for key, value in page if key not in _OWN_KEYS]
             start = page[-1][0] + b"\0"
+
+    def schema_text(self, key: bytes) -> bytes | None:
+        """Returns the text of a schema under its reserved key; None if there is none. Any thread may ask."""
+        try:
+            return self._db.get(key)
+        except BalanceServiceError:
+            return None
 
     def keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
         """Returns at most `limit` keys from `start` to below `stop`, in order."""

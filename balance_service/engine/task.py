@@ -688,10 +688,12 @@ class Task:
         start = starting_position(store.position, hosted, task_id.partition, changelog_topic_id, self._least_epoch)
         # A generation that began to serve before the fencing may be unknown here.
         since = hosted.generations.serves_since(hosted.stage, newest=True)
+        codec, letters = hosted.processor.position_codec, hosted.processor.letters
         for position, changes in starting_changes(store, hosted, task_id.partition, start, since, self._closing.is_set):
             if self._closing.is_set():
                 raise TaskMigratedError("the task was closed while it was opened")
-            write_position(position, hosted.processor.position_codec, store, self._writer, changes)
+            schemas, outputs = hosted.schemas.missing(store, position.offset, letters.now_ms())
+            write_position(position, codec, store, self._writer, changes, schemas, outputs)
         position = self._required_position()
         failpoint("position-written")
         self.replica.stop_reading()

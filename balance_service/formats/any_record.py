@@ -35,11 +35,12 @@ class AnyRecordReader:
                 return "", _shown(parsed(value))
             except MalformedJsonError as error:
                 raise UndecodableError(str(error)) from None
-        record = self._frames.record(frame)
+        record = ""
         try:
+            record = self._frames.record(frame)
             return record, self._frames.value(frame)
         except UndecodableError:
-            # Confluent's serializer of JSON Schema has the same frame.
+            # Confluent's serializer of JSON Schema has the same frame as that of Avro.
             with suppress(MalformedJsonError):
                 return record, _shown(parsed(frame))
             raise

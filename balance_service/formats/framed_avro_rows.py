@@ -9,7 +9,8 @@ import structlog
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from pyspark.sql.classic.column import Column as ClassicColumn
 
-from balance_service.avro.codec import FRAME_HEADER_BYTES, SCHEMA_HEADER, framed, schema_id_of
+from balance_service.avro.codec import SCHEMA_HEADER, framed
+from balance_service.avro.frames import ID_BYTES, schema_id_of
 from balance_service.avro.registry import ask_together
 from balance_service.avro.rules import rules_of
 from balance_service.avro.schemas import full_name, is_shipped, subject_of
@@ -41,7 +42,7 @@ class FramedAvroRows(Rows):
     def __init__(self, jvm: Any, registry: SchemaRegistry, stage: Stage, texts: Sequence[str] | None) -> None:
         self._stage = stage
         self._registry = registry
-        self._frames: Any = None if texts is None else jvm.parts.code.balance.Resolving([*texts])
+        self._frames: Any = None if texts is None else jvm.parts.code.balance.Resolving([*texts], stage.reads_rekeyed)
         self._known: set[int] = set()
         self.rules: dict[int, int] = {}
         self._resolving = threading.Lock()
@@ -105,7 +106,7 @@ class FramedAvroRows(Rows):
         is_named = f"header -> header.key = '{SCHEMA_HEADER}' and octet_length(header.value) > 0"
         # As in `framed`, the last one counts.
         named = F.expr(f"get(filter(headers, {is_named}), size(filter(headers, {is_named})) - 1).value")
-        is_id = (F.octet_length(named) == FRAME_HEADER_BYTES) & (F.hex(F.substring(named, 1, 1)) == "00")
+        is_id = (F.octet_length(named) == ID_BYTES) & (F.hex(F.substring(named, 1, 1)) == "00")
         before = F.when(is_id, named)
         for header, frame in frames.items():
             before = before.when(named == F.lit(bytearray(header)), F.lit(bytearray(frame)))
@@ -125,7 +126,7 @@ class FramedAvroRows(Rows):
             return None
 
     def schema_id(self, value: bytes | None) -> int | None:
-        return schema_id_of(value)
+        return schema_id_of(value, takes_fingerprints=self._stage.reads_rekeyed)
 
     def _learn(self, schema_id: int, writer: WriterSchema) -> None:
         with self._resolving:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import fastavro
 
-from balance_service.avro.codec import misfit, opened, parsed
+from balance_service.avro.codec import misfit, parsed
+from balance_service.avro.frames import opened
 from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.formats.format import Format

@@ -137,7 +137,7 @@ class Answering:
         )
         records = SourceRecords(
             records=partial(records_left_at, self._settings, hosted.topics, hosted.source.name),
-            registry=self._instance.engine.registry,
+            registry=self._instance.engine.schemas,
             scheduler=self._records,
             timeout_seconds=self._settings.read_timeout_seconds,
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
+from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.generations import GenerationLog
@@ -24,7 +25,9 @@ from balance_service.engine.database import Database, limit_open_files
 from balance_service.engine.decisions import DecisionLog
 from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.hosted_stage import HostedStage
+from balance_service.engine.inheritance import last_frames
 from balance_service.engine.records import TaskId
+from balance_service.engine.schema_records import SchemaRecords, SentSchemas
 from balance_service.engine.source_watch import LossCheck, SourceCheck
 from balance_service.engine.stalled import StalledStage
 from balance_service.engine.stateless import JoinProcessor
@@ -32,6 +35,7 @@ from balance_service.engine.tables import JoinedTables, Tables
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import producer_config
+from balance_service.kafka.schema_texts import text_in
 from balance_service.kafka.signing import ControlRecords, begin_to_sign
 from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics, Watermarks
@@ -139,8 +143,10 @@ class Engine:
         self.state_directory = state_directory
         self.topics = Topics(settings)
         self.registry = SchemaRegistry.from_settings(settings)
+        self.schemas = OwnSchemas(self.registry, self._text)
+        """Those of the application's own records."""
         self._tracer = tracer
-        self.generations = until_up(partial(GenerationLog, settings, self.topics, self.registry))
+        self.generations = until_up(partial(GenerationLog, settings, self.topics, self.schemas))
         """Which generations of the read models there are; followed once the engine starts."""
         decisions_topic = settings.dead_letter_decisions_topic
         self.decision_records = ControlRecords.of(settings, decisions_topic)
@@ -149,6 +155,10 @@ class Engine:
         known = {generation.name for stage in stages for generation in self.live(stage)}
         until_up(partial(begin_to_sign, settings, self.topics, decisions_topic))
         until_up(self._begin)
+        if not self.generations.known:
+            until_up(partial(self._settle, stages))
+        if self.schemas.has_fingerprints:
+            log.info("records name schemas by fingerprints; releases before this one cannot read them")
         versions.check_serving()
         # Another instance may have begun them, with other versions.
         stages = [generation for stage in stages for generation in self.live(stage)]
@@ -398,6 +408,19 @@ class Engine:
                 begun[name] = self.versions.declaration(name).beginning_at(starts)
         self.generations.begin(begun)
 
+    def _text(self, key: bytes) -> bytes | None:
+        """Returns the text of a schema of re-keyed rows, which another version of a stage has passed on."""
+        rekeyed = {tasks.hosted.stage.source for tasks in self.stages.values() if tasks.hosted.stage.reads_rekeyed}
+        return text_in(self.settings, self.topics, sorted(rekeyed), key)
+
+    def _settle(self, stages: Iterable[Stage]) -> None:
+        """Keeps to the form of the records in the changelogs of an application whose models have no states."""
+        for stage in stages:
+            partitions = range(self._prepared[stage.source].partitions)
+            for frame in last_frames(self.settings, self.topics, stage.changelog, partitions).values():
+                if self.schemas.settle(frame, stage.changelog):
+                    return
+
     def _host_if_live(self, stage: Stage) -> Callable[[], None] | None:
         """As `_host`; but leaves a generation alone that was dropped since the start, and lost its changelog."""
         try:
@@ -424,7 +447,7 @@ class Engine:
         if hosted.stands_still:
             return StalledStage(hosted.stands_still), None
         with_traces = self._tracer is not UNTRACED
-        decoder = Decoder(self.spark, hosted.read_model, hosted.stage, self.registry, with_traces=with_traces)
+        decoder = Decoder(self.spark, hosted.read_model, hosted.stage, self.schemas, with_traces=with_traces)
         self._decoders[hosted.stage.name] = decoder
         known = decoder.resolve_all()
         runner = TaskRunner(hosted, decoder, self.spark, self._slots, self.metrics, self._tracer)
@@ -433,7 +456,7 @@ class Engine:
     def _hosted(self, stage: Stage) -> HostedStage:
         settings, prepared = self.settings, self._prepared
         services = StageServices(
-            registry=self.registry,
+            schemas=self.schemas,
             partitions=lambda name: prepared[name].partitions,
             topic_id=lambda name: prepared[name].topic_id,
             config=self.topics.config,
@@ -449,6 +472,12 @@ class Engine:
             partial(self.generations.of, stage.owner), partial(self.generations.newest, stage.owner)
         )
         is_last = model is not None and not stage.passes_on
+        decisions = DecisionLog(
+            records=self.decision_records,
+            codec=services.codec(decisions_topic, load_schema("DeadLetterDecision")),
+            stage=stage.identity,
+            source_topic_id=prepared[stage.source].topic_id,
+        )
         return HostedStage(
             stage=stage,
             read_model=model,
@@ -458,12 +487,8 @@ class Engine:
             lease=self.memberships.of[stage.source].lease,
             watermarks=self.watermarks[stage.source],
             processor=processor,
-            decisions=DecisionLog(
-                records=self.decision_records,
-                codec=services.codec(decisions_topic, load_schema("DeadLetterDecision")),
-                stage=stage.identity,
-                source_topic_id=prepared[stage.source].topic_id,
-            ),
+            decisions=decisions,
+            schemas=self._schemas_of(stage),
             state_directory=self.state_directory,
             # An earlier stage has one generation.
             generations=self._hosted_generations.setdefault(stage.owner, generations)
@@ -472,6 +497,18 @@ class Engine:
             joined=processor.joined if isinstance(processor, JoinProcessor) else None,
             stands_still=self.versions.why_still(stage),
         )
+
+    def _schemas_of(self, stage: Stage) -> SchemaRecords:
+        """Returns the texts that the tasks of a stage write, once its codecs are made."""
+        decisions, sent = self.settings.dead_letter_decisions_topic, list[SentSchemas]()
+        if texts := self.schemas.records(decisions):
+            topic = self.topics.find_patiently(decisions)
+            partitions = 1 if topic is None else topic.partitions
+            sent.append(SentSchemas(decisions, partitions, texts, self.decision_records.headers))
+        if stage.passes_on and (texts := self.schemas.records(stage.rekeyed)):
+            partitions = self._prepared[stage.rekeyed].partitions
+            sent.append(SentSchemas(stage.rekeyed, partitions, texts, lambda _key, _text: {}))
+        return SchemaRecords(self.schemas.records(stage.changelog), sent)
 
     def _joined(self, stage: Stage) -> JoinedTables:
         return JoinedTables(joins=stage.joins, tables=self.tables, topics=self.topics)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Self
 import structlog
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from balance_service.avro.codec import AvroCodec
+from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.avro.registry import SchemaRegistry
-from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.avro.schemas import load_schema
 from balance_service.cluster.generations import GenerationLog
 from balance_service.cluster.membership import guard_config, refusal
 from balance_service.engine.decisions import DecisionLog
@@ -32,6 +32,7 @@ from balance_service.kafka.clients import by_remedy, new_client
 from balance_service.kafka.signing import WRONGLY_SIGNED, ControlRecords
 from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics
+from balance_service.model.binding import require_registry
 from balance_service.model.placing import stages_of
 from balance_service.model.versions import declaration_of, fits
 from balance_service.observability.metrics import Metrics
@@ -82,8 +83,9 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
         )
     topics, stages, name = Topics(settings), stages_of(read_model, settings), read_model.name
     ours = declaration_of(read_model)
-    with closing(SchemaRegistry.from_settings(settings)) as registry:
-        generations = GenerationLog(settings, topics, registry)
+    require_registry([read_model], settings)
+    with closing(OwnSchemas(SchemaRegistry.from_settings(settings))) as schemas:
+        generations = GenerationLog(settings, topics, schemas)
         now = generations.of(name)
         if (declared := now.declarations.get(now.serving)) is not None:
             _refuse_other_rows(topics, stages[-1], declared, ours)
@@ -94,8 +96,8 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
         starts = topics.offsets(source.name, range(source.partitions), earliest=True)
         _refuse_incomplete(settings, serving, source, starts)
         with ExclusiveGroup(settings, topics, source) as group:
-            _refuse_other_owner(settings, topics, registry, former)
-            _refuse_unknown_decisions(settings, topics, registry, serving, source)
+            _refuse_other_owner(settings, topics, schemas, former)
+            _refuse_unknown_decisions(settings, topics, schemas, serving, source)
             declaration = ours.beginning_at(starts)
 
             def replaced(now: Generations) -> Generations:
@@ -166,10 +168,10 @@ def _refuse_incomplete(settings: Settings, stage: Stage, source: Topic, starts: 
             raise ConfigurationError(was_cut(source.name, partition, start))
 
 
-def _refuse_other_owner(settings: Settings, topics: Topics, registry: SchemaRegistry, stages: Iterable[Stage]) -> None:
+def _refuse_other_owner(settings: Settings, topics: Topics, schemas: OwnSchemas, stages: Iterable[Stage]) -> None:
     schema = load_schema("Position")
     for stage in stages:
-        codec = AvroCodec(registry, subject_of(stage.changelog, schema), schema)
+        codec = schemas.codec(stage.changelog, schema)
         if (changelog := topics.find(stage.changelog)) is None:
             continue
         try:
@@ -181,12 +183,12 @@ def _refuse_other_owner(settings: Settings, topics: Topics, registry: SchemaRegi
 
 
 def _refuse_unknown_decisions(
-    settings: Settings, topics: Topics, registry: SchemaRegistry, stage: Stage, source: Topic
+    settings: Settings, topics: Topics, schemas: OwnSchemas, stage: Stage, source: Topic
 ) -> None:
     """Refuses to fold without decisions that may be ours: their discarded records would count."""
     topic, schema = settings.dead_letter_decisions_topic, load_schema("DeadLetterDecision")
     records = ControlRecords.of(settings, topic)
-    codec = AvroCodec(registry, subject_of(topic, schema), schema)
+    codec = schemas.codec(topic, schema)
     decisions = DecisionLog(records=records, codec=codec, stage=stage.identity, source_topic_id=source.topic_id)
     decisions.decided_letters(settings, topics, range(source.partitions), now_ms())
     records.require_secret()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException, Producer
 
-from balance_service.avro.codec import AvroCodec
+from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.avro.registry import SchemaRegistry
-from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.avro.schemas import load_schema
 from balance_service.cluster.directory import PublishedModel
 from balance_service.cluster.generations import GenerationLog
 from balance_service.engine.inheritance import owners_of
@@ -46,15 +46,16 @@ class Removal:
         """
         self._settings, self._model = settings, model
         self._topics = Topics(settings)
-        with closing(SchemaRegistry.from_settings(settings)) as registry:
-            hosted = self._hosted(registry)
+        with closing(OwnSchemas(SchemaRegistry.from_settings(settings))) as schemas:
+            log = GenerationLog(settings, self._topics, schemas)
+            hosted = self._hosted(schemas)
             if addresses := hosted.pop(model, None):
                 raise ConfigurationError(
                     f"'{model}' is hosted at {', '.join(addresses)}: remove it from BALANCE_MODELS there, and restart "
                     "the instances. One that was killed counts until the group has given its partitions to others: "
                     f"wait {self._silent_seconds:.0f} s"
                 )
-            others = {*hosted, *GenerationLog(settings, self._topics, registry).known} - {model}
+            others = {*hosted, *log.known} - {model}
             names = self._topics.names()
             self._stages = [stage for stage in self._stages_in(names) if not _is_of_another(stage.name, model, others)]
             self.topics = [
@@ -71,7 +72,7 @@ class Removal:
                     f"application id '{settings.application_id}' has no topic of a read model '{model}'; "
                     "BALANCE_APPLICATION_ID and the model's `name` must be those of the instances that hosted it"
                 )
-            self._refuse_foreign(registry)
+            self._refuse_foreign(schemas)
 
     def run(self) -> None:
         """Deletes all that is left. May be run again if it was interrupted. Raises as `__init__`."""
@@ -101,19 +102,22 @@ class Removal:
     def _rekeyed(self, stage: Stage) -> tuple[str, ...]:
         return tuple(f"{stage.application_id}-{name}" for name in rekeyed_topics(stage.name, self._model))
 
-    def _hosted(self, registry: SchemaRegistry) -> dict[str, list[str]]:
+    def _hosted(self, schemas: OwnSchemas) -> dict[str, list[str]]:
         """Returns the addresses of the instances that host each read model, or did within the last seconds."""
         settings, schema = self._settings, load_schema("ApplicationServer")
         topic = self._topics.find(settings.application_servers_topic)
         if topic is None:
             return {}
-        codec = AvroCodec(registry, subject_of(topic.name, schema), schema)
+        codec = schemas.codec(topic.name, schema)
         since_ms = (time.time() - self._silent_seconds) * 1000
         latest: dict[str, list[PublishedModel]] = {}
         with reader_to_end(settings, self._topics, topic) as reader:
             for message in reader:
                 # A record that no instance has signed can prevent the removal, not cause it.
-                address, value = (message.key() or b"").decode(errors="replace"), message.value()
+                key, value = message.key() or b"", message.value()
+                if schemas.learn(key, value):
+                    continue
+                address = key.decode(errors="replace")
                 latest[address] = []
                 if value is not None and message.timestamp()[1] >= since_ms:
                     latest[address] += map(PublishedModel.of, codec.decode(value)["models"])
@@ -123,12 +127,12 @@ class Removal:
                 hosted.setdefault(name, []).append(address)
         return hosted
 
-    def _refuse_foreign(self, registry: SchemaRegistry) -> None:
+    def _refuse_foreign(self, schemas: OwnSchemas) -> None:
         schema = load_schema("Position")
         for stage in self._stages:
             if (changelog := self._topics.find(stage.changelog)) is None:
                 continue
-            codec = AvroCodec(registry, subject_of(stage.changelog, schema), schema)
+            codec = schemas.codec(stage.changelog, schema)
             if foreign := owners_of(self._settings, self._topics, codec, changelog) - {stage.mark}:
                 named = ", ".join(sorted(owner.replace("\0", "/") or "no stage" for owner in foreign))
                 raise ConfigurationError(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 from confluent_kafka import KafkaException, Producer
 
+from balance_service.avro.frames import SCHEMA_PREFIX
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.kafka.clients import by_remedy, new_client, producer_config
 from balance_service.kafka.log_reader import reader_to_end
@@ -172,7 +173,9 @@ class ControlRecords:
             elif self._secret is not None and not self._is_signed(record):
                 reason = WRONGLY_SIGNED
             elif self._secret is not None:
-                reason = REPEATED if record.signature in seen else ""
+                # Several tasks may write the same text of a schema.
+                is_text = record.key.startswith(SCHEMA_PREFIX)
+                reason = REPEATED if record.signature in seen and not is_text else ""
                 signed.add(record.partition)
             if record.signature is not None:
                 seen.add(record.signature)

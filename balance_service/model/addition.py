@@ -2,7 +2,7 @@
 
 A state with two fields, a string (the key) and a decimal, has the frame
 
-    0x00 | schema id, 4 bytes | length of the string, 1 or 2 bytes | string | length of the number, 1 byte | number
+    header, see `avro.frames` | length of the string, 1 or 2 bytes | string | length of the number, 1 byte | number
 
 The number is two's complement, big-endian, in `(bit length + 8) // 8` bytes (Avro specification, "Binary encoding" and
 "Decimal"). If the sum takes as many bytes as the number in the state, only the number is overwritten. A key of plain
@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from balance_service.avro.codec import frame_header
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -26,7 +24,8 @@ if TYPE_CHECKING:
 _NUMBER_BYTES = 8
 # The sum of two such numbers fits into 64 bits.
 _MOST = 1 << 62
-_LEAST_FRAME = 9
+# Behind a header. With it, a frame has the eight bytes that are read from its end.
+_LEAST_BODY = 4
 # In printable ASCII characters: the length of the string then takes one byte.
 _LONGEST_PLAIN_KEY = 63
 _POWERS = np.array([1 << (8 * width - 1) for width in range(1, _NUMBER_BYTES)], dtype=np.int64)
@@ -35,14 +34,14 @@ _POWERS = np.array([1 << (8 * width - 1) for width in range(1, _NUMBER_BYTES)], 
 class Addition:
     """Adds an update column to the state field of the same name."""
 
-    def __init__(self, column: str, scale: int, schema_id: int) -> None:
+    def __init__(self, column: str, scale: int, header: bytes) -> None:
         """Args:
         scale: digits of the field after the decimal point.
-        schema_id: the current schema of the states.
+        header: of the frames under the current schema of the states.
         """
         self._column = column
         self._type = pa.decimal128(38, scale)
-        self._header = frame_header(schema_id)
+        self._header = header
 
     def next_states(
         self,
@@ -163,7 +162,7 @@ class Addition:
         self, data: NDArray[np.uint8], rows: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Returns the rows of `_numbers`, the widths and the numbers."""
-        rows = rows[ends[rows] - starts[rows] >= _LEAST_FRAME]
+        rows = rows[ends[rows] - starts[rows] >= len(self._header) + _LEAST_BODY]
         rows, widths = self._numbers(data, rows, starts[rows], ends[rows])
         numbers = _last_bytes(data, ends[rows])
         spare = 8 * (_NUMBER_BYTES - widths)

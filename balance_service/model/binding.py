@@ -14,13 +14,40 @@ from balance_service.errors import ConfigurationError
 from balance_service.model.schemas import Schemas
 from balance_service.model.sources import has_several, sources_of
 from balance_service.model.stage import FROM, model_and_generation, rekeyed_topics
+from balance_service.model.stream import Join
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from balance_service.avro.schemas import Schema
+    from balance_service.model.events import Emit
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.stream import Stream, Table
     from balance_service.settings import Settings
+
+
+def require_registry(models: Iterable[ReadModel | type[ReadModel]], settings: Settings) -> None:
+    """Raises ConfigurationError if a read model has an Avro topic, and no registry is set."""
+    for model in models if settings.schema_registry_url is None else ():
+        if topics := avro_topics(model):
+            raise ConfigurationError(
+                f"the read model '{model.name}' has Avro on topic {', '.join(map(repr, topics))}, and "
+                "BALANCE_SCHEMA_REGISTRY_URL is not set: set it to the address of the schema registry, or, if the "
+                'topic has JSON, declare it with format="json"'
+            )
+
+
+def avro_topics(model: ReadModel | type[ReadModel]) -> list[str]:
+    """Returns the topics of a read model that are declared to have Avro: sources, joined tables and outputs."""
+    sources = sources_of(model)
+    joined = [step.table for source in sources for step in source.steps if isinstance(step, Join)]
+    emits = getattr(model, "emits", ())
+    outputs = emits if isinstance(emits, tuple | list) else (emits,)
+    # A record that is sent unchanged keeps its source's format.
+    kept = sources[0].format if not model.has_states() else "avro"
+    sent = [one for one in outputs if one.format == "avro" and (one.record or kept == "avro")]
+    declared: list[Stream | Table | Emit] = [*sources, *joined, *sent]
+    return [*dict.fromkeys(one.topic for one in declared if one.format == "avro")]
 
 
 def bind_models(models: Iterable[ReadModel | type[ReadModel]], settings: Settings) -> list[ReadModel]:

@@ -548,8 +548,8 @@ def _folds(model: Any) -> dict[str, StandardFold]:
 
 
 def transforms(model: Any) -> bool:
-    """Whether a model makes rows of its events."""
-    declared: Any = type(model)
+    """Whether a model, or a class of models, makes rows of its events."""
+    declared: Any = model if isinstance(model, type) else type(model)
     is_own: bool = declared.transform is not declared.__mro__[-2].transform
     return is_own
 

@@ -72,7 +72,7 @@ class RunningSum(StandardFold):
     def acceleration(self, field: str, state: Schema, codec: AvroCodec) -> Addition | None:
         (_, text), (last, number) = fields_of(state).items()
         fits = simple_name(text) == "string" and last == field and _is_decimal_of_bytes(number)
-        return Addition(field, number.get("scale", 0), codec.schema_id) if fits else None
+        return Addition(field, number.get("scale", 0), codec.header) if fits else None
 
 
 @dataclass(frozen=True, repr=False)

@@ -207,6 +207,13 @@ class TopicRecords:
     type: str | None
 
 
+def topics_read(models: Iterable[ReadModel], settings: Settings) -> set[str]:
+    """Returns the topics that read models read, apart from those of their own re-keys."""
+    stages = [stage for model in models for stage in stages_of(model, settings)]
+    tables = {settings.topic_of(join.table.topic) for stage in stages for join in stage.joins}
+    return tables | {stage.source for stage in stages if not stage.reads_rekeyed}
+
+
 def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings) -> TopicRecords:
     """Returns the records that read models declare to read from a topic. The first of them names its partitioner.
 

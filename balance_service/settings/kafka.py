@@ -100,8 +100,8 @@ class KafkaSettings(BaseSettings):
     bootstrap_servers: str = Field(
         "localhost:9092", description="Kafka brokers for the first connection.", min_length=1
     )
-    schema_registry_url: str = Field(
-        "http://localhost:8081", repr=False, description="Confluent-compatible schema registry.", pattern=HTTP
+    schema_registry_url: str | None = Field(
+        None, repr=False, description="Confluent-compatible schema registry. Only Avro topics need one.", pattern=HTTP
     )
     schema_registry_user: str | None = Field(
         None, pattern=WITHOUT_COLON, description="Basic-auth user of the registry; goes together with the password."
@@ -128,6 +128,12 @@ class KafkaSettings(BaseSettings):
     def _parse_kafka_config(cls, value: Any) -> Any:
         return parse_json(value) if isinstance(value, str) else value
 
+    @field_validator("schema_registry_url", mode="before")
+    @classmethod
+    def _is_unset_by_an_empty_text(cls, value: Any) -> Any:
+        # Environments that extend others cannot remove a variable.
+        return None if value == "" else value
+
     @model_validator(mode="after")
     def _credentials_are_whole(self) -> Self:
         if (self.schema_registry_user is None) != (self.schema_registry_password is None):
@@ -136,7 +142,7 @@ class KafkaSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _registry_is_secured_in_one_way(self) -> Self:
-        url = self.schema_registry_url
+        url = self.schema_registry_url or ""
         ways = {
             f"{_P}SCHEMA_REGISTRY_USER": self.schema_registry_user is not None,
             f"{_P}SCHEMA_REGISTRY_TOKEN": self.schema_registry_token is not None,

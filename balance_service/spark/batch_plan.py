@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from balance_service import errors
+from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.engine.assembly import StageServices, processor_of
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor
@@ -48,6 +49,10 @@ class Answers:
     partitions: dict[str, int] = field(default_factory=dict)
     topic_ids: dict[str, str] = field(default_factory=dict)
     configs: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    is_set: bool = True
+    """Whether the application has a registry."""
+    has_fingerprints: bool = False
+    """As of `OwnSchemas`."""
 
     url = ""
 
@@ -60,8 +65,10 @@ class Answers:
         raise RetriableError(f"schema {schema_id} is not one that this job registered")
 
     def services(self) -> StageServices:
+        schemas = OwnSchemas(cast("SchemaRegistry", self))
+        schemas.has_fingerprints = self.has_fingerprints
         return StageServices(
-            registry=cast("SchemaRegistry", self),
+            schemas=schemas,
             partitions=self.partitions.__getitem__,
             topic_id=self.topic_ids.__getitem__,
             config=self.configs.__getitem__,
@@ -96,7 +103,7 @@ class Asking:
         self._partitions = partitions
         self._topic_id = topic_id
         self._config = config
-        self.url = registry.url
+        self.url, self.is_set = registry.url, registry.is_set
 
     def register(self, subject: str, schema: Schema) -> int:
         found = self._answers.schema_ids[_subject(subject, schema)] = self._registry.register(subject, schema)
@@ -105,9 +112,16 @@ class Asking:
     def writer_schema(self, schema_id: int) -> Any:
         return self._registry.writer_schema(schema_id)
 
-    def services(self) -> StageServices:
-        """Returns services that keep what they answer."""
+    def services(self, *, has_fingerprints: bool) -> StageServices:
+        """Returns services that keep what they answer.
+
+        Args:
+            has_fingerprints: as of `OwnSchemas`.
+        """
         answers = self._answers
+        answers.is_set, answers.has_fingerprints = self.is_set, has_fingerprints
+        schemas = OwnSchemas(cast("SchemaRegistry", self))
+        schemas.has_fingerprints = has_fingerprints
 
         def kept(of: dict[str, Any], ask: Callable[[str], Any]) -> Callable[[str], Any]:
             def answer(name: str) -> Any:
@@ -117,7 +131,7 @@ class Asking:
             return answer
 
         return StageServices(
-            registry=cast("SchemaRegistry", self),
+            schemas=schemas,
             partitions=kept(answers.partitions, self._partitions),
             topic_id=kept(answers.topic_ids, self._topic_id),
             config=kept(answers.configs, self._config),

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from pyspark.sql.classic.column import Column as ClassicColumn
 
 from balance_service.avro.codec import AvroCodec
+from balance_service.avro.frames import SCHEMA_PREFIX
 from balance_service.avro.schemas import subject_of
 from balance_service.engine.outputs import SENDER_HEADER
 from balance_service.formats.known import FORMATS
@@ -73,6 +74,7 @@ class Decoder:
         """Args:
         read_model: None decodes nothing, and hands over every record unchanged.
         stage: the stage of the read model whose records are decoded.
+        registry: `OwnSchemas` of the application.
         with_traces: whether the plan also returns the `traceparent` header of sampled records.
         """
         self._traceparent = (TRACEPARENT_HEADER,) if with_traces else ()
@@ -82,7 +84,10 @@ class Decoder:
         self._takes_tombstones = stage.tombstones
         jvm: Any = None if read_model is None else spark._jvm
         texts = None if read_model is None else [*map(json.dumps, read_schemas(read_model, stage))]
-        self._rows = FORMATS[stage.format].rows(jvm, registry, stage, texts)
+        self._rows = FORMATS[stage.format].rows(
+            jvm, registry if stage.reads_rekeyed else registry.of_producers, stage, texts
+        )
+        self._has_texts = stage.reads_rekeyed and registry.has_fingerprints
         self._made: MadeRecords
         self._writing: Any = None
         if read_model is not None:
@@ -90,7 +95,7 @@ class Decoder:
             if stage.transform is not None and stage.passes_on:
                 codec = AvroCodec(registry, subject_of(stage.rekeyed, stage.transform.schema), stage.transform.schema)
                 writing, text = jvm.parts.code.balance.Writing, json.dumps(stage.transform.schema)
-                self._writing = writing(text, codec.schema_id, writing.typeOf(text))
+                self._writing = writing(text, codec.header, writing.typeOf(text))
 
     @property
     def rules(self) -> Mapping[int, int]:
@@ -252,6 +257,10 @@ class Decoder:
         own = self._stage.own_key
         names_schema = self._rows.names_schema(F.col("value"), F.col("headers"))
         cause = F.when(lacks_key, "key-null")
+        if self._has_texts:
+            # Another record has the text of their schema.
+            is_text = F.substring("record_key", 1, len(SCHEMA_PREFIX)) == F.lit(bytearray(SCHEMA_PREFIX))
+            cause = F.when(is_text, IGNORED).when(lacks_key, "key-null")
         if own is not None:
             cause = cause.when(F.col("key").isNull(), own.cause)
         schema_id = F.col(f"`{_FRAME}`.schema_id")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from balance_service.model.stage import Stage
 
 
-_WITHOUT_HEADER = -1
+_WITHOUT_HEADER = b""
 
 
 class MadeRecords:

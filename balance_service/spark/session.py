@@ -19,6 +19,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
+from balance_service.avro.frames import frame_header
 from balance_service.errors import FatalError
 from balance_service.process.scratch import temporary_scratch
 from balance_service.settings import load_settings
@@ -146,7 +147,7 @@ def one_record(spark: SparkSession, schema_id: int = 1) -> DataFrame:
         "cast(value as bigint) as offset",
         "current_timestamp() as timestamp",
         "cast('c' as binary) as key",
-        f"unhex('00{schema_id:08x}{'00' * _BODY_BYTES}') as value",
+        f"unhex('{frame_header(schema_id).hex()}{'00' * _BODY_BYTES}') as value",
         "cast(null as array<struct<key:string,value:binary>>) as headers",
         "0 as partition",
     )

@@ -221,7 +221,7 @@ def _in_utc() -> Iterator[None]:
 
 def _columns_of(spark: SparkSession, schemas: Mapping[str, Schema]) -> T.StructType:
     """Returns the columns of events: those of the record if there is one type, a struct for each of several."""
-    read = _jvm_of(spark).Resolving([json.dumps(contracted(schema)) for schema in schemas.values()]).type()
+    read = _jvm_of(spark).Resolving([json.dumps(contracted(schema)) for schema in schemas.values()], False).type()
     records = T.StructType.fromJson(json.loads(read.json())).fields[-len(schemas) :]
     if len(records) == 1:
         (schema,) = schemas.values()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
 
 from balance_service.avro.codec import AvroCodec
+from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.engine.assembly import StageServices, processor_of
 from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed, commit, decide, write_position
@@ -93,7 +94,7 @@ class DrivenTask:
         self._has_states = not stage.passes_on and read_model.has_states()
         self.now_ms = 0
         services = StageServices(
-            registry=registry,
+            schemas=OwnSchemas(registry),
             partitions=lambda _name: 1,
             topic_id=lambda _name: "source",
             config=lambda _name: _CONFIG,

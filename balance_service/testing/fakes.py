@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from balance_service.avro.registry import SchemaRegistry
+    from balance_service.avro.registry import Place, SchemaRegistry
     from balance_service.avro.schemas import Schema
     from balance_service.engine.records import DeadLetter, Output, Record
     from balance_service.engine.table_store import TableView
@@ -36,8 +36,13 @@ else:
 class FakeRegistry(SchemaRegistry):
     def __init__(self) -> None:
         self.url = "http://registry"
+        self.is_set, self.has_fingerprints = True, False
         self.schemas: list[Schema] = []
         self.is_up = True
+
+    @property
+    def of_producers(self) -> SchemaRegistry:
+        return self
 
     def register(self, subject: str, schema: Schema) -> int:  # noqa: ARG002  (ids belong to schemas, not to subjects)
         """Returns ids from 1; equal schemas have the same id."""
@@ -59,6 +64,11 @@ class FakeRegistry(SchemaRegistry):
         return schema_id if 1 <= schema_id <= len(self.schemas) else None
 
     def ask_anew(self) -> None: ...
+
+    def look_in(self, place: Place) -> None: ...
+
+    def learn(self, key: bytes, value: bytes | None) -> bool:  # noqa: ARG002
+        return False
 
     def _ask(self) -> None:
         if not self.is_up:

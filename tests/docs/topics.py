@@ -52,10 +52,16 @@ subject of a schema is `TOPIC-FULL.NAME.OF.RECORD`; a schema that a model took f
 `APPLICATION-MODEL-vVERSION-RECORD`, with `-from-SOURCE` if the model has `sources`.
 [`schemas`](../../schemas) has the service's own records.
 
+An application that [began without a registry](../how-to/json.md#without-a-registry) writes its own records in Avro's
+single-object encoding: `C3 01`, a fingerprint of the schema in 8 bytes, little-endian, and the body. The value of the
+key `FF`, `schema/` and the fingerprint in 16 hexadecimal digits, most significant first, in the same partition, is the
+schema's text. The fingerprint is CRC-64-AVRO of the Parsing Canonical Form, in which types keep their `logicalType`,
+`precision` and `scale`, in this order behind the other attributes.
+
 A key is text in UTF-8, or a number in 8 bytes, big-endian, with the sign bit inverted; a composite key its columns in
 turn, a text with `00 02` for NUL and `00 01` at its end. Keys of changelogs that begin with `0xFF` hold the partition's
-position, idempotency keys and dead letters. In a `RECORD_KEY`, a number or bytes follow `00`. Before a join,
-a key is as in the table.
+position, idempotency keys, dead letters and texts of schemas. In a `RECORD_KEY`, a number or bytes follow `00`. Before
+a join, a key is as in the table.
 
 """
 _MEANINGS = {

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
+import zipfile
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 from tests.e2e.dead_letters import PoisonWriter
+from tests.support.documents import ROOT
 from tests.support.service import application, new_instance, running, wait_until_spread, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
@@ -61,3 +66,15 @@ def http(service: str) -> Iterator[httpx.Client]:
 def customer() -> str:
     """A new customer."""
     return f"customer-{uuid.uuid4()}"
+
+
+@pytest.fixture(scope="package")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The contents of the wheel, as they are in `site-packages`."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    (wheel,) = folder.glob("balance_service-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site-packages")
+    return folder / "site-packages"

@@ -8,9 +8,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
-import sys
-import zipfile
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from decimal import Decimal
@@ -21,8 +18,8 @@ import fastavro
 import httpx
 import pytest
 
+from tests.e2e.projects import Project
 from tests.support.commands import run, started
-from tests.support.documents import ROOT
 from tests.support.kafka import read_topic
 from tests.support.recount import schema_of
 from tests.support.service import application, new_instance, on, retried, running
@@ -179,38 +176,6 @@ def line_of(number: int) -> str:
         "lines": lines,
     }
     return f"{basket['store']}|{json.dumps(basket)}\n"
-
-
-@dataclass(frozen=True)
-class Project:
-    """The project's folder, and the environment of processes that have the service from its wheel."""
-
-    folder: Path
-    environment: Mapping[str, str]
-
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, **self.environment}
-        return subprocess.run(
-            [sys.executable, *command],
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The contents of the wheel, as they are in `site-packages`."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    (wheel,) = folder.glob("balance_service-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "site-packages")
-    return folder / "site-packages"
 
 
 @pytest.fixture

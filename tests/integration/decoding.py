@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import fastavro
 
-from balance_service.avro.codec import frame_header
+from balance_service.avro.frames import frame_header
 from balance_service.avro.schemas import load_schema
 from balance_service.avro.writer_schema import WriterSchema
 from balance_service.spark.combine import PartitionRows

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balance_service.avro.codec import frame_header, opened
+from balance_service.avro.frames import frame_header, opened
 from balance_service.avro.schemas import fields_of, load_schema, without_null
 from balance_service.engine.batch import updates_in
 from balance_service.errors import PoisonRecordError

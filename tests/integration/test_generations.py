@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
+from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.cluster.directory import ServerTable
 from balance_service.cluster.generations import GenerationLog
@@ -71,7 +72,7 @@ def log(stack: LocalStack) -> Iterator[Callable[..., GenerationLog]]:
 
     def make(**secrets: Any) -> GenerationLog:
         of = settings.model_copy(update=secrets)
-        log = GenerationLog(of, Topics(of), registry)
+        log = GenerationLog(of, Topics(of), OwnSchemas(registry))
         log.begin({"balance": DECLARED})
         return log
 
@@ -230,7 +231,7 @@ def test_an_instance_starts_although_a_generation_is_dropped_during_the_start(
     # It ran once while it had the second generation.
     store.mkdir()
     with closing(SchemaRegistry.from_settings(settings)) as registry:
-        written = GenerationLog(settings, topics, registry)
+        written = GenerationLog(settings, topics, OwnSchemas(registry))
         written.write("balance", lambda now: now.rebuilt(now.declarations[1], Switch.NEVER, 0, None, "alice", "a test"))
 
         def start_spark_late(*arguments: Any) -> SparkSession:
@@ -295,7 +296,7 @@ def test_a_version_that_sends_to_a_topic_of_its_own_is_built_next_to_the_one_tha
     # Another model is new: its first record is written at the start.
     models = [Quiet(), Announced(), Balance()]
     registry = SchemaRegistry.from_settings(settings)
-    log = GenerationLog(settings, Topics(settings), registry)
+    log = GenerationLog(settings, Topics(settings), OwnSchemas(registry))
     log.begin({Quiet.name: declaration_of(models[0])})
 
     def begin_to_sign(*_: Any) -> None:
@@ -329,7 +330,7 @@ def test_an_offline_rebuild_replaces_all_generations(stack: LocalStack, names: d
     with Writer(stack, settings.topic) as writer:
         writer.add("alice", "1.00", "2.00")
     with closing(SchemaRegistry.from_settings(settings)) as registry:
-        written = GenerationLog(settings, topics, registry)
+        written = GenerationLog(settings, topics, OwnSchemas(registry))
         written.begin({"balance": DECLARED})
         written.write("balance", rebuilt)
         written.write("balance", lambda now: now.compared(2, Comparison()))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.avro.codec import AvroCodec
+from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.directory import Directory, ServerTable
@@ -133,7 +134,7 @@ def follow_generations(settings: Settings) -> None:
     begin_rebuild(settings)
     registry = SchemaRegistry.from_settings(settings)
     try:
-        GenerationLog(settings, Topics(settings), registry)
+        GenerationLog(settings, Topics(settings), OwnSchemas(registry))
     finally:
         registry.close()
 
@@ -141,7 +142,7 @@ def follow_generations(settings: Settings) -> None:
 def begin_rebuild(settings: Settings) -> None:
     registry = SchemaRegistry.from_settings(settings)
     try:
-        log = GenerationLog(settings, Topics(settings), registry)
+        log = GenerationLog(settings, Topics(settings), OwnSchemas(registry))
         log.write(
             uuid.uuid4().hex, lambda now: now.begun(DECLARED).rebuilt(DECLARED, Switch.NEVER, 0, None, "", "a test")
         )

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.avro.codec import AvroReader, frame_header
+from balance_service.avro.codec import AvroReader
+from balance_service.avro.frames import frame_header
 from balance_service.errors import PoisonRecordError
 from balance_service.read_models.balance import Balance
 from balance_service.settings import load_settings
@@ -56,7 +57,7 @@ class Jvm:
 
     def __init__(self, spark: SparkSession) -> None:
         jvm: Any = spark._jvm
-        self.frames = jvm.parts.code.balance.Resolving([json.dumps(FUNDS)])
+        self.frames = jvm.parts.code.balance.Resolving([json.dumps(FUNDS)], False)
         self.threads = jvm.java.lang.management.ManagementFactory.getThreadMXBean()
 
     def read(self, schema_id: int, hostile: Hostile) -> tuple[str | None, Any]:

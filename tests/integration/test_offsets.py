@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from balance_service.avro.codec import SCHEMA_ID_UNKNOWN, frame_header, schema_id_of
+from balance_service.avro.codec import SCHEMA_ID_UNKNOWN
+from balance_service.avro.frames import frame_header, schema_id_of
 from balance_service.engine.dead_letter import Letter
 from balance_service.engine.dead_letters import DueLetters
 from balance_service.errors import RetriableError

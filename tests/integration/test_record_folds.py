@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.avro.codec import frame_header
+from balance_service.avro.frames import frame_header
 from balance_service.avro.schemas import load_schema
 from balance_service.model.placing import place_stages
 from balance_service.settings import load_settings

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.avro.codec import frame_header
+from balance_service.avro.frames import frame_header
 from balance_service.engine.dead_letter import Status
 from balance_service.model.read_model import ReadModel
 from balance_service.model.record_folds import Upsert

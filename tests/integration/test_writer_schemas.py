@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from structlog.testing import capture_logs
 
-from balance_service.avro.codec import frame_header
+from balance_service.avro.frames import frame_header
 from balance_service.avro.schemas import fields_of, load_schema
 from balance_service.avro.writer_schema import WriterSchema
 from balance_service.model.events import Emit
@@ -649,7 +649,7 @@ def test_each_record_is_read_by_the_schema_of_its_own_id(spark: SparkSession) ->
 
 
 def test_more_ids_than_are_kept_are_read(spark: SparkSession) -> None:
-    frames: Any = spark._jvm.parts.code.balance.Resolving(['"string"'])  # type: ignore[union-attr]
+    frames: Any = spark._jvm.parts.code.balance.Resolving(['"string"'], False)  # type: ignore[union-attr]
     for schema_id in range(2_500):
         assert frames.tell(schema_id, '"string"', []) is None
 

@@ -20,7 +20,8 @@ from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from balance_service.avro import arrow_rows
-from balance_service.avro.codec import frame_header, parsed
+from balance_service.avro.codec import parsed
+from balance_service.avro.frames import frame_header
 from balance_service.avro.named_types import contracted
 from balance_service.settings import load_settings
 from balance_service.spark.session import start_spark
@@ -97,7 +98,7 @@ def structs(spark: SparkSession, schema: Schema, events: Sequence[Any]) -> tuple
 def frames(spark: SparkSession, frame: DataFrame, schema: Schema, method: str = "of") -> list[Any]:
     text, kind = json.dumps(contracted(schema)), frame._jdf.schema().apply("of").dataType()
     jvm: Any = spark._jvm
-    writing = jvm.parts.code.balance.Writing(text, ID, kind)
+    writing = jvm.parts.code.balance.Writing(text, frame_header(ID), kind)
     made = ClassicColumn(getattr(writing, method)(frame["of"]._jc))
     return frame.select(made.alias("made")).toArrow()["made"].to_pylist()  # type: ignore[no-any-return]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.assembly import StageServices
 from balance_service.http.app import routes_of
@@ -60,7 +61,7 @@ def surroundings(
 ) -> StageServices:
     """Returns the surroundings of an engine on fake topics, without joins."""
     return StageServices(
-        registry=registry,
+        schemas=OwnSchemas(registry),
         partitions=lambda name: prepared[name].partitions,
         topic_id=lambda name: prepared[name].topic_id,
         config=topics.config,

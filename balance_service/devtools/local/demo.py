@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Producer
 
-from balance_service.avro.codec import AvroCodec, frame_header
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.frames import frame_header
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.devtools.local.run import say, start_instances

@@ -38,17 +38,18 @@ _INSTANCES = "instances.json"
 def run_local(
     instances: int,
     kafka_port: int,
-    registry_port: int,
+    registry_port: int | None,
     http_port: int,
     data_dir: Path,
     *,
-    known: Callable[[Settings], Sequence[ReadModel]],
+    hosted: Callable[[Settings], Sequence[ReadModel]],
     sample_events: bool,
 ) -> None:
     """Run a stack in the foreground.
 
     Args:
-        known: returns the known read models; called with the settings of the stack.
+        registry_port: None to run no registry.
+        hosted: returns the hosted read models; called with the settings of the stack.
         sample_events: append samples for the hosted read models.
 
     An instance that ends stays so until `restart`.
@@ -61,11 +62,13 @@ def run_local(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     with ExitStack() as cleanup:
-        say("starting Kafka and the schema registry …")
-        with telling("Kafka and the schema registry start; the first time, their programs are downloaded"):
+        servers = "Kafka" if registry_port is None else "Kafka and the schema registry"
+        say(f"starting {servers} …")
+        with telling(f"{servers} start; the first time, their programs are downloaded"):
             stack = cleanup.enter_context(LocalStack(data_dir, kafka_port, registry_port))
         say(f"  Kafka            {stack.bootstrap_servers}")
-        say(f"  schema registry  {stack.schema_registry_url}")
+        if stack.has_registry:
+            say(f"  schema registry  {stack.schema_registry_url}")
         logs = stack.data_dir / "logs"
         with telling(f"instances start; their logs are {logs}/instance-*.log"):
             running = start_instances(cleanup, stack, instances, http_port, _import_path())
@@ -77,11 +80,10 @@ def run_local(
         say(f"  export {' '.join(f'{name}={value}' for name, value in _addresses(stack, running).items())}")
         if sample_events and running:
             say("adding samples …")
-            settings = load_settings(
-                bootstrap_servers=stack.bootstrap_servers, schema_registry_url=stack.schema_registry_url
-            )
+            url = stack.schema_registry_url if stack.has_registry else None
+            settings = load_settings(bootstrap_servers=stack.bootstrap_servers, schema_registry_url=url)
             with telling("samples are sent, and folded"):
-                tries = add_samples(running, settings, known(settings))
+                tries = add_samples(running, settings, hosted(settings))
             say("try:")
             for command in tries:
                 say(f"  {command}")
@@ -231,11 +233,7 @@ def start_instances(
 def _addresses(stack: LocalStack, instances: Sequence[LocalInstance]) -> dict[str, str]:
     """The settings of commands that connect to the stack."""
     server = {"BALANCE_APPLICATION_SERVER": f"{HOST}:{instances[0].port}"} if instances else {}
-    return {
-        "BALANCE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
-        "BALANCE_SCHEMA_REGISTRY_URL": stack.schema_registry_url,
-        **server,
-    }
+    return {**{name: value for name, value in stack.addresses.items() if value}, **server}
 
 
 def _import_path() -> dict[str, str]:

@@ -85,7 +85,7 @@ def add_samples(instances: Sequence[LocalInstance], settings: Settings, models: 
 
     Args:
         settings: with the addresses of the local stack.
-        models: the known models.
+        models: the hosted models.
 
     Returns:
         Commands to try.
@@ -122,10 +122,9 @@ def _queries(instances: Sequence[LocalInstance], hosted: Mapping[str, Samples]) 
 def _commands(
     instance: LocalInstance, settings: Settings, files: Iterable[SampleFile], hosted: Mapping[str, Samples]
 ) -> list[str]:
-    command = (
-        f"BALANCE_BOOTSTRAP_SERVERS={settings.bootstrap_servers} "
-        f"BALANCE_SCHEMA_REGISTRY_URL={settings.schema_registry_url} .venv/bin/balance-service"
-    )
+    url = settings.schema_registry_url
+    registry = "" if url is None else f"BALANCE_SCHEMA_REGISTRY_URL={url} "
+    command = f"BALANCE_BOOTSTRAP_SERVERS={settings.bootstrap_servers} {registry}.venv/bin/balance-service"
     commands = []
     if "balance" in hosted:
         commands.append(

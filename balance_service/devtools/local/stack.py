@@ -44,6 +44,8 @@ _REGISTRY_FLAGS = (
     "-Dquarkus.management.port=0",
 )
 _READY_TIMEOUT_SECONDS = 2.0
+REGISTRY = "registry"
+"""The folder of its schemas, in the data directory."""
 
 
 class Registry(Server):
@@ -75,7 +77,7 @@ class Registry(Server):
 
 
 class LocalStack:
-    """A broker and a registry as child processes, which end when this process ends. For one thread.
+    """A broker, and a registry unless its port is None, as child processes, which end with this one. For one thread.
 
     Topics and schemas are kept in `data_dir`, logs in `data_dir/logs`, closed to other users of the machine. Port 0
     picks a free one, which the object keeps, so a server keeps its address when it is stopped or killed and started
@@ -86,14 +88,19 @@ class LocalStack:
     """
 
     def __init__(
-        self, data_dir: Path, kafka_port: int = 0, registry_port: int = 0, proxied: tuple[int, int] | None = None
+        self,
+        data_dir: Path,
+        kafka_port: int = 0,
+        registry_port: int | None = 0,
+        proxied: tuple[int, int] | None = None,
     ) -> None:
         if kafka_port and kafka_port == registry_port:
             raise ConfigurationError(f"--kafka-port and --registry-port are both {kafka_port}; choose two ports")
         self.data_dir = data_dir.absolute()
         logs = self.data_dir / "logs"
         self.broker = Broker(self.data_dir / "kafka", logs / "broker.log", kafka_port, proxied)
-        self.registry = Registry(self.data_dir / "registry", logs / "registry.log", registry_port)
+        self.has_registry = registry_port is not None
+        self.registry = Registry(self.data_dir / REGISTRY, logs / "registry.log", registry_port or 0)
         self._lock: int | None = None
 
     @property
@@ -104,8 +111,16 @@ class LocalStack:
     def schema_registry_url(self) -> str:
         return self.registry.url
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The settings of clients of the servers. Without a registry, its address is empty."""
+        return {
+            "BALANCE_BOOTSTRAP_SERVERS": self.bootstrap_servers,
+            "BALANCE_SCHEMA_REGISTRY_URL": self.schema_registry_url if self.has_registry else "",
+        }
+
     def start(self) -> None:
-        """Start both servers and wait until both are ready. If that fails, both are stopped.
+        """Start the servers and wait until they are ready. If that fails, they are stopped.
 
         Raises:
             ConfigurationError: a port or the data directory is in use, Java is missing, a download failed, or a child
@@ -113,10 +128,12 @@ class LocalStack:
         """
         self._lock_data_dir()
         try:
-            self.registry.launch()
+            if self.has_registry:
+                self.registry.launch()
             self.broker.launch()
             self.broker.wait_ready()
-            self.registry.wait_ready()
+            if self.has_registry:
+                self.registry.wait_ready()
         except BaseException:
             self.stop()
             raise
@@ -132,7 +149,8 @@ class LocalStack:
     def require_running(self) -> None:
         """Raises FatalError if a server has ended unexpectedly."""
         self.broker.require_running()
-        self.registry.require_running()
+        if self.has_registry:
+            self.registry.require_running()
 
     def __enter__(self) -> Self:
         self.start()
@@ -200,8 +218,7 @@ class LocalInstance(Server):
         self.url = f"http://{HOST}:{self.port}"
         self.state_dir = stack.data_dir / name
         self.environment = {
-            "BALANCE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
-            "BALANCE_SCHEMA_REGISTRY_URL": stack.schema_registry_url,
+            **stack.addresses,
             "BALANCE_HTTP_HOST": HOST,
             "BALANCE_HTTP_PORT": str(self.port),
             "BALANCE_APPLICATION_SERVER": f"{HOST}:{self.port}",

@@ -29,6 +29,8 @@ public final class Resolving implements Serializable {
   private static final AtomicInteger MADE = new AtomicInteger();
   private static final String IGNORED = "ignored";
   private static final int HEADER_BYTES = 5;
+  // Avro's single-object encoding: C3 01, and 8 bytes of the schema's fingerprint.
+  private static final int FINGERPRINT_HEADER_BYTES = 10;
   // The columns before those of the records: cause, detail, schema id.
   private static final int FIRST_RECORD = 3;
   // Each reading of a schema takes some kilobytes. One that is not kept is made again.
@@ -40,20 +42,24 @@ public final class Resolving implements Serializable {
   private final ConcurrentHashMap told = new ConcurrentHashMap();
   private final transient Schema[] wanted;
   private final transient StructType type;
+  private final boolean takesFingerprints;
   private final transient ConcurrentHashMap kept = new ConcurrentHashMap();
 
   /**
    * @param texts the schemas of the reader's records. The property `malformed` of a field is the cause for text in it that
    *     is not UTF-8; without that property, neither its text nor its times are checked.
+   * @param takesFingerprints whether a frame may name its schema by a fingerprint, as the service's own records do; it is
+   *     an id then as any other
    */
-  public Resolving(List texts) {
-    this(new ArrayList(texts), MADE.incrementAndGet());
+  public Resolving(List texts, boolean takesFingerprints) {
+    this(new ArrayList(texts), takesFingerprints, MADE.incrementAndGet());
     ALL.put(Integer.valueOf(this.number), this);
   }
 
-  private Resolving(ArrayList texts, int number) {
+  private Resolving(ArrayList texts, boolean takesFingerprints, int number) {
     this.number = number;
     this.texts = texts;
+    this.takesFingerprints = takesFingerprints;
     this.wanted = new Schema[texts.size()];
     StructType type = new StructType().add("cause", "string").add("detail", "string").add("schema_id", "bigint");
     for (int i = 0; i < this.wanted.length; i++) {
@@ -109,16 +115,19 @@ public final class Resolving implements Serializable {
   public InternalRow read(byte[] frame) {
     Object[] row = new Object[FIRST_RECORD + this.wanted.length];
     try {
-      if (frame.length < HEADER_BYTES || frame[0] != 0) {
+      boolean isOwn = this.takesFingerprints && frame.length >= FINGERPRINT_HEADER_BYTES
+        && frame[0] == (byte) 0xC3 && frame[1] == 1;
+      if (!isOwn && (frame.length < HEADER_BYTES || frame[0] != 0)) {
         throw withoutFrame(frame);
       }
-      long id = (frame[1] & 255L) << 24 | (frame[2] & 255) << 16 | (frame[3] & 255) << 8 | frame[4] & 255;
+      long id = isOwn ? fingerprint(frame)
+        : (frame[1] & 255L) << 24 | (frame[2] & 255) << 16 | (frame[3] & 255) << 8 | frame[4] & 255;
       Branches schema = this.schema(Long.valueOf(id));
       if (schema == null) {
         row[2] = Long.valueOf(id);
         throw new Reading.Unreadable("unresolved", null);
       }
-      Body in = new Body(frame, HEADER_BYTES);
+      Body in = new Body(frame, isOwn ? FINGERPRINT_HEADER_BYTES : HEADER_BYTES);
       int branch = schema.isUnion ? Reading.index(in, schema.readings.length, "the union") : 0;
       row[schema.columns[branch]] = schema.readings[branch].read(in, 0);
     } catch (Reading.Unreadable e) {
@@ -129,7 +138,15 @@ public final class Resolving implements Serializable {
     return new GenericInternalRow(row);
   }
 
-  // The sentences are those of `avro/codec.py`.
+  private static long fingerprint(byte[] frame) {
+    long found = 0;
+    for (int i = FINGERPRINT_HEADER_BYTES - 1; i > 1; i--) {
+      found = found << 8 | frame[i] & 255;
+    }
+    return found;
+  }
+
+  // The sentences are those of `avro/frames.py`.
   private static Reading.Unreadable withoutFrame(byte[] value) {
     int start = 0;
     int end = value.length;
@@ -244,7 +261,7 @@ public final class Resolving implements Serializable {
     Integer number = Integer.valueOf(this.number);
     Resolving found = (Resolving) ALL.get(number);
     if (found == null) {
-      Resolving made = new Resolving(this.texts, this.number);
+      Resolving made = new Resolving(this.texts, this.takesFingerprints, this.number);
       found = (Resolving) ALL.putIfAbsent(number, made);
       found = found == null ? made : found;
     }

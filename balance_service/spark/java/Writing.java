@@ -59,22 +59,20 @@ public final class Writing implements Serializable {
   private static final int MOST_BYTES = 4 << 20;
 
   private final String text;
-  private final int id;
+  private final byte[] header;
   private final StructType type;
-  private final transient byte[] header;
   private final transient Part record;
 
   /**
    * @param text the record's schema
-   * @param id of the schema; negative for records without a frame
+   * @param header the first bytes of each frame; empty for records without one
    * @param type of the structs
    * @throws IllegalArgumentException if a field has neither a column nor a default, or does not take its column's type
    */
-  public Writing(String text, int id, DataType type) {
+  public Writing(String text, byte[] header, DataType type) {
     this.text = text;
-    this.id = id;
     this.type = (StructType) type;
-    this.header = id < 0 ? new byte[0] : new byte[] {0, (byte) (id >> 24), (byte) (id >> 16), (byte) (id >> 8), (byte) id};
+    this.header = header;
     // Other languages' libraries check neither names nor defaults.
     Schema schema = new Schema.Parser(NameValidator.NO_VALIDATION).setValidateDefaults(false).parse(text);
     this.record = new Fields(schema, this.type, "");
@@ -163,7 +161,7 @@ public final class Writing implements Serializable {
 
   // Public, because Janino makes private methods static.
   public Object readResolve() {
-    return new Writing(this.text, this.id, this.type);
+    return new Writing(this.text, this.header, this.type);
   }
 
   /** A value that its field does not take. Has no stack trace, because many records may have one. */

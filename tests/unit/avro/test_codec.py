@@ -14,15 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.avro.codec import (
-    AvroCodec,
-    AvroReader,
-    FrameReader,
-    UndecodableError,
-    UntrustedSchema,
-    frame_header,
-    parsed,
-)
+from balance_service.avro.codec import AvroCodec, AvroReader, FrameReader, UndecodableError, UntrustedSchema, parsed
+from balance_service.avro.frames import frame_header
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.records import Position
 from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError, UnreadableRecordError

@@ -10,7 +10,8 @@ from typing import Any
 import fastavro
 import pytest
 
-from balance_service.avro.codec import AvroCodec, AvroReader, FrameReader, frame_header
+from balance_service.avro.codec import AvroCodec, AvroReader, FrameReader
+from balance_service.avro.frames import frame_header
 from balance_service.avro.logical_types import with_times
 from balance_service.avro.schemas import Schema, simple_name
 from balance_service.avro.writer_schema import WriterSchema

@@ -61,6 +61,14 @@ def test_a_project_may_read_a_json_topic(tmp_path: Path) -> None:
 
         declared = 'Stream("orders", OrderPlaced, format="json")' if given else 'Stream("orders", OrderPlaced)'
         assert declared in (folder / folder.name / "orders.py").read_text()
+        text = "".join((folder / name).read_text() for name in written(folder))
+        assert "{{" not in text
+        # Only the compose file names the registry, to have it not used.
+        assert ("schema registry" in text) is (not given)
+        assert text.count("BALANCE_SCHEMA_REGISTRY_URL") == 1
+        override = yaml.safe_load((folder / "compose.override.yml").read_text())["services"]
+        for service in override.values():
+            assert service["environment"].get("BALANCE_SCHEMA_REGISTRY_URL") == ("" if given else None)
 
 
 def test_the_project_can_be_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +152,10 @@ def test_the_override_replaces_the_image_of_services_in_the_compose_file(project
         assert service["build"]["dockerfile"] == "Dockerfile"
 
 
-def test_the_projects_own_test_passes_and_its_samples_are_folded(project: Path) -> None:
+@pytest.mark.parametrize("topic_format", ["avro", "json"])
+def test_the_projects_own_test_passes_and_its_samples_are_folded(tmp_path: Path, topic_format: str) -> None:
+    project = tmp_path / "shop"
+    write_project(project, topic_format)
     tested = in_project(project, "pytest", "-q")
     tried = in_project(project, "balance_service", "try", "shop.orders:Orders", "--events", "samples/orders.jsonl")
 

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from balance_service.cli import main as module
+from balance_service.cli.init import write_project
 from balance_service.cli.main import cli, main
 from balance_service.errors import (
     BalanceServiceError,
@@ -143,3 +144,18 @@ def test_a_local_stack_starts_with_models_whose_schemas_only_the_registry_has(
 
     assert CliRunner().invoke(cli, ["local"]).exit_code == 0
     assert len(started) == 1
+
+
+@pytest.mark.parametrize("has_begun_with_registry", [False, True])
+def test_a_local_stack_of_json_topics_has_no_registry_unless_it_began_with_one(
+    started: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_begun_with_registry: bool
+) -> None:
+    write_project(tmp_path / "of_json", "json")
+    monkeypatch.syspath_prepend(tmp_path / "of_json")
+    monkeypatch.setenv("BALANCE_MODELS", "of_json.orders:Orders")
+    data = tmp_path / "data"
+    if has_begun_with_registry:
+        (data / "registry").mkdir(parents=True)
+
+    assert CliRunner().invoke(cli, ["local", "--data-dir", str(data)]).exit_code == 0
+    assert [given[2] for given in started] == [8081 if has_begun_with_registry else None]

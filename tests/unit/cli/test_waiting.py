@@ -74,7 +74,7 @@ def test_add_funds_says_that_it_waits_while_it_registers_the_schema() -> None:
 @pytest.mark.parametrize(
     ("command", "bound_by", "server"),
     [
-        (["produce", "orders"], "kafka.known_models", "Kafka at 127.0.0.1:1 or the schema registry"),
+        (["produce", "orders"], "kafka.models_of_topic", "Kafka at 127.0.0.1:1 or the schema registry"),
         (["topics", "create"], "kafka.hosted_models", "Kafka at 127.0.0.1:1 or the schema registry"),
         (["schemas", "register"], "kafka.hosted_models", "the schema registry at http://r:1"),
         (["rebuild", "--offline"], "models.chosen_models", "Kafka at 127.0.0.1:1 or the schema registry"),
@@ -104,9 +104,8 @@ def test_load_says_that_it_waits_while_it_registers_the_schema(monkeypatch: pyte
     monkeypatch.setattr("balance_service.kafka.topic_specs.prepare_topics", lambda *_: {})
     monkeypatch.setattr("balance_service.devtools.produce.produce_load", produce)
 
-    done = CliRunner(env={"BALANCE_BOOTSTRAP_SERVERS": "127.0.0.1:1"}).invoke(
-        cli, ["load", "--events", "1", "--customers", "1"]
-    )
+    environment = {"BALANCE_BOOTSTRAP_SERVERS": "127.0.0.1:1", "BALANCE_SCHEMA_REGISTRY_URL": "http://r:1"}
+    done = CliRunner(env=environment).invoke(cli, ["load", "--events", "1", "--customers", "1"])
 
     assert "waiting for Kafka at 127.0.0.1:1 or the schema registry …" in done.stderr.splitlines()
     assert str(done.exception) == "the registry does not answer"

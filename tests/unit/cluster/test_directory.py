@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
 from balance_service.avro.codec import AvroCodec
+from balance_service.avro.own_schemas import OwnSchemas
+from balance_service.avro.registry import NoRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.directory import (
     SUSPECT_AFTER_SECONDS,
@@ -20,12 +22,15 @@ from balance_service.cluster.directory import (
 )
 from balance_service.cluster.signatures import RecordSignatures
 from balance_service.engine.records import Role, TaskSnapshot
+from balance_service.kafka.signing import HEADER, SharedSecret
 from balance_service.model.keys import ColumnKey, CompositeKey
 from tests.support.fakes import Clock, FakeRegistry
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from confluent_kafka import Message
 
 ANSWERING = frozenset({"RUNNING", "WAITING"})
 
@@ -485,3 +490,62 @@ def test_servers_that_were_heard_within_a_time_are_listed() -> None:
 
     assert (heard_within(3), heard_within(4)) == (["b:1"], ["a:1", "b:1"])
     assert [server.address for server in listener.table.running()] == ["b:1"]
+
+
+class _Message:
+    """A record of the directory's topic."""
+
+    def __init__(self, key: bytes, value: bytes, headers: Mapping[str, bytes]) -> None:
+        self._parts = key, value, [*headers.items()]
+
+    def key(self) -> bytes:
+        return self._parts[0]
+
+    def value(self) -> bytes:
+        return self._parts[1]
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return self._parts[2]
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("secret", [None, SharedSecret("a secret of all instances")])
+def test_an_instance_of_another_version_is_heard_once_a_trusted_text_of_its_schema_is_read(
+    secret: SharedSecret | None,
+) -> None:
+    unreachable: dict[str, object] = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+    schema = load_schema("ApplicationServer")
+    theirs = {**schema, "fields": [*schema["fields"], {"name": "new", "type": "long", "default": 0}]}
+    other = OwnSchemas(NoRegistry())
+    value = other.codec("servers", theirs).encode({**record("b:1"), "new": 7})
+    ((key, text),) = other.records("servers").items()
+    signatures, table = RecordSignatures(secret, "servers"), ServerTable()
+    directory = Directory(
+        consumer_config={**unreachable, "group.id": "any"},
+        producer_config=unreachable,
+        topic="servers",
+        address="a:1",
+        incarnation="i1",
+        codec=OwnSchemas(NoRegistry()).codec("servers", schema),
+        signatures=signatures,
+        models=list,
+        tasks=list,
+        table=table,
+    )
+
+    def hear(key: bytes, value: bytes, headers: Mapping[str, bytes]) -> list[str]:
+        directory._follow(cast("Message", _Message(key, value, headers)))
+        return [server.address for server in table.servers()]
+
+    assert hear(b"b:1", value, signatures.sign("b:1", value)) == []
+    if secret is not None:
+        hear(key, text, {})
+        hear(key, text, {HEADER: b"\xff"})
+        assert hear(b"b:1", value, signatures.sign("b:1", value)) == []
+    hear(key, text, signatures.sign_text(key, text))
+    assert hear(b"b:1", value, signatures.sign("b:1", value)) == ["b:1"]

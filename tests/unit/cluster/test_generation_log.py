@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from balance_service.avro.codec import AvroCodec
+from balance_service.avro.own_schemas import OwnSchemas
+from balance_service.avro.registry import NoRegistry, SchemaRegistry
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.cluster import generations as module
 from balance_service.cluster.generations import GenerationLog
-from balance_service.errors import RetriableError
+from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.kafka.topics import Topic
 from balance_service.model.generations import Generations, Switch
 from balance_service.settings import load_settings
@@ -34,7 +36,9 @@ class Broker:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.settings = load_settings()
-        self.registry = FakeRegistry()
+        self.registry: SchemaRegistry = FakeRegistry()
+        self.texts: dict[bytes, bytes] = {}
+        """Records in front of the states."""
         self.states: list[Generations] = []
         self.reads = 0
         self.changelogs: list[str] = []
@@ -51,7 +55,7 @@ class Broker:
 
     def log(self) -> GenerationLog:
         topics: Any = self
-        return GenerationLog(self.settings, topics, self.registry)
+        return GenerationLog(self.settings, topics, OwnSchemas(self.registry))
 
     def _read(self) -> Records:
         self.reads += 1
@@ -60,15 +64,16 @@ class Broker:
             raise self.fails_with
         schema = load_schema("Generations")
         codec = AvroCodec(self.registry, subject_of(self.settings.generations_topic, schema), schema)
+        states = [(state.model.encode(), codec.encode(state.record())) for state in self.states]
         return Records(
             SimpleNamespace(
-                key=state.model.encode,
-                value=lambda state=state: codec.encode(state.record()),
+                key=lambda key=key: key,
+                value=lambda value=value: value,
                 headers=list,
                 partition=lambda: 0,
                 offset=lambda at=at: at,
             )
-            for at, state in enumerate(self.states)
+            for at, (key, value) in enumerate([*self.texts.items(), *states])
         )
 
 
@@ -173,3 +178,43 @@ def test_the_history_has_every_state_that_counts_in_the_order_of_the_topic(broke
     log.refresh()
 
     assert [*log.history] == [ONE, BUILT, dropped]
+
+
+def test_the_first_state_settles_the_form_of_the_applications_records(broker: Broker) -> None:
+    without, topic = OwnSchemas(NoRegistry()), broker.settings.generations_topic
+    without.codec(topic, load_schema("Generations"))
+    broker.texts = without.records(topic)
+    topics: Any = broker
+    broker.registry = without
+    # The application has a registry by now, and began without one.
+    broker.states, later = [ONE], OwnSchemas(FakeRegistry())
+
+    log = GenerationLog(broker.settings, topics, later)
+
+    assert log.of("rewards") == ONE
+    assert log.records.refused == {}
+    assert later.has_fingerprints
+    assert later.records(topic) == broker.texts
+
+
+def test_an_empty_topic_leaves_the_form_to_the_setting_until_another_process_writes(broker: Broker) -> None:
+    topics: Any = broker
+    ours = OwnSchemas(FakeRegistry())
+    log = GenerationLog(broker.settings, topics, ours)
+    assert not ours.has_fingerprints
+
+    without, topic = OwnSchemas(NoRegistry()), broker.settings.generations_topic
+    without.codec(topic, load_schema("Generations"))
+    broker.texts, broker.registry, broker.states = without.records(topic), without, [ONE]
+    log.refresh()
+
+    assert log.of("rewards") == ONE
+    assert ours.has_fingerprints
+
+
+def test_an_application_that_began_with_a_registry_is_not_read_without_one(broker: Broker) -> None:
+    broker.states = [ONE]
+    topics: Any = broker
+
+    with pytest.raises(ConfigurationError, match="set it to the registry that this application began with"):
+        GenerationLog(broker.settings, topics, OwnSchemas(NoRegistry()))

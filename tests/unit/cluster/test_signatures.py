@@ -172,3 +172,24 @@ def test_without_a_secret_no_record_is_signed_and_all_are_accepted() -> None:
     assert instances.write() is None
     for signature in (None, b"x"):
         instances.writer.check("a:1", RECORD, signature)
+
+
+def test_the_text_of_a_schema_is_signed_for_its_key_and_topic_for_ever() -> None:
+    clock = Clock()
+    ours = RecordSignatures(SECRET, "servers", lambda: int(clock.now * 1000))
+    signature = ours.sign_text(b"key", b"text")[HEADER]
+    clock.now += 10 * 365 * 86_400
+
+    assert ours.has_signed_text(b"key", b"text", signature)
+    assert not ours.has_signed_text(b"key", b"another text", signature)
+    assert not ours.has_signed_text(b"another key", b"text", signature)
+    assert not ours.has_signed_text(b"key", b"text", None)
+    assert not RecordSignatures(SECRET, "others").has_signed_text(b"key", b"text", signature)
+    assert not RecordSignatures(SharedSecret("another secret"), "servers").has_signed_text(b"key", b"text", signature)
+
+
+def test_without_a_secret_every_text_is_believed() -> None:
+    signatures = RecordSignatures(None, "servers")
+
+    assert signatures.sign_text(b"key", b"text") == {}
+    assert signatures.has_signed_text(b"key", b"text", None)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from balance_service.avro.codec import AvroCodec, frame_header
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.frames import frame_header
 from balance_service.avro.schemas import load_schema
 from balance_service.devtools.tail import line_of
 from balance_service.errors import RetriableError

@@ -150,3 +150,12 @@ def test_a_process_without_the_secret_of_the_others_says_so() -> None:
 
     with pytest.raises(ConfigurationError, match="topic 't' has signed records: set BALANCE_PEER_SECRET"):
         records.require_secret()
+
+
+def test_several_tasks_may_write_the_text_of_one_schema_and_only_if_they_sign_it() -> None:
+    key, text = b"\xffschema/0011223344556677", b"{}"
+    ours = record(key, text, signed(NOW, key, text), 0)
+
+    written = [ours, ours._replace(offset=1), ours._replace(offset=2, signature=None)]
+
+    assert judged(ControlRecords("t", NOW), *written) == ["", "", UNSIGNED]

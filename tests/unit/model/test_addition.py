@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
+from balance_service.avro.own_schemas import OwnSchemas
+from balance_service.avro.registry import NoRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.kafka.partitioner import Partitioning, partition_of
 from balance_service.model.folds import RunningSum
@@ -20,6 +22,8 @@ from balance_service.read_models.balance import Balance
 from tests.support.fakes import FakeRegistry
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from balance_service.model.addition import Addition
     from balance_service.model.events import State
 
@@ -35,6 +39,17 @@ around_powers = st.builds(
 )
 cents = st.one_of(st.integers(-(10**6), 10**6), around_powers, st.integers(-(10**30), 10**30))
 names = st.one_of(st.text(min_size=1, max_size=12), st.integers(1, 256).map("c".__mul__))
+
+
+@pytest.fixture(autouse=True, scope="module", params=["id", "fingerprint"])
+def _codec(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Gives the states the header of each frame in turn."""
+    global CODEC
+    of_registry = CODEC
+    if request.param == "fingerprint":
+        CODEC = OwnSchemas(NoRegistry()).codec("states", load_schema("BalanceState"))
+    yield
+    CODEC = of_registry
 
 
 def adder() -> Addition:

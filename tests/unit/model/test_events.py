@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.avro.codec import frame_header
+from balance_service.avro.frames import frame_header
 from balance_service.engine.commit import write_position
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor

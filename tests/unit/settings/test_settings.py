@@ -24,7 +24,7 @@ def test_the_defaults_of_the_settings() -> None:
 
     assert {
         "bootstrap_servers": "localhost:9092",
-        "schema_registry_url": "http://localhost:8081",
+        "schema_registry_url": None,
         "application_id": "balance-service",
         "models": ("balance",),
         "topic": "balance",

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import pyarrow as pa
 import pytest
 
-from balance_service.avro.codec import frame_header, schema_id_of
+from balance_service.avro.frames import frame_header, schema_id_of
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.dead_letters import DueLetters

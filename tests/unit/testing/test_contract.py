@@ -97,7 +97,7 @@ class WronglyAccelerated(ReadModel):
     amount = RunningSum("FundsAdded.amount")
 
     def acceleration(self, codec: AvroCodec) -> Addition:
-        return OffByOne("amount", 2, codec.schema_id)
+        return OffByOne("amount", 2, codec.header)
 
 
 def is_caught(read_model: ReadModel, check: Check) -> bool:
