@@ -57,7 +57,7 @@ def run_batch(
     environment = {
         **os.environ,
         "BALANCE_BOOTSTRAP_SERVERS": settings.bootstrap_servers,
-        "BALANCE_SCHEMA_REGISTRY_URL": settings.schema_registry_url,
+        "BALANCE_SCHEMA_REGISTRY_URL": settings.schema_registry_url or "",
         "BALANCE_STATE_DIR": str(settings.state_dir),
         "BALANCE_APPLICATION_ID": settings.application_id,
         "BALANCE_TOPIC": settings.topic,
