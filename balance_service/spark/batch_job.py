@@ -24,12 +24,14 @@ import pyarrow as pa
 import structlog
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
+from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.bulk.accepting import made_here
 from balance_service.bulk.folder import RECORDS, Folder
 from balance_service.bulk.manifest import Manifest, PartitionFiles
 from balance_service.engine.assembly import processor_of
 from balance_service.engine.dead_letter import DECODER_FAILED, Status
+from balance_service.engine.inheritance import last_frames
 from balance_service.errors import ConfigurationError, FatalError, PoisonRecordError, RetriableError
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.log_reader import records_at
@@ -127,7 +129,7 @@ def run(job: BatchJob, scratch: Scratch, progress: Callable[[int, int], None]) -
     folder = job.folder
     folder.delete()
     folder.check()
-    with closing(SchemaRegistry.from_settings(job.settings)) as registry:
+    with closing(OwnSchemas(SchemaRegistry.from_settings(job.settings))) as registry:
         spark = start_batch_spark(job.settings, scratch, job.master, job.conf)
         try:
             return _Driver(job, spark, registry, progress).run()
@@ -137,15 +139,17 @@ def run(job: BatchJob, scratch: Scratch, progress: Callable[[int, int], None]) -
 
 class _Driver:
     def __init__(
-        self, job: BatchJob, spark: SparkSession, registry: SchemaRegistry, progress: Callable[[int, int], None]
+        self, job: BatchJob, spark: SparkSession, schemas: OwnSchemas, progress: Callable[[int, int], None]
     ) -> None:
         self._job = job
         self._spark = spark
-        self._registry = registry
+        self._schemas = schemas
         self._progress = progress
         self._topics = Topics(job.settings)
-        self._decoder = Decoder(spark, job.read_model, job.stage, registry)
+        self._settle()
+        self._decoder = Decoder(spark, job.read_model, job.stage, schemas)
         self._frames: dict[bytes, bytes] = {}
+        self._texts: Mapping[bytes, bytes] = {}
 
     def run(self) -> Manifest:
         job = self._job
@@ -161,6 +165,17 @@ class _Driver:
                 plan = replace(plan, failing=failing)
             job.folder.delete()
         raise FatalError(f"Spark has failed {_MOST_RUNS} times at records of {job.source.name}")
+
+    def _settle(self) -> None:
+        """Keeps to the form in which the application's records name their schemas."""
+        job = self._job
+        frames = last_frames(job.settings, self._topics, job.former_changelog, [*job.ends])
+        any(self._schemas.settle(frame, job.former_changelog) for frame in frames.values())
+        if self._schemas.has_fingerprints and job.stage.reads_rekeyed:
+            raise ConfigurationError(
+                f"the read model '{job.stage.owner}' reads re-keyed records, and without a schema registry a batch job "
+                "cannot read these; run the rebuild without --master"
+            )
 
     def _plan(self) -> Plan:
         job, settings = self._job, self._job.settings
@@ -181,7 +196,11 @@ class _Driver:
             return topic
 
         asking = Asking(
-            answers, self._registry, lambda name: found(name).partitions, lambda name: found(name).topic_id, config
+            answers,
+            self._schemas.of_producers,
+            lambda name: found(name).partitions,
+            lambda name: found(name).topic_id,
+            config,
         )
         plan = Plan(
             stage=stage,
@@ -195,7 +214,9 @@ class _Driver:
             letters=job.letters,
             shares=self._shares(),
         )
-        processor_of(stage, job.read_model, asking.services())
+        services = asking.services(has_fingerprints=self._schemas.has_fingerprints)
+        processor_of(stage, job.read_model, services)
+        self._texts = services.schemas.records(stage.changelog)
         return plan
 
     def _shares(self) -> int:
@@ -354,10 +375,11 @@ class _Driver:
                 for offset, letter in plan.letters.get(partition, {}).items()
                 if letter.status is Status.APPLIED and offset not in replayed
             ]
-            if rest:
-                changes = processor.letters.carry_over(rest)
-                letters.update(changes.counted)
-                records = sorted((key, value) for key, value in changes.records if value is not None)
+            changes = processor.letters.carry_over(rest)
+            letters.update(changes.counted)
+            # Without a registry, each partition has the texts of its schemas.
+            records = sorted([*self._texts.items(), *((key, of) for key, of in changes.records if of is not None)])
+            if records:
                 keys, values = zip(*records, strict=True)
                 table = pa.table([pa.array(keys, pa.binary()), pa.array(values, pa.binary())], schema=RECORDS)
                 files += job.folder.write(partition, f"letters-{uuid4().hex}", [table])

@@ -49,9 +49,12 @@ class Answers:
     partitions: dict[str, int] = field(default_factory=dict)
     topic_ids: dict[str, str] = field(default_factory=dict)
     configs: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    is_set: bool = True
+    """Whether the application has a registry."""
+    has_fingerprints: bool = False
+    """As of `OwnSchemas`."""
 
     url = ""
-    is_set = True
 
     def register(self, subject: str, schema: Schema) -> int:
         """As `SchemaRegistry.register`, of a schema that is registered."""
@@ -62,8 +65,10 @@ class Answers:
         raise RetriableError(f"schema {schema_id} is not one that this job registered")
 
     def services(self) -> StageServices:
+        schemas = OwnSchemas(cast("SchemaRegistry", self))
+        schemas.has_fingerprints = self.has_fingerprints
         return StageServices(
-            schemas=OwnSchemas(cast("SchemaRegistry", self)),
+            schemas=schemas,
             partitions=self.partitions.__getitem__,
             topic_id=self.topic_ids.__getitem__,
             config=self.configs.__getitem__,
@@ -98,8 +103,7 @@ class Asking:
         self._partitions = partitions
         self._topic_id = topic_id
         self._config = config
-        self.url = registry.url
-        self.is_set = registry.is_set
+        self.url, self.is_set = registry.url, registry.is_set
 
     def register(self, subject: str, schema: Schema) -> int:
         found = self._answers.schema_ids[_subject(subject, schema)] = self._registry.register(subject, schema)
@@ -108,9 +112,16 @@ class Asking:
     def writer_schema(self, schema_id: int) -> Any:
         return self._registry.writer_schema(schema_id)
 
-    def services(self) -> StageServices:
-        """Returns services that keep what they answer."""
+    def services(self, *, has_fingerprints: bool) -> StageServices:
+        """Returns services that keep what they answer.
+
+        Args:
+            has_fingerprints: as of `OwnSchemas`.
+        """
         answers = self._answers
+        answers.is_set, answers.has_fingerprints = self.is_set, has_fingerprints
+        schemas = OwnSchemas(cast("SchemaRegistry", self))
+        schemas.has_fingerprints = has_fingerprints
 
         def kept(of: dict[str, Any], ask: Callable[[str], Any]) -> Callable[[str], Any]:
             def answer(name: str) -> Any:
@@ -120,7 +131,7 @@ class Asking:
             return answer
 
         return StageServices(
-            schemas=OwnSchemas(cast("SchemaRegistry", self)),
+            schemas=schemas,
             partitions=kept(answers.partitions, self._partitions),
             topic_id=kept(answers.topic_ids, self._topic_id),
             config=kept(answers.configs, self._config),

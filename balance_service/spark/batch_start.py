@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from balance_service.avro.codec import AvroCodec
-from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.avro.own_schemas import OwnSchemas
+from balance_service.avro.schemas import load_schema
 from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.dead_letters import letter_offset
 from balance_service.engine.decisions import DecisionLog
@@ -20,6 +20,7 @@ from balance_service.process.runtime import now_ms
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from balance_service.avro.codec import AvroCodec
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.stage import Stage
@@ -55,12 +56,12 @@ def starting_point(
     """
     partitions = range(source.partitions)
     ends = topics.offsets(source.name, partitions, committed=True)
-    letters = dict(_decided(settings, topics, registry, sending, source))
+    schemas = OwnSchemas(registry)
+    letters = dict(_decided(settings, topics, schemas, sending, source))
     changelog = topics.find(sending.changelog)
     if changelog is None:
         return StartingPoint(ends, letters)
-    schema = load_schema("Position")
-    codec = AvroCodec(registry, subject_of(changelog.name, schema), schema)
+    codec = schemas.codec(changelog.name, load_schema("Position"))
     positions = last_positions(settings, topics, codec, changelog.name, range(changelog.partitions))
     try:
         for position in positions.values():
@@ -75,7 +76,7 @@ def starting_point(
             )
         found = position, dict[int, Letter]()
         if position.letters:
-            found = _read(settings, topics, registry, changelog, partition, codec, position)
+            found = _read(settings, topics, schemas, changelog, partition, codec, position)
         end, theirs = found
         ends[partition] = end.offset
         for offset, letter in theirs.items():
@@ -88,10 +89,10 @@ def starting_point(
 
 
 def _decided(
-    settings: Settings, topics: Topics, registry: SchemaRegistry, stage: Stage, source: Topic
+    settings: Settings, topics: Topics, schemas: OwnSchemas, stage: Stage, source: Topic
 ) -> dict[int, dict[int, Letter]]:
-    topic, schema = settings.dead_letter_decisions_topic, load_schema("DeadLetterDecision")
-    codec = AvroCodec(registry, subject_of(topic, schema), schema)
+    topic = settings.dead_letter_decisions_topic
+    codec = schemas.codec(topic, load_schema("DeadLetterDecision"))
     decisions = DecisionLog(
         records=ControlRecords.of(settings, topic), codec=codec, stage=stage.identity, source_topic_id=source.topic_id
     )
@@ -101,19 +102,19 @@ def _decided(
 def _read(
     settings: Settings,
     topics: Topics,
-    registry: SchemaRegistry,
+    schemas: OwnSchemas,
     changelog: Topic,
     partition: int,
     codec: AvroCodec,
     position: Position,
 ) -> tuple[Position, dict[int, Letter]]:
     """Returns the position at the end of a changelog's partition, and the dead letters at that position."""
-    schema = load_schema("Letter")
-    of_letters = AvroCodec(registry, subject_of(changelog.name, schema), schema)
+    of_letters = schemas.codec(changelog.name, load_schema("Letter"))
     letters: dict[int, Letter] = {}
     with reader_to_end(settings, topics, changelog, [partition]) as reader:
         for message in reader:
             key, value = message.key() or b"", message.value()
+            codec.learn(key, value)
             if key == POSITION_KEY and value is not None:
                 position = Position.of(codec.decode(value))
             elif (offset := letter_offset(key)) is not None:

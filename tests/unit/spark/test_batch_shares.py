@@ -115,7 +115,7 @@ class Batch:
         )
         self.plan = replace(plan, **of_plan)
         asking = Asking(answers, self._registry, lambda _: 1, lambda _: "source", lambda _: _CONFIG)
-        processor_of(self._stage, model, asking.services())
+        processor_of(self._stage, model, asking.services(has_fingerprints=False))
         # As Spark hands it to a worker.
         self.plan = cloudpickle.loads(cloudpickle.dumps(self.plan))  # type: ignore[no-untyped-call]
 
