@@ -88,7 +88,7 @@ def _loaded(settings: Settings, folder: Path, keys: int) -> tuple[float, float]:
         )
         processor = cast("FoldProcessor", processor_of(stage, model, services))
         declared = declaration_of(model)
-        digest = _written(settings, stage, source.topic_id, processor.state_codec, folder / "files", keys)
+        digest = _written(settings, stage, source.topic_id, processor.frames.codec, folder / "files", keys)
         load = Load(2, str(folder / "files"), digest)
         now = Generations("balance").begun(declared).rebuilt(declared, Switch.NEVER, 0, None, "", "", load)
         generations = HostedGenerations(lambda: now)

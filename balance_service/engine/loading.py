@@ -166,10 +166,10 @@ def _files(hosted: HostedStage, partition: int, folder: Folder, load: Load) -> P
         made_with=made_here(hosted.settings),
     )
     manifest = wanted.read(folder, load.digest)
-    if manifest.state_schema_id != processor.state_codec.schema_id:
+    if manifest.state_schema_id != processor.frames.codec.schema_id:
         raise InvalidInputError(
             f"{folder.uri} does not fit: its states are of schema {manifest.state_schema_id} of the registry, and here "
-            f"they are of {processor.state_codec.schema_id}; {AGAIN}"
+            f"they are of {processor.frames.codec.schema_id}; {AGAIN}"
         )
     return manifest.partitions[partition]
 

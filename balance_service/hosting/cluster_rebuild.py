@@ -39,6 +39,11 @@ def next_job(settings: Settings, read_model: ReadModel, master: str, files: str,
     name, last = read_model.name, stages_of(read_model, settings)[-1]
     if not read_model.has_states():
         raise ConfigurationError(f"the read model '{name}' keeps no states, so there is nothing to rebuild")
+    if last.compacted:
+        raise ConfigurationError(
+            f"the source of '{name}' is compacted, and a batch job does not see what is deleted while it runs: rebuild "
+            "on the instances"
+        )
     topics = Topics(settings)
     with closing(SchemaRegistry.from_settings(settings)) as registry:
         if not registry.is_set:
