@@ -10,7 +10,7 @@ CHECKED := balance_service bench tests deploy
 SITE = report=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build 2>&1) || { echo "$$report"; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all chaos chaos-mutants soak compose-test browser-test bench bench-generations bench-quick bench-before check format docs site lock jar-digests audit clean
+.PHONY: help setup run demo test test-all chaos chaos-mutants soak compose-test cluster-test browser-test bench bench-generations bench-quick bench-before check format docs site lock jar-digests audit clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ soak: setup ## An hour under load: memory, files, threads and sizes level off; S
 
 compose-test: setup ## Test docker-compose.yml on a Docker engine; starts one if none runs (needs root)
 	@$(BIN)/python -m tests.compose
+
+cluster-test: setup ## Rebuild on a Spark cluster of three processes, which the test starts; about 3 minutes
+	@$(BIN)/pytest tests/integration/test_batch_cluster.py -s
 
 browser-test: setup ## Test the console in Chromium, which must be installed; about 10 minutes; keeps screenshots/
 	@$(BIN)/python -m tests.browser

@@ -34,7 +34,7 @@ _STORIES = tuple(
 _LATER = tuple(
     f"test_{name}.py"
     for name in (
-        *("spark_faults", "recorded_data", "memory"),
+        *("spark_faults", "recorded_data", "memory", "batch_cluster"),
         *("transformed_rows", "transforms_refused", "transform_fingerprints", "transform_bounds"),
     )
 )

@@ -23,6 +23,7 @@ from balance_service.settings import load_settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from balance_service.cli.batch import BatchRebuild
     from balance_service.client import Client
     from balance_service.hosting.offline_rebuild import Rebuilt
     from balance_service.model.read_model import ReadModel
@@ -52,6 +53,14 @@ _REASON = click.option("--reason", required=True, metavar="R", help="Kept with t
     help="How long to keep the old generation after the switch.",
 )
 @click.option("--max-rate", type=click.IntRange(1), metavar="EVENTS", help="Events per second and instance, at most.")
+@click.option(
+    "--master", metavar="M", help="Fold on Spark: local[N], spark://HOST:PORT, k8s://URL or yarn; with --files."
+)
+@click.option(
+    "--files", metavar="PLACE", help="An absolute path, or a URI such as s3://bucket/rebuilds, that all share."
+)
+@click.option("--spark-conf", "spark_conf", multiple=True, metavar="K=V", help="A setting of Spark; repeatable.")
+@click.option("--keep-files", is_flag=True, help="Leave the files when they are loaded.")
 @click.option("--reason", default="rebuild", show_default=True, metavar="R", help="Kept with the request.")
 @click.option("--detach", is_flag=True, help="Return once the rebuild has begun.")
 @at_url
@@ -61,32 +70,41 @@ def rebuild(
     switch: str | None,
     keep_old: int,
     max_rate: int | None,
+    master: str | None,
+    files: str | None,
+    spark_conf: tuple[str, ...],
     reason: str,
     url: str | None,
     *,
     offline: bool,
+    keep_files: bool,
     detach: bool,
     as_json: bool,
 ) -> None:
     """Replay the topics of read models, while the instances answer; compare with the old states, and switch.
 
     Ctrl-C does not stop the rebuild. With --offline, BALANCE_MODELS is the default for MODEL.
+
+    With --master, a job of Spark folds the events of one MODEL on a cluster, into files that the instances load. Ctrl-C
+    ends the job.
     """
+    batch = _batch(master, files, spark_conf, keep_files=keep_files)
+    if batch is not None and (offline or len(models) != 1):
+        raise click.UsageError("--master rebuilds one MODEL, and not --offline")
     if offline:
         _rebuild_offline(models)
         return
     if not models:
         raise click.UsageError("name the read models to rebuild")
     with client_of(url, changes=True) as client:
+        given: dict[str, Any] = {"switch": switch and switch.replace("-", "_"), "keep_old_seconds": keep_old}
+        given |= {"max_rate": max_rate, "reason": reason}
         for n, model in enumerate(models):
             try:
-                client.rebuild(
-                    model,
-                    switch=switch and switch.replace("-", "_"),
-                    keep_old_seconds=keep_old,
-                    max_rate=max_rate,
-                    reason=reason,
-                )
+                if batch is None:
+                    client.rebuild(model, **given)
+                else:
+                    batch.run(client, model, given)
             except ClientError as error:
                 if n:
                     click.echo(
@@ -241,6 +259,7 @@ def _follow(client: Client, model: str, *, quiet: bool) -> None:
             if not building:
                 return
             (one,) = building
+            doing = "rebuilding"
             # An instance of an earlier version does not say so.
             if halted := one.get("halted"):
                 raise BalanceServiceError(
@@ -248,10 +267,14 @@ def _follow(client: Client, model: str, *, quiet: bool) -> None:
                     f"restart that instance, or cancel the rebuild with `balance-service drop {model} --generation "
                     f"{one['generation']} --reason R`"
                 )
-            if not quiet and one["lag"] is not None:
+            loaded = one.get("loaded")
+            if loaded is not None and loaded < 1:
+                doing = "loading"
+                bar.update(task, completed=round(100 * loaded), total=100)
+            elif not quiet and one["lag"] is not None:
                 bar.update(task, completed=one["position"], total=one["position"] + one["lag"])
             why = f": {now['problem']}" if now["problem"] else ""
-            bar.update(task, description=f"rebuilding {model}{why}")
+            bar.update(task, description=f"{doing} {model}{why}")
             time.sleep(_LOOK_SECONDS)
 
 
@@ -296,6 +319,22 @@ def _show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
             click.echo(f"  {_way_out(one)}")
         if one["problem"] and one["problem"] not in [generation.get("halted") for generation in one["generations"]]:
             click.echo(f"  {one['problem']}")
+
+
+def _batch(
+    master: str | None, files: str | None, spark_conf: Sequence[str], *, keep_files: bool
+) -> BatchRebuild | None:
+    """Returns what the options say of a batch job; None if there is none. Raises click.UsageError."""
+    if master is None or files is None:
+        if master is not None or files is not None or spark_conf or keep_files:
+            raise click.UsageError("--master and --files belong together, and --spark-conf and --keep-files to both")
+        return None
+    from balance_service.cli.batch import BatchRebuild
+
+    if wrong := [one for one in spark_conf if not one.partition("=")[1]]:
+        raise click.UsageError(f"--spark-conf {wrong[0]}: give it as NAME=VALUE")
+    conf = {name: value for name, _, value in (one.partition("=") for one in spark_conf)}
+    return BatchRebuild(master, files, conf, keeps_files=keep_files)
 
 
 def _rebuild_offline(models: tuple[str, ...]) -> None:

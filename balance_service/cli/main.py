@@ -41,6 +41,7 @@ _LAZY = {
     "get-balance": "client:get_balance",
     "init": "init:init",
     "load": "kafka:load",
+    "pack-environment": "pack:pack_environment",
     "produce": "kafka:produce",
     "rebuild": "generations:rebuild",
     "schemas": "kafka:schemas",

@@ -417,23 +417,40 @@ class Calls:
         switch: str | None = None,
         keep_old_seconds: int = api.KEEP_OLD_SECONDS,
         max_rate: int | None = None,
+        files: str | None = None,
+        digest: str | None = None,
+        keep_files: bool = False,
         reason: str = "rebuild",
     ) -> Call[dict[str, Any]]:
-        """Begins to build a new generation of a read model, from the beginning of its topic.
+        """Begins to build a new generation of a read model, from the beginning of its topic, or from files.
 
         Args:
             switch: `when_equal`, `always` or `never`: when it serves, once it has caught up. By default `when_equal`;
                 `never` if the class of the model has another version now.
             keep_old_seconds: how long the old generation is kept after that.
             max_rate: events per second that each instance replays at most.
+            files: where a batch job has left the files of the generation; with the `digest` of their manifest.
+            keep_files: whether they are left when they are loaded.
             reason: stored with the request.
 
         Raises:
-            ClientError: a generation is being built or kept already.
+            ClientError: a generation is being built or kept already; or the files do not fit.
         """
         given = {"switch": switch, "keepOld": keep_old_seconds, "maxRate": max_rate, "reason": reason}
+        given |= {"files": files, "digest": digest, "keepFiles": True if keep_files else None}
         body = {"model": model} | {name: value for name, value in given.items() if value is not None}
         return (yield from self._read(_post(f"{api.MODELS}.rebuild", body), *_GENERATIONS))
+
+    def check_files(self, model: str, files: str) -> Call[list[dict[str, Any]]]:
+        """Returns which instances do not see the folder of the next generation, and why; empty if all do.
+
+        Args:
+            files: as the command `rebuild --files` has it.
+        """
+        path = f"{api.MODELS}/{segment(model)}/files"
+        content = yield from self._read(Request(path=path, parameters={"files": files}), "problems")
+        problems: list[dict[str, Any]] = content["problems"]
+        return problems
 
     def switch(self, model: str, *, to: int | None = None, anyway: bool = False, reason: str) -> Call[dict[str, Any]]:
         """Has another generation serve.

@@ -235,6 +235,7 @@ class Client(_Connected[httpx.Client, threading.Event]):
     generations = _blocking(Calls.generations)
     differences = _blocking(Calls.differences)
     rebuild = _blocking(Calls.rebuild)
+    check_files = _blocking(Calls.check_files)
     switch = _blocking(Calls.switch)
     drop = _blocking(Calls.drop)
 
@@ -445,6 +446,7 @@ class AsyncClient(_Connected[httpx.AsyncClient, asyncio.Event]):
     generations = _awaited(Calls.generations)
     differences = _awaited(Calls.differences)
     rebuild = _awaited(Calls.rebuild)
+    check_files = _awaited(Calls.check_files)
     switch = _awaited(Calls.switch)
     drop = _awaited(Calls.drop)
 

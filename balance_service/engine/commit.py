@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from balance_service.engine.batch import TaskBatch
     from balance_service.engine.changelog_writer import ChangelogWriter
     from balance_service.engine.dead_letters import LetterChanges
-    from balance_service.engine.processor import StageProcessor
+    from balance_service.engine.processor import BatchOutcome, StageProcessor
     from balance_service.engine.records import DeadLetter, Output, Position, Record
     from balance_service.engine.store import StateStore
 
@@ -63,6 +63,58 @@ class Committed:
     refused: Mapping[str, DeadLetter] = field(default_factory=dict, compare=False, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What a batch makes of a store, before anything is written; `failed` are the records that cannot be applied."""
+
+    position: Position
+    outcome: BatchOutcome
+    changes: LetterChanges
+    failed: Sequence[DeadLetter]
+
+    def records(self) -> Iterator[Record]:
+        """Yields the records for changelog and store, without the position; the same at each call."""
+        return itertools.chain(self.outcome.records(), self.changes.records)
+
+
+def fold(
+    batch: TaskBatch, partition: int, processor: StageProcessor, store: StateStore, seen_to_ms: int = NEVER
+) -> Folded | None:
+    """Executes step 2; returns None if a dead letter that the batch retries was closed since it was read.
+
+    Raises:
+        TaskMigratedError: the batch does not start at the store's position.
+        TaskHaltedError: the stage's code fails.
+        RetriableError: the store contains more than the changelog.
+        StoreFullError: the disk has no room.
+        StoreCorruptedError: the store returned data that was never written.
+    """
+    stands_at = store.position
+    if stands_at is None or batch.start != stands_at.offset:
+        raise TaskMigratedError(f"the batch starts at {batch.start}, the store stands at {stands_at}")
+    _require_whole(store)
+    known = processor.letters.of_batch(store, batch)
+    if any(at not in known or not known[at].status.is_open for at in batch.retried):
+        return None
+    processor.letters.failures.require_few(batch, partition)
+    _require_no_truncation(batch, stands_at)
+    unsent = frozenset(offset for offset, letter in known.items() if not letter.is_sent)
+    outcome = processor.outcome(replace(batch, unsent=unsent), partition, stands_at, store)
+    failed = sorted((*batch.updates.dead_letters, *outcome.dead_letters), key=lambda letter: letter.offset)
+    changes = processor.letters.on_commit(
+        store, known, failed, batch.forgotten, outcome.letters, outcome.newest, is_silent=batch.is_silent
+    )
+    moved = replace(
+        stands_at,
+        offset=batch.end,
+        stream_time_ms=outcome.stream_time_ms,
+        keys=stands_at.keys + outcome.created - outcome.deleted,
+        letters=changes.counted,
+        seen_to_ms=max(stands_at.seen_to_ms, seen_to_ms),
+    )
+    return Folded(moved, outcome, changes, failed)
+
+
 def commit(
     batch: TaskBatch,
     partition: int,
@@ -79,51 +131,27 @@ def commit(
         seen_to_ms: as `Position.seen_to_ms`, at the end of the batch.
 
     Raises:
-        TaskMigratedError: the batch does not start at the store's position, or the task was fenced.
-        TaskHaltedError: the stage's code fails; nothing is committed.
-        RetriableError: the outcome of step 3 is unknown, step 4 failed now or earlier, or the store contains more than
-            the changelog. The task must be opened again.
+        TaskMigratedError: as `fold`, or the task was fenced.
+        TaskHaltedError, StoreCorruptedError: as `fold`; nothing is committed.
+        RetriableError: the outcome of step 3 is unknown, step 4 failed now or earlier, or as `fold`. The task must be
+            opened again.
         StoreFullError: the disk has no room. If step 4 raises it, the changelog is ahead of the store.
-        StoreCorruptedError: the store returned data that was never written.
     """
-    stands_at = store.position
-    if stands_at is None or batch.start != stands_at.offset:
-        raise TaskMigratedError(f"the batch starts at {batch.start}, the store stands at {stands_at}")
-    _require_whole(store)
-    known = processor.letters.of_batch(store, batch)
-    if any(at not in known or not known[at].status.is_open for at in batch.retried):
+    folded = fold(batch, partition, processor, store, seen_to_ms)
+    if folded is None:
         return Committed(0, 0, 0, 0)
-    processor.letters.failures.require_few(batch, partition)
-    _require_no_truncation(batch, stands_at)
-    unsent = frozenset(offset for offset, letter in known.items() if not letter.is_sent)
-    outcome = processor.outcome(replace(batch, unsent=unsent), partition, stands_at, store)
-    updates = batch.updates
-    failed = sorted((*updates.dead_letters, *outcome.dead_letters), key=lambda letter: letter.offset)
-    changes = processor.letters.on_commit(
-        store, known, failed, batch.forgotten, outcome.letters, outcome.newest, is_silent=batch.is_silent
-    )
-    moved = replace(
-        stands_at,
-        offset=batch.end,
-        stream_time_ms=outcome.stream_time_ms,
-        keys=stands_at.keys + outcome.created - outcome.deleted,
-        letters=changes.counted,
-        seen_to_ms=max(stands_at.seen_to_ms, seen_to_ms),
-    )
-
-    def records() -> Iterator[Record]:
-        return itertools.chain(outcome.records(), changes.records)
-
+    outcome, changes, updates = folded.outcome, folded.changes, batch.updates
     failpoint("folded")
     # Another generation has written these dead letters.
     fresh = () if batch.is_silent else changes.fresh
-    _write(moved, processor.position_codec, store, writer, records, fresh, [*outcome.outputs, *audit])
+    codec, outputs = processor.position_codec, [*outcome.outputs, *audit]
+    _write(folded.position, codec, store, writer, folded.records, fresh, outputs)
     failpoint("stored")
     return Committed(
         applied=updates.applied - len(outcome.dead_letters) - outcome.duplicates - len(outcome.letters),
         ignored=sum(updates.ignored.values()),
         duplicates=outcome.duplicates,
-        dead_lettered=len(failed),
+        dead_lettered=len(folded.failed),
         causes=Counter(letter.cause for letter in changes.fresh),
         deleted=outcome.deleted,
         sent=len(outcome.outputs),
@@ -175,6 +203,22 @@ def write_position(
     _write(position, codec, store, writer, lambda: iter(records), (), outputs)
 
 
+def write_part(
+    records: Sequence[Record], position: Position, codec: AvroCodec, store: StateStore, writer: ChangelogWriter
+) -> None:
+    """Commits a part of what a store is loaded from: new records with values, sorted by key. Raises as `commit`."""
+    _require_whole(store)
+    _write(position, codec, store, writer, lambda: iter(records), ingested=records)
+
+
+def write_records(
+    records: Sequence[Record], position: Position, codec: AvroCodec, store: StateStore, writer: ChangelogWriter
+) -> None:
+    """Commits any other records with a position. Raises as `commit`."""
+    _require_whole(store)
+    _write(position, codec, store, writer, lambda: iter(records))
+
+
 def begin_again(
     position: Position,
     codec: AvroCodec,
@@ -217,12 +261,16 @@ def _write(
     records: Callable[[], Iterable[Record]],
     dead_letters: Iterable[DeadLetter] = (),
     outputs: Iterable[Output] = (),
+    ingested: Sequence[Record] = (),
 ) -> None:
-    """Executes steps 3 to 5. `records` returns the same records on each call."""
+    """Executes steps 3 to 5. `records` returns the same records on each call, or `ingested`, if those are given."""
     frame = codec.encode(position.record())
     try:
         changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)
-        store.write(itertools.chain(records(), [(POSITION_KEY, frame)]), changelog_offset)
+        if ingested:
+            store.ingest(ingested, (POSITION_KEY, frame), changelog_offset)
+        else:
+            store.write(itertools.chain(records(), [(POSITION_KEY, frame)]), changelog_offset)
     except ChangelogCutError:
         writer.close()
         # Uncommitted records take offsets too, so the changelog may now end beyond the store.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from bisect import bisect_left
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,16 @@ from rocksdict import (
     Cache,
     DbClosedError,
     DBCompressionType,
+    IngestExternalFileOptions,
     Options,
     Rdict,
     ReadOptions,
+    SstFileWriter,
     WriteBatch,
     WriteBufferManager,
 )
 
-from balance_service.engine.records import StoreSizes
+from balance_service.engine.records import RESERVED_PREFIX, StoreSizes
 from balance_service.errors import BalanceServiceError, RetriableError, StoreCorruptedError, StoreFullError
 
 if TYPE_CHECKING:
@@ -164,6 +167,28 @@ class Database:
         except Exception as error:
             raise _translated(error) from error
 
+    def ingest(self, records: Sequence[Record]) -> None:
+        """Writes records that are sorted by key and have values, as tables of their own instead of through memtables.
+
+        A crash leaves either all of them or none.
+        """
+        # The store's own records lie between those of states and those with reserved keys. A table whose range has a
+        # key of the memtable would have RocksDB write that one first.
+        reserved = bisect_left(records, RESERVED_PREFIX, key=_KEY_OF)
+        paths = []
+        try:
+            for number, part in enumerate(filter(None, (records[:reserved], records[reserved:]))):
+                # RocksDB leaves a file with such a name alone, and `wipe` removes it.
+                paths.append(str(self.path / f"ingested-{number}.sst"))
+                writer = SstFileWriter(rocksdb_options())
+                writer.open(paths[-1])
+                for key, value in part:
+                    writer[key] = value
+                writer.finish()
+            self._db.ingest_external_file(paths, _moved())
+        except Exception as error:
+            raise _translated(error) from error
+
     def require_room(self, *, serves: bool = True) -> None:
         """Raises StoreFullError if the disk has less free space than the next writes may need.
 
@@ -200,6 +225,12 @@ class Database:
     def wipe(path: Path) -> None:
         """Removes a closed database, whose content is in Kafka."""
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _moved() -> IngestExternalFileOptions:
+    options = IngestExternalFileOptions()
+    options.set_move_files(True)
+    return options
 
 
 def room_bytes(path: Path) -> int:

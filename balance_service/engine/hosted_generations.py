@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from balance_service.engine.dead_letter import Letter
     from balance_service.engine.store import StoreView
-    from balance_service.model.generations import Generations
+    from balance_service.model.generations import Declaration, Generations, Load
     from balance_service.model.stage import Stage
 
 
@@ -120,6 +120,14 @@ class HostedGenerations:
         now = self._now()
         is_it = now.building is not None and now.building.generation == stage.generation
         return is_it and now.comparison is None
+
+    def load_of(self, stage: Stage) -> Load | None:
+        """Returns what a generation is loaded from; None if it is folded from the beginning, or is loaded."""
+        return self._now().load_of(stage.generation)
+
+    def declaration(self, stage: Stage) -> Declaration:
+        """Returns what folds a live generation."""
+        return self._now().declarations[stage.generation]
 
     def max_rate(self, stage: Stage) -> int | None:
         """Returns how many events a second the tasks of a generation that is built apply together at most."""

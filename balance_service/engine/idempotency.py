@@ -15,12 +15,16 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.errors import PoisonRecordError
 from balance_service.process.failpoints import part_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from numpy.typing import NDArray
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.batch import KeyedUpdate
@@ -151,6 +155,16 @@ class IdempotencyKeys:
             if is_current and name not in self.fresh:
                 removed.append((_BY_NAME + name, None))
         return removed
+
+
+def running_times(timestamps_ms: NDArray[np.int64], before: int = -1) -> NDArray[np.int64]:
+    """Returns the stream time at each of some events with idempotency keys, in offset order.
+
+    Args:
+        before: the stream time before the first one; -1 for none.
+    """
+    in_ms = np.where(timestamps_ms <= _LATEST_MS, timestamps_ms, before)
+    return np.maximum(np.maximum.accumulate(in_ms), before)
 
 
 def _in_ms(timestamp: int, otherwise: int) -> int:

@@ -91,7 +91,8 @@ def open_store(task_id: TaskId, hosted: HostedStage, changelog: Topic) -> StateS
     stored = store.identity
     # The states have the partitioner of their position. The identity of a store that was restored while another one was
     # declared was written before its states were known.
-    known = hosted.partitioner if store.position is None else store.position.partitioner
+    stands_at = store.position or store.loading
+    known = hosted.partitioner if stands_at is None else stands_at.partitioner
     if stored is not None and replace(stored, partitioner=known) != replace(identity, partitioner=known):
         store.close()
         if stored.changelog_topic_id == changelog.topic_id:
@@ -149,16 +150,7 @@ def starting_position(
             raise TaskHaltedError(rekeyed_was_cut(source.name, partition, start))
         if start > 0 and not (hosted.settings.allow_finite_retention or hosted.stage.retries):
             raise TaskHaltedError(was_cut(source.name, partition, start))
-        return Position(
-            start,
-            least_epoch,
-            source.topic_id,
-            changelog_topic_id=changelog_topic_id,
-            source=f"{source.name}:{partition}",
-            partitioner=hosted.partitioner,
-            owner=hosted.stage.mark,
-            seen_to_ms=now_ms() if hosted.stage.compacted else NEVER,
-        )
+        return first_position(hosted, partition, start, least_epoch, changelog_topic_id)
     if stored.source_topic_id != source.topic_id:
         raise TaskHaltedError(_recreated(source.name))
     check_same_partitioner(hosted, stored.partitioner)
@@ -169,6 +161,21 @@ def starting_position(
     check_same_changelog(changelog_topic_id, stored.changelog_topic_id)
     epoch = max(stored.epoch + 1, least_epoch)
     return replace(stored, epoch=epoch, changelog_topic_id=changelog_topic_id, owner=hosted.stage.mark)
+
+
+def first_position(hosted: HostedStage, partition: int, offset: int, epoch: int, changelog_topic_id: str) -> Position:
+    """Returns the position of a task whose store has no states."""
+    source = hosted.source
+    return Position(
+        offset,
+        epoch,
+        source.topic_id,
+        changelog_topic_id=changelog_topic_id,
+        source=f"{source.name}:{partition}",
+        partitioner=hosted.partitioner,
+        owner=hosted.stage.mark,
+        seen_to_ms=now_ms() if hosted.stage.compacted else NEVER,
+    )
 
 
 def starting_changes(

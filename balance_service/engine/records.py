@@ -23,8 +23,10 @@ RESERVED_PREFIX = b"\xff"
 POSITION_KEY = RESERVED_PREFIX + b"position"
 
 _POSITION_FORMAT = 2
+# A version that does not know it would fold onto part of the states.
+_LOADING_FORMAT = 3
 # Format 1 had no `inherited`. A version that writes it would take a silent generation for one that sends.
-_READABLE_FORMATS = (1, _POSITION_FORMAT)
+_READABLE_FORMATS = (1, _POSITION_FORMAT, _LOADING_FORMAT)
 
 MISPLACED = "key-not-of-this-partition"
 """The dead-letter cause of a record whose key belongs to another partition by its topic's partitioner."""
@@ -69,6 +71,21 @@ _FORMERLY_SILENT = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
+class Loading(Struct):
+    """How far a store is loaded from the files of a batch job.
+
+    Attributes:
+        digest: that of the files' manifest, `Manifest.digest`.
+        file: the index of the next file among those of the partition.
+        next_key: every record of that file with a lower key is loaded.
+    """
+
+    digest: str
+    file: int = 0
+    next_key: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class Position(Struct, names={"stream_time_ms": "streamTime", "seen_to_ms": "seenTo"}, beside=("source", "offset")):
     """The position that a store's states belong to: every event below `offset` of `source` is applied.
 
@@ -90,6 +107,8 @@ class Position(Struct, names={"stream_time_ms": "streamTime", "seen_to_ms": "see
         owner: the `Stage.mark` of the stage that the changelog belongs to; empty in old records that lack it.
         seen_to_ms: of a compacted source, the latest known time of day, in ms, when the states had everything in it, or
             were begun; -1 for other sources, and if it is not known.
+        loading: of a store that is loaded from files, until it has all of them. It belongs to no position before, so
+            `StateStore.position` is None, and `offset` says nothing.
     """
 
     offset: int
@@ -105,10 +124,12 @@ class Position(Struct, names={"stream_time_ms": "streamTime", "seen_to_ms": "see
     partitioner: Partitioner = "murmur2"
     owner: str = ""
     seen_to_ms: int = NEVER
+    loading: Loading | None = None
 
     def record(self) -> dict[str, Any]:
         """Returns the Avro record `Position`."""
-        return {"format": _POSITION_FORMAT, "offsets": {self.source: self.offset}, **Struct.record(self)}
+        number = _POSITION_FORMAT if self.loading is None else _LOADING_FORMAT
+        return {"format": number, "offsets": {self.source: self.offset}, **Struct.record(self)}
 
     @classmethod
     def of(cls, record: Mapping[str, Any], **beside: Any) -> Self:
@@ -119,7 +140,7 @@ class Position(Struct, names={"stream_time_ms": "streamTime", "seen_to_ms": "see
         """
         if record["format"] not in _READABLE_FORMATS:
             raise ConfigurationError(
-                f"a position has format {record['format']}, this version knows {_POSITION_FORMAT}; "
+                f"a position has format {record['format']}, this version knows {_LOADING_FORMAT}; "
                 "run the version that wrote it, or rebuild the read model"
             )
         if record["emittedUpTo"] == _FORMERLY_SILENT:

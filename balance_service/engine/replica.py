@@ -119,8 +119,9 @@ class Replica:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the store is exactly as a commit of the owner left it."""
-        return self._opened()[1].is_whole and self.completeness.holds
+        """Whether the store is exactly as a commit of the owner left it, and not a part of what it is loaded from."""
+        store, reader = self._opened()
+        return reader.is_whole and self.completeness.holds and store.loading is None
 
     def passed(self, part: Part) -> bool:
         """Returns whether the store will be as a commit left it once a part is applied.
@@ -145,10 +146,10 @@ class Replica:
         store, _ = self._opened()
         store.require_room(serves=self._hosted.generations.serves(self._hosted.stage))
         store.apply(part.records, part.changelog_offset)
-        if part.is_whole and store.position is not None:
-            check_owner(self._hosted.stage, store.position)
-            check_same_changelog(self.changelog_topic_id, store.position.changelog_topic_id)
-            check_same_partitioner(self._hosted, store.position.partitioner)
+        if part.is_whole and (position := store.position or store.loading) is not None:
+            check_owner(self._hosted.stage, position)
+            check_same_changelog(self.changelog_topic_id, position.changelog_topic_id)
+            check_same_partitioner(self._hosted, position.partitioner)
         self.restoration.advance(len(part.records), part.changelog_offset)
 
     def check_same_logs(self) -> None:

@@ -17,7 +17,7 @@ from balance_service.errors import BalanceServiceError, ConfigurationError
 from balance_service.process.failpoints import failpoint, part_size
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from balance_service.avro.codec import AvroCodec
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _IDENTITY_KEY = RESERVED_PREFIX + b"identity"
 _CHANGELOG_OFFSET_KEY = RESERVED_PREFIX + b"changelog-offset"
 _WRITTEN_UP_TO_KEY = RESERVED_PREFIX + b"reaches"
+_OWN_KEYS = frozenset({POSITION_KEY, _IDENTITY_KEY, _CHANGELOG_OFFSET_KEY, _WRITTEN_UP_TO_KEY})
+_AFTER_ANY = 2 * RESERVED_PREFIX
 
 _BEYOND_ANY_END = 2**63 - 1
 # A batch is in memory as a list, as RocksDB's, and in the memtable.
@@ -74,6 +76,7 @@ class StateStore:
         self._position_codec = position_codec
         self._db = opened(path)
         self._view: StoreView | None = None
+        self._loading: Position | None = None
         self._first: dict[bytes, bytes] = {}
         position_codec.look_in(self)
         try:
@@ -119,9 +122,14 @@ class StateStore:
 
     @property
     def position(self) -> Position | None:
-        """The position that the store's states belong to; None before the first commit."""
+        """The position that the store's states belong to; None before the first commit, and while it is loaded."""
         view = self._view
         return None if view is None else view.position
+
+    @property
+    def loading(self) -> Position | None:
+        """The record of a store that is loaded from files, and has part of them; otherwise None."""
+        return None if self._view is None else self._loading
 
     @property
     def view(self) -> StoreView | None:
@@ -136,6 +144,13 @@ class StateStore:
         """Returns the framed states of keys, in their order; None for a key without a state."""
         return self._db.get_many(keys)
 
+    def pages(self) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Yields all records that a changelog has too, without the position, in key order."""
+        start = b""
+        while self._view is not None and (page := self._view.scan(start, _AFTER_ANY, _PART)):
+            yield [(key, value) for key, value in page if key not in _OWN_KEYS]
+            start = page[-1][0] + b"\0"
+
     def schema_text(self, key: bytes) -> bytes | None:
         """Returns the text of a schema under its reserved key; None if there is none. Any thread may ask."""
         try:
@@ -146,6 +161,11 @@ class StateStore:
     def keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
         """Returns at most `limit` keys from `start` to below `stop`, in order."""
         return self._db.keys(start, stop, limit)
+
+    def recorded_keys(self, start: bytes, limit: int) -> list[bytes]:
+        """Returns at most `limit` keys of changelog records from `start` on, in order, but not that of the position."""
+        found = self.keys(start, _AFTER_ANY, limit + len(_OWN_KEYS))
+        return [key for key in found if key not in _OWN_KEYS][:limit]
 
     def first_keys(self, index: bytes, stop: bytes, limit: int) -> list[bytes]:
         """Returns the first keys of an index whose entries are deleted after they were found.
@@ -194,6 +214,17 @@ class StateStore:
         """
         self._write([*records, (_CHANGELOG_OFFSET_KEY, changelog_offset.to_bytes(8, "big"))])
 
+    def ingest(self, records: Sequence[Record], position: Record, changelog_offset: int) -> None:
+        """Applies the records of a commit as `write`, for many that are new, have values and are sorted by key.
+
+        RocksDB takes them as a file that is made here, which is a fraction of the work. Queries see them at once with
+        the position, whose record comes last.
+        """
+        self._db.write([(_WRITTEN_UP_TO_KEY, changelog_offset.to_bytes(8, "big"))])
+        self._db.ingest(records)
+        failpoint("part-ingested")
+        self.apply([position], changelog_offset)
+
     def distrust(self) -> None:
         """Marks the store as containing records that the changelog lost, so that the next task restores it."""
         self._db.write([(_WRITTEN_UP_TO_KEY, _BEYOND_ANY_END.to_bytes(8, "big"))])
@@ -205,9 +236,10 @@ class StateStore:
 
     def _take_view(self) -> StoreView:
         stored = self._db.get(POSITION_KEY)
-        if stored is None:
-            return StoreView(self._db.snapshot(), None)
-        return StoreView(self._db.snapshot(), Position.of(self._position_codec.decode(stored)))
+        position = None if stored is None else Position.of(self._position_codec.decode(stored))
+        is_loading = position is not None and position.loading is not None
+        self._loading = position if is_loading else None
+        return StoreView(self._db.snapshot(), None if is_loading else position)
 
     def _write(self, records: Collection[Record]) -> None:
         self._db.write(records)

@@ -22,7 +22,14 @@ from balance_service.engine.dead_letters import DueLetters
 from balance_service.engine.decisions import Decision
 from balance_service.engine.deletions import Deletions, begun_again
 from balance_service.engine.inheritance import check_owner, inherit, last_positions, open_writer
-from balance_service.engine.opening import check_same_log, check_still_there, starting_changes, starting_position
+from balance_service.engine.loading import loads, require_loaded
+from balance_service.engine.opening import (
+    check_same_log,
+    check_still_there,
+    first_position,
+    starting_changes,
+    starting_position,
+)
 from balance_service.engine.records import NEVER, STANDS_AFTER_SECONDS, Role, StoreSizes, TaskSnapshot, Waited
 from balance_service.engine.replica import Replica
 from balance_service.engine.store import offset_of
@@ -61,10 +68,10 @@ class TaskState(Enum):
         ▼            ▼           ▼      ▼
      CLOSED ◄────────────────────────────     (from every state)
     ```
-    RESTORING replays the changelog and does not answer. RUNNING folds and answers. TAILING, a standby's state, applies
-    the owner's commits and answers queries that accept a standby. WAITING answers, but applies nothing until an outage
-    ends. HALTED applies nothing until an operator acts, and answers nothing except from `frozen_view`. CLOSED is final:
-    a partition that returns gets a new task.
+    RESTORING replays the changelog, or loads files, and does not answer. RUNNING folds and answers. TAILING, a
+    standby's state, applies the owner's commits and answers queries that accept a standby. WAITING answers, but applies
+    nothing until an outage ends. HALTED applies nothing until an operator acts, and answers nothing except from
+    `frozen_view`. CLOSED is final: a partition that returns gets a new task.
     """
 
     CREATED = "CREATED"
@@ -89,6 +96,7 @@ TRANSITIONS = {
 ANSWERING = frozenset({TaskState.RUNNING, TaskState.TAILING, TaskState.WAITING})
 _MOST_CHANGED_KEYS = 10_000
 _FIRST_RECORD_SECONDS = 3.0
+_LOADED = object()
 
 
 class StopAt:
@@ -161,6 +169,8 @@ class Task:
         self._decided_elsewhere: deque[Mapping[int, Letter]] = deque()
         self.compared: Compared | None = None
         """The comparison with the serving generation, once made."""
+        self._loads: Iterator[None] | None = None
+        """What is left to load before the task runs; None if nothing is."""
         self.stop: StopAt | None = None
         """How far the task folds now; None: as far as there are events."""
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
@@ -170,6 +180,11 @@ class Task:
     @property
     def state(self) -> TaskState:
         return self._state
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether `load` is to be called: the task owns its partition, and runs once its store is loaded."""
+        return self._loads is not None and self._state is TaskState.RESTORING
 
     @property
     def role(self) -> Role:
@@ -332,6 +347,22 @@ class Task:
                 return
             self.replica.check_same_logs()
             self._own()
+
+    def load(self) -> None:
+        """Loads a part of the files that a batch job has made, and runs after the last one.
+
+        Raises: as `open`, or as `engine.loading.loads`.
+        """
+        with self._held():
+            if self._loads is None or self._state is not TaskState.RESTORING:
+                # It was halted since.
+                return
+            rest, self._loads = self._loads, None
+            # After an error there is no rest: the task must be opened again.
+            if next(rest, _LOADED) is _LOADED:
+                self._run()
+            else:
+                self._loads = rest
 
     def process(self, batch: TaskBatch) -> Committed:
         """Commits a micro-batch.
@@ -665,6 +696,7 @@ class Task:
         if self._state is TaskState.CLOSED:
             return
         self._to(TaskState.CLOSED)
+        self._loads = None
         if self._writer is not None:
             self._writer.close()
         self.replica.close()
@@ -702,7 +734,24 @@ class Task:
         self._catch_up(is_fenced=True)
         self._writer.expect(self.replica.end)
         failpoint("restored")
-        self._begin_again_if_needed(store, self._writer)
+        epoch = self._least_epoch if store.loading is None else max(store.loading.epoch + 1, self._least_epoch)
+        begun = first_position(hosted, task_id.partition, 0, epoch, self.replica.changelog_topic_id)
+        self._loads = loads(hosted, task_id.partition, store, self._writer, begun, self.replica.restoration)
+        if self._loads is None:
+            self._run()
+            return
+        # It would fetch what the load writes.
+        self.replica.stop_reading()
+        if self._state is TaskState.TAILING:
+            self._to(TaskState.RESTORING)
+        self._log.info("task loads from files")
+
+    def _run(self) -> None:
+        hosted, task_id, store, writer = self._hosted, self.task_id, self._store(), self._writer
+        if writer is None:
+            raise FatalError(f"task {task_id} is to run, and has fenced no predecessor")
+        require_loaded(store)
+        self._begin_again_if_needed(store, writer)
         # (d) The epoch rises above that of every previous owner.
         changelog_topic_id = self.replica.changelog_topic_id
         start = starting_position(store.position, hosted, task_id.partition, changelog_topic_id, self._least_epoch)
@@ -713,7 +762,7 @@ class Task:
             if self._closing.is_set():
                 raise TaskMigratedError("the task was closed while it was opened")
             schemas, outputs = hosted.schemas.missing(store, position.offset, letters.now_ms())
-            write_position(position, codec, store, self._writer, changes, schemas, outputs)
+            write_position(position, codec, store, writer, changes, schemas, outputs)
         position = self._required_position()
         failpoint("position-written")
         self.replica.stop_reading()
@@ -762,7 +811,10 @@ class Task:
             if self._state is TaskState.TAILING and not will_be_complete:
                 self._to(TaskState.RESTORING)
             self.replica.apply(part)
-            if self._state is TaskState.TAILING:
+            if self._state is TaskState.TAILING and self._store().loading is not None:
+                # The owner loads it, and it has a part.
+                self._to(TaskState.RESTORING)
+            elif self._state is TaskState.TAILING:
                 self._shown = self._store().view
 
     def _store(self) -> StateStore:

@@ -422,7 +422,10 @@ class _Supervisor:
         opened = time.monotonic()
         while not self._stopping.is_set():
             state, error = self.task.state, None
-            if self.task.role is Role.STANDBY and state in (TaskState.TAILING, TaskState.RESTORING):
+            if self.task.is_loading:
+                # Not in turn: it may take hours, and another task may have to open.
+                error = self._attempt(self.task.load)
+            elif self.task.role is Role.STANDBY and state in (TaskState.TAILING, TaskState.RESTORING):
                 error = self._attempt(
                     self.task.tail if self.role is Role.STANDBY else partial(self._in_turn, self.task.promote)
                 )

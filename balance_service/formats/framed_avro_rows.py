@@ -6,20 +6,21 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from pyspark.sql.classic.column import Column as ClassicColumn
 
 from balance_service.avro.codec import SCHEMA_HEADER, framed
-from balance_service.avro.frames import schema_id_of
+from balance_service.avro.frames import ID_BYTES, schema_id_of
 from balance_service.avro.registry import ask_together
 from balance_service.avro.rules import rules_of
 from balance_service.avro.schemas import full_name, is_shipped, subject_of
-from balance_service.errors import RetriableError
+from balance_service.errors import PoisonRecordError, RetriableError
 from balance_service.formats.rows import Rows, first_header
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
@@ -98,6 +99,31 @@ class FramedAvroRows(Rows):
             return record
         value = framed(record["value"], [(one["key"], one["value"]) for one in headers], self._registry)
         return {**record, "value": value, "headers": [one for one in headers if one["key"] != SCHEMA_HEADER] or None}
+
+    def framed_records(self, records: DataFrame, frames: Mapping[bytes, bytes]) -> DataFrame:
+        if self._frames is None:
+            return records
+        is_named = f"header -> header.key = '{SCHEMA_HEADER}' and octet_length(header.value) > 0"
+        # As in `framed`, the last one counts.
+        named = F.expr(f"get(filter(headers, {is_named}), size(filter(headers, {is_named})) - 1).value")
+        is_id = (F.octet_length(named) == ID_BYTES) & (F.hex(F.substring(named, 1, 1)) == "00")
+        before = F.when(is_id, named)
+        for header, frame in frames.items():
+            before = before.when(named == F.lit(bytearray(header)), F.lit(bytearray(frame)))
+        others = F.expr(f"filter(headers, header -> header.key != '{SCHEMA_HEADER}')")
+        is_framed = F.col("value").isNotNull() & before.isNotNull()
+        return records.withColumns(
+            {
+                "value": F.when(is_framed, F.concat(before, F.col("value"))).otherwise(F.col("value")),
+                "headers": F.when(is_framed, F.when(F.size(others) > 0, others)).otherwise(F.col("headers")),
+            }
+        )
+
+    def frame_header_of(self, header: bytes) -> bytes | None:
+        try:
+            return framed(b"", [(SCHEMA_HEADER, header)], self._registry)
+        except PoisonRecordError:
+            return None
 
     def schema_id(self, value: bytes | None) -> int | None:
         return schema_id_of(value, takes_fingerprints=self._stage.reads_rekeyed)

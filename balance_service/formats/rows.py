@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
 
 class Rows(ABC):
@@ -56,6 +56,22 @@ class Rows(ABC):
             RetriableError: the registry does not answer.
         """
         return record
+
+    def framed_records(self, records: DataFrame, frames: Mapping[bytes, bytes]) -> DataFrame:  # noqa: ARG002
+        """Returns Kafka's records as `framed` does.
+
+        Args:
+            frames: what a header says → what precedes a value then: see `frame_header_of`. Records with another header
+                are returned as they are, unless it has an id.
+        """
+        return records
+
+    def frame_header_of(self, header: bytes) -> bytes | None:  # noqa: ARG002
+        """Returns what precedes a value whose schema a header names; None if the registry does not know the schema.
+
+        Raises RetriableError: the registry does not answer.
+        """
+        return None
 
     def schema_id(self, value: bytes | None) -> int | None:  # noqa: ARG002
         """Returns the id of the schema that a value names; None if it names none."""

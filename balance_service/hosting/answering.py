@@ -10,6 +10,7 @@ from balance_service import api
 from balance_service.hosting.history import History
 from balance_service.http.answer import unavailable
 from balance_service.http.dead_letters import DeadLetters
+from balance_service.http.files import PeerFiles
 from balance_service.http.generations import GenerationRequests
 from balance_service.http.instances import Instances
 from balance_service.http.model_queries import ModelAnswers, ModelQueries, description_of
@@ -82,6 +83,7 @@ class Answering:
         yield PeerStreams(models.open_part, self._http.trust, self._http.streams.shares)
         yield DeadLetters(self._letters_here)
         yield GenerationRequests(rebuilds, rebuilds.checks, self._instance.engine.generations)
+        yield PeerFiles(self._hosting_peers, self._proxy, self._settings.application_server)
         yield self._instances()
         yield from self._instance.commands
 
@@ -115,6 +117,14 @@ class Answering:
             generations.serving,
             lambda model: generations.of(model).live,
         )
+
+    def _hosting_peers(self, model: str) -> list[Peer]:
+        running = self._instance.directory.table.running()
+        return [
+            Peer(one.address, one.incarnation)
+            for one in running
+            if one.address != self._settings.application_server and one.hosts_any(model)
+        ]
 
     def _instances(self) -> Instances:
         def peer(address: str) -> Peer | None:

@@ -94,7 +94,7 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
         source = prepare_topics(topics, settings, [*stages[:-1], serving])[serving.source]
         _refuse_repartitioned(topics, serving, source)
         starts = topics.offsets(source.name, range(source.partitions), earliest=True)
-        _refuse_incomplete(settings, serving, source, starts)
+        refuse_incomplete(settings, serving, source, starts)
         with ExclusiveGroup(settings, topics, source) as group:
             _refuse_other_owner(settings, topics, schemas, former)
             _refuse_unknown_decisions(settings, topics, schemas, serving, source)
@@ -160,7 +160,8 @@ def _refuse_repartitioned(topics: Topics, stage: Stage, source: Topic) -> None:
         raise ConfigurationError(was_repartitioned(source.name, changelog.partitions, source.partitions))
 
 
-def _refuse_incomplete(settings: Settings, stage: Stage, source: Topic, starts: Mapping[int, int]) -> None:
+def refuse_incomplete(settings: Settings, stage: Stage, source: Topic, starts: Mapping[int, int]) -> None:
+    """Refuses to fold a source that lacks first records, unless that is allowed. Raises ConfigurationError."""
     for partition, start in starts.items():
         if start > 0 and stage.reads_rekeyed:
             raise ConfigurationError(rekeyed_was_cut(source.name, partition, start))

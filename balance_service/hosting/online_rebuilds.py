@@ -20,6 +20,7 @@ from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.errors import BalanceServiceError, RetriableError
 from balance_service.hosting.dropped_changelogs import DroppedChangelogs
+from balance_service.hosting.loaded_files import LoadedFiles
 from balance_service.hosting.rebuild_checks import CAUGHT_UP_RECORDS, RebuildChecks, StepWaitsError
 from balance_service.http.generations import Difference, Generation, ModelGenerations
 from balance_service.model.generations import Comparison
@@ -61,6 +62,7 @@ class Rebuilds(PeriodicThread):
         self._servers = servers
         self.checks = RebuildChecks(engine, servers)
         self._dropped_changelogs = DroppedChangelogs(engine, servers)
+        self._loaded_files = LoadedFiles(engine, self.checks)
         self._switch_of_upgrade = switch
         self._comparing: dict[tuple[Task, Task], Generator[None, None, Compared]] = {}
         """Comparisons that have begun, by the tasks of the serving generation and of the one that is built."""
@@ -117,12 +119,22 @@ class Rebuilds(PeriodicThread):
             status=now.status_of(number),
             partitions=len(partitions),
             halted=self._stopped(now, number, TaskState.HALTED),
+            loaded=None if now.load_of(number) is None else self._loaded(stage.name, partitions),
             running=sum(task.state == TaskState.RUNNING.value for task in claims.values()),
             position=sum(positions.values()),
             lag=sum(lag for lag in lags if lag is not None)
             if len(positions) == len(partitions) and None not in lags
             else None,
         )
+
+    def _loaded(self, stage: str, partitions: range) -> float:
+        """Returns which share of its files a generation has loaded; each partition counts alike."""
+        here = {partition: 1.0 for partition in partitions if self._servers.claims(stage, partition)}
+        for server in self._servers.running():
+            for task in server.tasks:
+                if task.stage == stage and task.role is Role.ACTIVE and task.to_restore:
+                    here.setdefault(task.partition, min(1.0, task.restored / task.to_restore))
+        return round(sum(here.values()) / max(1, len(partitions)), 4)
 
     def differences(self, model: str) -> Sequence[Difference] | None:
         """Returns the first differences that were found here, at most 20; None as `status`."""
@@ -177,6 +189,7 @@ class Rebuilds(PeriodicThread):
             ]
         if self._is_responsible(serving):
             steps.append(partial(self._do_once, generations))
+            steps.append(partial(self._loaded_files.delete, generations))
         steps.append(partial(self._upgrade, generations))
         failures = [failure for step in steps if (failure := self._failure_of(model, step)) is not None]
         if failures:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from balance_service.bulk.accepting import Wanted, made_here
 from balance_service.engine.database import has_room_for, room_bytes
 from balance_service.engine.inheritance import last_positions
 from balance_service.engine.opening import rekeyed_was_cut
 from balance_service.engine.records import Role
 from balance_service.engine.task import TaskState
-from balance_service.errors import InvalidInputError, RetriableError
+from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError
 from balance_service.kafka.topic_specs import losses
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import Position, TaskSnapshot
     from balance_service.hosting.engine import Engine
-    from balance_service.model.generations import Declaration, Generations
+    from balance_service.model.generations import Declaration, Generations, Load
     from balance_service.model.stage import Stage
 
 log = structlog.get_logger(__name__)
@@ -76,6 +77,8 @@ class RebuildChecks:
             raise RetriableError("this instance has not heard of any other yet, nor of itself: try again")
         if problem := self.lacks_class(now, to):
             raise InvalidInputError(problem)
+        if now.load_of(to) is not None and not self.is_loaded(now, to):
+            raise InvalidInputError(f"generation {to} is being loaded from files, and has a part of its states: wait")
         lost = [*filter(None, [self._uncompared(now, to), self.events_lacking(now, to)]), *self.unfit(now, to)]
         if not lost:
             return ""
@@ -208,6 +211,56 @@ class RebuildChecks:
                 f"{needed >> 20} MiB, and {room_bytes(path) >> 20} MiB are left; 512 MiB must stay free: make room"
             )
         return self._versions.declaration(model).beginning_at(starts)
+
+    def check_files(self, model: str, files: str) -> str:
+        """Returns why this instance does not see the folder of the next generation; empty if it does."""
+        from balance_service.bulk.folder import Folder
+
+        number = self._engine.generations.of(model).newest + 1
+        try:
+            Folder.of(files, self._engine.settings.application_id, model, number).check_found()
+        except BalanceServiceError as error:
+            return str(error)
+        return ""
+
+    def loadable(self, model: str, load: Load, declaration: Declaration) -> Declaration:
+        """Returns the declaration of a generation that is loaded from files, once its manifest is verified.
+
+        Raises:
+            InvalidInputError: the files are missing, altered or others, or do not fit; the message names what.
+            RetriableError: the file system or the broker does not respond, or the serving generation has not come as
+                far as the files.
+        """
+        from balance_service.bulk.folder import Folder
+
+        engine, hosted = self._engine, self.any_hosted(model)
+        stage = self._versions.stage(model, load.generation)
+        wanted = Wanted(
+            stage=stage,
+            declaration=declaration,
+            source_topic_id=hosted.source.topic_id,
+            partitioner=hosted.partitioner,
+            partitions=hosted.source.partitions,
+            made_with=made_here(engine.settings),
+        )
+        folder = Folder.of(load.files, engine.settings.application_id, model, load.generation)
+        manifest = wanted.read(folder, load.digest)
+        serving = self._versions.stage(model, engine.generations.of(model).serving)
+        stands = self._last_positions(serving, self.partitions(model))
+        for one in manifest.partitions:
+            at = stands[one.partition].offset if one.partition in stands else 0
+            if at < one.position:
+                # What lies above would never be sent.
+                raise RetriableError(
+                    f"the files reach to {one.position} of {stage.source}-{one.partition}, and generation "
+                    f"{serving.generation}, which serves, is at {at}: try again once it is there"
+                )
+        return declaration.beginning_at({one.partition: one.begins for one in manifest.partitions})
+
+    def is_loaded(self, now: Generations, number: int) -> bool:
+        """Whether a live generation has all files that it is loaded from: only then do its tasks own partitions."""
+        stage = self._versions.stage(now.model, number).name
+        return all(self._servers.claims(stage, partition) for partition in self.partitions(now.model))
 
     def lacks_class(self, now: Generations, generation: int | None) -> str:
         """Returns which instances cannot fold a generation; empty if all can."""

@@ -19,6 +19,7 @@ from balance_service.http.answer import ON_EVERY_ANSWER, Answer, Problem, proble
 from balance_service.http.console.files import console_routes
 from balance_service.http.dead_letters import DEAD_LETTER_ROUTES
 from balance_service.http.declared_queries import declared_routes
+from balance_service.http.files import FILES_ROUTES
 from balance_service.http.generations import GENERATION_ROUTES
 from balance_service.http.instances import INSTANCE_ROUTES
 from balance_service.http.model_routes import MODEL_ROUTES
@@ -86,7 +87,7 @@ def routes_of(models: Sequence[ReadModel], commands: Iterable[Command], files: I
     """
     own = [*(command.route for command in commands), *declared_routes(models)]
     try:
-        for_operators = (*GENERATION_ROUTES, *DEAD_LETTER_ROUTES, *INSTANCE_ROUTES, *OPERATIONS_ROUTES)
+        for_operators = (*GENERATION_ROUTES, *FILES_ROUTES, *DEAD_LETTER_ROUTES, *INSTANCE_ROUTES, *OPERATIONS_ROUTES)
         return RouteTable((*own, *MODEL_ROUTES, *TABLE_ROUTES, *for_operators, *files))
     except ValueError as error:
         raise ConfigurationError(f"BALANCE_MODELS: {error}") from None

@@ -22,7 +22,7 @@ from balance_service.http.dead_letters import Reason  # noqa: TC001  # pydantic 
 from balance_service.http.model_queries import ModelName
 from balance_service.http.requests import JsonBody, JsonNumber, Parameters, true_or_false, whole_number
 from balance_service.http.route import Count, RequestBody, Response, Route, Tag, ok, problem, retry_later
-from balance_service.model.generations import Comparison, GenerationStatus, Switch
+from balance_service.model.generations import Comparison, GenerationStatus, Load, Switch
 from balance_service.structs import Struct
 
 if TYPE_CHECKING:
@@ -67,6 +67,20 @@ class RebuildBody(JsonBody):
     maxRate: Annotated[  # noqa: N815  # the name in JSON
         Number | None, Field(description="Events per second that each instance replays at most.")
     ] = None
+    files: Annotated[
+        str | None,
+        Field(
+            max_length=1000,
+            description="Where a batch job has left the files of the next generation, as `rebuild --master` gives it; "
+            "with `digest`. Null: the topic is replayed.",
+        ),
+    ] = None
+    digest: Annotated[
+        str | None, Field(pattern=r"^[0-9a-f]{64}$", description="The SHA-256 of the files' manifest.")
+    ] = None
+    keepFiles: Annotated[  # noqa: N815  # the name in JSON
+        bool, true_or_false(), Field(description="Whether the files are left when they are loaded.")
+    ] = False
     reason: Reason = "rebuild"
 
 
@@ -116,6 +130,12 @@ class Checking(Protocol):
     def buildable(self, model: str) -> Declaration:
         """What the newest version here is declared to be. Raises InvalidInputError: none can be built now."""
 
+    def loadable(self, model: str, load: Load, declaration: Declaration) -> Declaration:
+        """The declaration of a generation that is loaded from files. Raises InvalidInputError: they do not fit."""
+
+    def check_files(self, model: str, files: str) -> str:
+        """Why this instance does not see the files of the next generation; empty if it does."""
+
     def check_switch(self, now: Generations, to: int, *, anyway: bool) -> str:
         """What would be lost by a switch. Raises InvalidInputError: it is refused."""
 
@@ -140,11 +160,16 @@ class GenerationRequests:
 
     async def rebuild(self, request: web.Request) -> web.Response:
         given, by = RebuildBody.of_json(await request.read()), _by(request)
+        if (given.files is None) is not (given.digest is None):
+            raise Problem(400, "files and digest belong together: give both, or none")
         switch = None if given.switch is None else Switch(given.switch)
 
         def change(now: Generations) -> Generations:
-            declaration = self.checks.buildable(given.model)
-            return now.rebuilt(declaration, switch, given.keepOld, given.maxRate, by, given.reason)
+            declaration, load = self.checks.buildable(given.model), None
+            if given.files is not None and given.digest is not None:
+                load = Load(now.newest + 1, given.files, given.digest, given.keepFiles)
+                declaration = self.checks.loadable(given.model, load, declaration)
+            return now.rebuilt(declaration, switch, given.keepOld, given.maxRate, by, given.reason, load)
 
         return await self._changed(given.model, change)
 
@@ -161,6 +186,10 @@ class GenerationRequests:
     async def drop(self, request: web.Request) -> web.Response:
         given, by = DropBody.of_json(await request.read()), _by(request)
         return await self._changed(given.model, lambda now: now.dropped(given.generation, by, given.reason))
+
+    def require_known(self, model: str) -> None:
+        """Raises Problem: 404, this instance does not host a read model that keeps states."""
+        self._status_of(model)
 
     async def _changed(self, model: str, change: Callable[[Generations], Generations]) -> web.Response:
         self._status_of(model)
@@ -219,6 +248,9 @@ class Generation(Struct):
     halted: str
     """Why the task of a partition is halted, and at which instance, so that the generation does not catch up without an
     operator; empty if none is."""
+    loaded: Annotated[float, Field(ge=0, le=1)] | None
+    """Which share of the files of a batch job it has loaded, of which it answers nothing before it has all; null if it
+    is not loaded from files."""
     running: Count
     """Partitions whose owner folds this generation now."""
     position: Count
@@ -238,7 +270,7 @@ class ModelGenerations(Struct):
     kept_until: Annotated[datetime | None, WithJsonSchema(_TIME)]
     """When the kept generation is dropped."""
     action: str
-    """What led to this: `begin`, `rebuild`, `rebuild offline`, `compare`, `switch`, `settle` or `drop`."""
+    """What led to this: `begin`, `rebuild`, `rebuild offline`, `load`, `compare`, `switch`, `settle` or `drop`."""
     by: str
     """Who asked for it, or the command that needs no instance; empty for the service itself."""
     reason: str
@@ -261,7 +293,7 @@ class Differences(Struct):
     """The first ones of each partition that this instance owns, at most 20."""
 
 
-_TAG = Tag("generations", "Rebuilds of read models while they answer: for operators.")
+GENERATIONS = Tag("generations", "Rebuilds of read models while they answer: for operators.")
 _SCOPES = frozenset({Scope.OPERATE})
 _EXAMPLE: Mapping[str, Any] = {
     "model": "balance",
@@ -275,6 +307,7 @@ _EXAMPLE: Mapping[str, Any] = {
             "status": "serving",
             "partitions": 4,
             "halted": "",
+            "loaded": None,
             "running": 4,
             "position": 1200,
             "lag": 0,
@@ -288,6 +321,7 @@ _EXAMPLE: Mapping[str, Any] = {
             "status": "building",
             "partitions": 4,
             "halted": "",
+            "loaded": None,
             "running": 4,
             "position": 700,
             "lag": 500,
@@ -318,7 +352,7 @@ def _request(
         method="POST",
         path=f"{api.MODELS}.{name}",
         handle=handle,
-        tag=_TAG,
+        tag=GENERATIONS,
         scopes=_SCOPES,
         summary=summary,
         description=f"{description} The service keeps the request, who made it, when and why, permanently.",
@@ -341,7 +375,7 @@ GENERATION_ROUTES = (
         name="generationsOfModel",
         path=f"{api.MODELS}/{{model}}/generations",
         handle=lambda handlers, request: handlers.of(GenerationRequests).show(request),
-        tag=_TAG,
+        tag=GENERATIONS,
         scopes=frozenset({Scope.READ}),
         summary="The generations of a read model",
         description="Of all instances, as this one knows them.",
@@ -352,7 +386,7 @@ GENERATION_ROUTES = (
         name="differencesOfModel",
         path=f"{api.MODELS}/{{model}}/differences",
         handle=lambda handlers, request: handlers.of(GenerationRequests).differ(request),
-        tag=_TAG,
+        tag=GENERATIONS,
         scopes=_SCOPES,
         summary="The first differences between two generations",
         description="Of the partitions that this instance owns.",

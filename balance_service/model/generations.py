@@ -104,6 +104,16 @@ class Building(Struct):
 
 
 @dataclass(frozen=True, slots=True)
+class Load(Struct):
+    """A folder that a batch job has filled for a generation. The fields are as in the topic's record."""
+
+    generation: int
+    files: str
+    digest: str
+    keeps_files: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Generations(Struct, names={"is_settled": "settled"}, beside=("model", "declarations")):
     """The generations of one read model. A transition returns the next state, with the next number.
 
@@ -119,6 +129,8 @@ class Generations(Struct, names={"is_settled": "settled"}, beside=("model", "dec
     """By live or former generation; empty until the model has a record."""
     serving: int = 1
     building: Building | None = None
+    loads: tuple[Load, ...] = ()
+    """What generations are loaded from, until their files are deleted."""
     comparison: Comparison | None = None
     """Of the two live generations, once the newer one had caught up."""
     kept: int | None = None
@@ -154,6 +166,10 @@ class Generations(Struct, names={"is_settled": "settled"}, beside=("model", "dec
         if self.building is None or number != self.building.generation:
             return "kept"
         return "building" if self.comparison is None else "ready"
+
+    def load_of(self, number: int) -> Load | None:
+        """Returns what a generation is loaded from; None if it is folded from the beginning, or is loaded."""
+        return next((load for load in self.loads if load.generation == number), None)
 
     def refusal(self, before: Generations) -> str:
         """Returns why this cannot be the state after another one; empty if it can."""
@@ -209,14 +225,16 @@ class Generations(Struct, names={"is_settled": "settled"}, beside=("model", "dec
         max_rate: int | None,
         by: str,
         reason: str,
+        load: Load | None = None,
     ) -> Generations:
         """Another generation is built.
 
         Args:
             switch: None for WHEN_EQUAL, or, if its version differs from the serving one's, NEVER.
+            load: what it is loaded from before it folds; None: it folds from the beginning.
 
         Raises:
-            InvalidInputError: another generation is being built, or kept.
+            InvalidInputError: another generation is being built, or kept; or the files are those of another one.
         """
         if self.building is not None:
             raise InvalidInputError(
@@ -229,6 +247,11 @@ class Generations(Struct, names={"is_settled": "settled"}, beside=("model", "dec
         is_same = declaration.version == self.declarations[self.serving].version
         switch = switch or (Switch.WHEN_EQUAL if is_same else Switch.NEVER)
         number = self.newest + 1
+        if load is not None and load.generation != number:
+            raise InvalidInputError(
+                f"the files are of generation {load.generation} of '{self.model}', and {number} is next: run the "
+                "rebuild again"
+            )
         return self._next(
             "rebuild",
             by,
@@ -237,6 +260,21 @@ class Generations(Struct, names={"is_settled": "settled"}, beside=("model", "dec
             newest_version=max(self.newest_version, declaration.version),
             building=Building(number, switch, keep_old_seconds, max_rate),
             declarations={**self.declarations, number: declaration},
+            loads=self.loads if load is None else (*self.loads, load),
+        )
+
+    def loaded(self, generation: int) -> Generations:
+        """The files of a generation are not needed any more, and deleted, or kept if they are to be."""
+        load = self.load_of(generation)
+        if load is None:
+            return self
+        what = "is loaded" if generation in self.live else "is dropped"
+        files = "kept" if load.keeps_files else "deleted"
+        return self._next(
+            "load",
+            "",
+            f"generation {generation} {what}, and its files are {files}",
+            loads=tuple(one for one in self.loads if one != load),
         )
 
     def compared(

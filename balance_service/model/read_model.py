@@ -243,6 +243,10 @@ class ReadModel:
                 self._answers.append((field, answer))
         self.computes_answers |= bool(self._answers)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A Python worker of a batch job folds, and binds nothing: it gets neither settings nor the registry."""
+        return {**vars(self), "schemas": Schemas(self.schemas.folders)}
+
     if TYPE_CHECKING:
         # With a second argument, if the model has several sources.
         transform: Callable[..., DataFrame]

@@ -119,6 +119,14 @@ class Decoder:
         """As `Rows.framed`."""
         return self._rows.framed(record)
 
+    def framed_records(self, records: DataFrame, frames: Mapping[bytes, bytes]) -> DataFrame:
+        """As `Rows.framed_records`."""
+        return self._rows.framed_records(records, frames)
+
+    def frame_header_of(self, header: bytes) -> bytes | None:
+        """As `Rows.frame_header_of`."""
+        return self._rows.frame_header_of(header)
+
     def schema_id(self, value: bytes | None) -> int | None:
         """As `Rows.schema_id`."""
         return self._rows.schema_id(value)

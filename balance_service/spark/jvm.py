@@ -83,6 +83,13 @@ _NICENESS = 5
 _MIB = 1 << 20
 # Avro allocates the length that it reads before it checks whether the data is as long.
 _AVRO_LIMITS = {"bytes": 16 * _MIB, "collectionItems": _MIB}
+VALUE_OPTIONS = (
+    *MODULE_OPTIONS,
+    # Some functions of Spark read the JVM's time zone, and not the session's.
+    "-Duser.timezone=UTC",
+    *(f"-Dorg.apache.avro.limits.{what}.maxLength={most}" for what, most in _AVRO_LIMITS.items()),
+)
+"""The options without which a JVM does not run Spark, or computes other values."""
 _SOURCES = Path(__file__).with_name("java")
 _COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 _COMPILE_SECONDS = 60
@@ -183,8 +190,17 @@ def _compiled(folder: Path, jars: Path) -> list[Path]:
     return classes
 
 
-def class_path(settings: Settings) -> list[str]:
+def own_jars(settings: Settings) -> list[str]:
+    """Returns the jars of the connectors and the jar of this package. Raises as `class_path`."""
+    given = settings.spark_jars.split(",") if settings.spark_jars else map(str, connectors())
+    return [*given, str(own_jar())]
+
+
+def class_path(settings: Settings, *, with_clusters: bool = False) -> list[str]:
     """Returns the jars of the connectors, the jar of this package, and the needed jars of Spark, in a fixed order.
+
+    Args:
+        with_clusters: whether all jars of Spark are needed, those of the cluster managers among them.
 
     A class archive is valid for one order only: in the order of the file system, an archive that was made with the
     image would not fit where the image runs.
@@ -192,13 +208,11 @@ def class_path(settings: Settings) -> list[str]:
     Raises:
         ConfigurationError: the connector jars cannot be obtained.
     """
-    given = settings.spark_jars.split(",") if settings.spark_jars else map(str, connectors())
     lines = resource("deploy/spark-jars-left-out.txt").read_text(encoding="utf-8").splitlines()
-    left_out = [line for line in lines if line and not line.startswith("#")]
+    left_out = [line for line in lines if line and not line.startswith("#")] if not with_clusters else []
     own = sorted(spark_jars().glob("*.jar"))
     return [
-        *given,
-        str(own_jar()),
+        *own_jars(settings),
         *(str(jar) for jar in own if not any(fnmatch.fnmatch(jar.name, out) for out in left_out)),
     ]
 
@@ -249,18 +263,25 @@ def _give_way(process: int) -> None:
 class SparkJvm:
     """A JVM that is starting or running. It ends when its standard input is closed, at the latest with this process."""
 
-    def __init__(self, settings: Settings, scratch: Scratch, archive_options: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        scratch: Scratch,
+        archive_options: Sequence[str] | None = None,
+        *,
+        with_clusters: bool = False,
+    ) -> None:
         """Starts the JVM, without waiting for it.
 
         Args:
             scratch: for its temporary files.
             archive_options: by default, those that use the class archive, if there is one.
+            with_clusters: whether it is the driver of a cluster, which reaches it by this machine's address.
 
         Raises:
             ConfigurationError: there is no suitable Java, or the connector jars cannot be obtained.
         """
-        java, jars = spark_java(), class_path(settings)
-        limits = [f"-Dorg.apache.avro.limits.{what}.maxLength={most}" for what, most in _AVRO_LIMITS.items()]
+        java, jars = spark_java(), class_path(settings, with_clusters=with_clusters)
         # A name of its own: the JVM of a killed process may still write its file.
         self._gateway_file = scratch.files / f"gateway-{secrets.token_hex(4)}"
         command = [
@@ -268,23 +289,21 @@ class SparkJvm:
             f"-Xmx{settings.spark_driver_memory}",
             *_HEAP_OPTIONS,
             "-XX:+UseParallelGC",
-            # Some functions of Spark read the JVM's time zone, and not the session's.
-            "-Duser.timezone=UTC",
             # Otherwise the thread that lacked memory ends alone: Spark goes on without it, and rows never come.
             "-XX:+ExitOnOutOfMemoryError",
             f"-Djava.io.tmpdir={scratch.files}",
             # Otherwise performance counters are a file in /tmp, even with another java.io.tmpdir.
             "-XX:+PerfDisableSharedMem",
-            *MODULE_OPTIONS,
+            *VALUE_OPTIONS,
             *_JIT_OPTIONS,
-            *limits,
             f"-Dlog4j2.configurationFile={resource('deploy/log4j2.properties').as_uri()}",
             *(class_archive_options(java, jars) if archive_options is None else archive_options),
             "-cp",
             os.pathsep.join(jars),
             _MAIN,
         ]
-        environment = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT} | _LOCAL_IP
+        environment = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+        environment |= {} if with_clusters else _LOCAL_IP
         # In its own process group: Ctrl-C interrupts this process only, which then ends the JVM.
         self.process = subprocess.Popen(
             command,
@@ -327,7 +346,13 @@ class SparkJvm:
 _launched: list[SparkJvm] = []
 
 
-def launch_jvm(settings: Settings, scratch: Scratch, archive_options: Sequence[str] | None = None) -> SparkJvm:
+def launch_jvm(
+    settings: Settings,
+    scratch: Scratch,
+    archive_options: Sequence[str] | None = None,
+    *,
+    with_clusters: bool = False,
+) -> SparkJvm:
     """Returns this process's JVM; starts it at the first call. Arguments and errors as for `SparkJvm`.
 
     Raises:
@@ -336,5 +361,5 @@ def launch_jvm(settings: Settings, scratch: Scratch, archive_options: Sequence[s
     if not _launched:
         # Refused before anything waits for a broker.
         spark_defaults()
-        _launched.append(SparkJvm(settings, scratch, archive_options))
+        _launched.append(SparkJvm(settings, scratch, archive_options, with_clusters=with_clusters))
     return _launched[0]

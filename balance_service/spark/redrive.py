@@ -205,7 +205,7 @@ class Redrive:
     def _read(self, message: Message) -> tuple[dict[str, Any] | None, DeadLetter]:
         letter = letter_of(message)
         try:
-            record = _row(letter.offset, message)
+            record = row_of(letter.offset, message)
         except PoisonRecordError as error:
             return None, replace(letter, cause=error.cause, detail=error.detail)
         # Without a schema, the plan says so itself.
@@ -233,7 +233,7 @@ class Redrive:
 
     def _own(self, read: tuple[int, Message]) -> _Framed:
         try:
-            return self._framed(_row(*read))
+            return self._framed(row_of(*read))
         except PoisonRecordError as error:
             return _Framed({}, error)
 
@@ -304,7 +304,7 @@ class Redrive:
             timer.cancel()
 
 
-def _row(offset: int, message: Message) -> dict[str, Any]:
+def row_of(offset: int, message: Message) -> dict[str, Any]:
     """Returns a record in Spark's form. Raises PoisonRecordError if it has none."""
     headers, timestamp_ms = headers_of(message), message.timestamp()[1]
     if abs(timestamp_ms) > _MOST_TIMESTAMP_MS:

@@ -70,9 +70,7 @@ def start_spark(
         ConfigurationError: there is no suitable Java, the connector jars cannot be obtained, the JVM does not start,
             or it is given a setting of Spark that only the service sets.
     """
-    _connect(launch_jvm(settings, scratch, archive_options))
-    while _WITHOUT_JOBS:
-        _WITHOUT_JOBS.pop().stop()
+    connect(launch_jvm(settings, scratch, archive_options))
     refuse_settings(dict(SparkConf().getAll()), JAVA_OPTIONS)
     configured: dict[str, bool | float | int | str | None] = {
         **PREFERRED_SETTINGS,
@@ -111,7 +109,12 @@ def any_session(settings: Settings | None = None) -> SparkSession:
 
 def read_source(spark: SparkSession, settings: Settings, topic: str, positions: Mapping[int, int]) -> DataFrame:
     """Returns the committed records of some partitions, each from its position on, as a streaming DataFrame."""
-    options = {
+    return spark.readStream.format("kafka").options(**source_options(settings, topic, positions)).load()
+
+
+def source_options(settings: Settings, topic: str, positions: Mapping[int, int]) -> dict[str, str]:
+    """Returns the options of Spark's Kafka source for the committed records of some partitions."""
+    return {
         "kafka.bootstrap.servers": settings.bootstrap_servers,
         "kafka.isolation.level": "read_committed",
         # The broker answers as soon as there is a record; this bounds the wait if there is none.
@@ -127,7 +130,6 @@ def read_source(spark: SparkSession, settings: Settings, topic: str, positions: 
         "includeHeaders": "true",
         "failOnDataLoss": "true",
     }
-    return spark.readStream.format("kafka").options(**options).load()
 
 
 def one_record(spark: SparkSession, schema_id: int = 1) -> DataFrame:
@@ -189,26 +191,33 @@ def _jvm_ends(spark: SparkSession) -> bool:
     return jvm_has_ended(spark)
 
 
-def _connect(jvm: SparkJvm) -> None:
-    """Makes PySpark use this JVM, once."""
-    if SparkContext._gateway is not None:
-        return
-    # PySpark finds a JVM that it has not started only by environment variables.
-    port, secret = jvm.gateway()
-    try:
-        os.environ.update(zip(_GATEWAY, (str(port), secret), strict=True))
-        gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
-    finally:
-        for name in _GATEWAY:
-            os.environ.pop(name, None)
-    gateway.proc = jvm.process
-    # This thread has a connection already; the others use the parameter.
-    gateway.java_parameters.read_timeout = _ANSWER_SECONDS
-    gateway._gateway_client.get_thread_connection().socket.settimeout(_ANSWER_SECONDS)
-    SparkContext._ensure_initialized(gateway=gateway)
-    # By itself, Hadoop asks the operating system for the user's name, which a container's user may lack.
-    users: Any = SparkContext._jvm.org.apache.hadoop.security.UserGroupInformation  # type: ignore[union-attr]
-    users.setLoginUser(users.createRemoteUser("balance-service"))
+def connect(jvm: SparkJvm, answer_seconds: float | None = _ANSWER_SECONDS) -> None:
+    """Makes PySpark use this JVM, and ends the session of `any_session`.
+
+    Args:
+        answer_seconds: how long a call of the JVM may take; None for any time.
+    """
+    if SparkContext._gateway is None:
+        # PySpark finds a JVM that it has not started only by environment variables.
+        port, secret = jvm.gateway()
+        try:
+            os.environ.update(zip(_GATEWAY, (str(port), secret), strict=True))
+            gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
+        finally:
+            for name in _GATEWAY:
+                os.environ.pop(name, None)
+        gateway.proc = jvm.process
+        SparkContext._ensure_initialized(gateway=gateway)
+        # By itself, Hadoop asks the operating system for the user's name, which a container's user may lack.
+        users: Any = SparkContext._jvm.org.apache.hadoop.security.UserGroupInformation  # type: ignore[union-attr]
+        users.setLoginUser(users.createRemoteUser("balance-service"))
+    connected: Any = SparkContext._gateway
+    connected.java_parameters.read_timeout = answer_seconds
+    # This thread may have a connection already; the others use the parameter.
+    if (own := connected._gateway_client.get_thread_connection()) is not None:
+        own.socket.settimeout(answer_seconds)
+    while _WITHOUT_JOBS:
+        _WITHOUT_JOBS.pop().stop()
 
 
 def _close_accumulators(spark: SparkSession) -> None:

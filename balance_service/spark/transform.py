@@ -12,7 +12,7 @@ import re
 import time
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JJavaError
@@ -137,6 +137,9 @@ class Analysis:
         execution = made._jdf.queryExecution()
         self.explained: str = f"== As written ==\n{execution.analyzed()}\n== Optimised ==\n{_optimised(execution)}"
 
+    def __reduce__(self) -> tuple[type[Elsewhere], tuple[bool, str]]:
+        return Elsewhere, (self.multiplies, self.explained)
+
     def used(self, names: Collection[str]) -> frozenset[str]:
         return frozenset(self._plan.used([*names])) - {*ENVELOPE}
 
@@ -164,6 +167,13 @@ class Analysis:
         steps = [name for name in made.columns if name.startswith(_STEP)]
         failure = F.coalesce(*(F.col(f"`{name}`.failure") for name in steps))
         return Made(made, F.col(f"`{steps[-1]}`.{'value.rows' if self.multiplies else 'value'}"), failure)
+
+
+class Elsewhere(NamedTuple):
+    """What a process without the JVM has of an `Analysis`: a Python worker folds rows, and makes none."""
+
+    multiplies: bool
+    explained: str
 
 
 class Made:

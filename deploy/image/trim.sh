@@ -14,13 +14,12 @@ done
 # The shell of Spark Connect.
 rm -r "$jars"/connect-repl
 rm -r "$site"/pyspark/examples "$site"/pyspark/data
-# Other interfaces of PySpark, and the copy for Python workers, which are never started.
+# Other interfaces of PySpark, and the copy for Python workers, which import the installed one.
 rm -r "$site"/pyspark/pandas "$site"/pyspark/ml "$site"/pyspark/mllib
 rm "$site"/pyspark/python/lib/pyspark.zip
-# pyarrow's other file formats, file systems and RPC, its headers and sources.
+# pyarrow's other file formats and RPC, its headers and sources. A rebuild by a batch job reads its file systems.
 rm -r "$site"/pyarrow/tests "$site"/pyarrow/include "$site"/pyarrow/src
-find "$site"/pyarrow \( -name '*flight*' -o -name '_substrait*' -o -name '*s3fs*' -o -name 'libarrow_s3*' \
-  -o -name '*azurefs*' -o -name '*gcsfs*' -o -name '*_cpp_tests*' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' \) \
+find "$site"/pyarrow \( -name '*flight*' -o -name '_substrait*' -o -name '*_cpp_tests*' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' \) \
   -delete
 # Two of three copies of each file, which wheels contain instead of links. Programs load the third.
 find "$site"/pyarrow \( -name 'libarrow_python*.so' -o -name 'libarrow_python*.so.*.*.*' \) -delete

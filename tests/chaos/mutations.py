@@ -98,8 +98,8 @@ MUTATIONS = (
     Mutation(
         "a new task starts at the end of the source",
         "balance_service/engine/opening.py",
-        "            start,\n            least_epoch,\n",
-        "            end,\n            least_epoch,\n",
+        "return first_position(hosted, partition, start, least_epoch, changelog_topic_id)",
+        "return first_position(hosted, partition, end, least_epoch, changelog_topic_id)",
         QUIET,
         WRONG,
     ),

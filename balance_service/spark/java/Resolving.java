@@ -36,11 +36,13 @@ public final class Resolving implements Serializable {
   // Each reading of a schema takes some kilobytes. One that is not kept is made again.
   private static final int MOST_KEPT = 2000;
 
-  private final int number = MADE.incrementAndGet();
+  private final int number;
+  // The JVM of an executor makes the object of these.
+  private final ArrayList texts;
+  private final ConcurrentHashMap told = new ConcurrentHashMap();
   private final transient Schema[] wanted;
   private final transient StructType type;
-  private final transient boolean takesFingerprints;
-  private final transient ConcurrentHashMap told = new ConcurrentHashMap();
+  private final boolean takesFingerprints;
   private final transient ConcurrentHashMap kept = new ConcurrentHashMap();
 
   /**
@@ -50,6 +52,13 @@ public final class Resolving implements Serializable {
    *     an id then as any other
    */
   public Resolving(List texts, boolean takesFingerprints) {
+    this(new ArrayList(texts), takesFingerprints, MADE.incrementAndGet());
+    ALL.put(Integer.valueOf(this.number), this);
+  }
+
+  private Resolving(ArrayList texts, boolean takesFingerprints, int number) {
+    this.number = number;
+    this.texts = texts;
     this.takesFingerprints = takesFingerprints;
     this.wanted = new Schema[texts.size()];
     StructType type = new StructType().add("cause", "string").add("detail", "string").add("schema_id", "bigint");
@@ -58,7 +67,6 @@ public final class Resolving implements Serializable {
       type = type.add(this.wanted[i].getName(), Reading.typeOf(this.wanted[i]));
     }
     this.type = type;
-    ALL.put(Integer.valueOf(this.number), this);
   }
 
   /** Returns the type of what `read` makes of a frame. The last columns are those of the records. */
@@ -246,9 +254,19 @@ public final class Resolving implements Serializable {
     return made;
   }
 
-  // The copy in a task would lack later schemas. Public, because Janino makes private methods static.
+  // The copy in a task would lack later schemas, so all tasks in a JVM use one object. An executor has a JVM of its own,
+  // which runs the tasks of one driver alone, and learns schemas by tasks. Public, because Janino makes private methods
+  // static.
   public Object readResolve() {
-    return ALL.get(Integer.valueOf(this.number));
+    Integer number = Integer.valueOf(this.number);
+    Resolving found = (Resolving) ALL.get(number);
+    if (found == null) {
+      Resolving made = new Resolving(this.texts, this.takesFingerprints, this.number);
+      found = (Resolving) ALL.putIfAbsent(number, made);
+      found = found == null ? made : found;
+    }
+    found.told.putAll(this.told);
+    return found;
   }
 
   static Schema parsed(String text) {
@@ -256,7 +274,7 @@ public final class Resolving implements Serializable {
     return new Schema.Parser(NameValidator.NO_VALIDATION).setValidateDefaults(false).parse(text);
   }
 
-  private static final class Told {
+  private static final class Told implements Serializable {
     final String text;
     final List records;
     // Null if the schema can be read.

@@ -5,6 +5,54 @@ from __future__ import annotations
 from tests.chaos.pinpoint.builders import in_one_test, pinpoint
 
 BUGS = (
+    in_one_test(
+        "a manifest is believed without its digest",
+        "bulk/accepting.py",
+        "        if manifest.digest != digest:\n",
+        "        if not manifest.digest:\n",
+        "unit/engine/test_loading",
+        "test_files_that_are_not_what_the_rebuild_began_with_are_refused",
+    ),
+    in_one_test(
+        "a standby answers from a part of the files",
+        "engine/replica.py",
+        " and self.completeness.holds and store.loading is None",
+        " and self.completeness.holds",
+        "unit/engine/test_replica",
+        "test_a_standby_does_not_answer_from_a_part_of_the_files",
+    ),
+    in_one_test(
+        "a store that has a part of the files has a position",
+        "engine/store.py",
+        "StoreView(self._db, None if is_loading else position)",
+        "StoreView(self._db, position)",
+        "unit/engine/test_loading",
+        "test_the_first_record_and_the_end_of_each_part_say_that_the_store_is_loaded",
+    ),
+    in_one_test(
+        "a load goes on with other files",
+        "engine/loading.py",
+        "!= (None if load is None else load.digest)",
+        "is None",
+        "unit/engine/test_loading",
+        "test_what_was_loaded_from_other_files_is_deleted",
+    ),
+    in_one_test(
+        "a load goes beyond the generation that sends",
+        "engine/loading.py",
+        "if sender is None or offset_of(sender) < files.position:",
+        "if sender is None:",
+        "unit/engine/test_loading",
+        "test_it_waits_for_the_generation_that_sends",
+    ),
+    in_one_test(
+        "files are deleted before they are loaded",
+        "hosting/loaded_files.py",
+        "if number in generations.live and not self._checks.is_loaded(generations, number):",
+        "if number not in generations.live:",
+        "unit/hosting/test_loaded_files",
+        "test_files_are_deleted_once_all_partitions_have_them",
+    ),
     pinpoint(
         "an output has the state before the event",
         "engine/fold.py",

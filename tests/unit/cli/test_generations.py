@@ -418,3 +418,31 @@ def test_drop_says_what_it_needs(given: tuple[str, ...], why: str) -> None:
 
     assert refused.exit_code == 2
     assert why in " ".join(refused.output.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["balance", "--master", "local[2]"], "--master and --files belong together"),
+        (["balance", "--files", "/x"], "--master and --files belong together"),
+        (["balance", "--keep-files"], "--master and --files belong together"),
+        (["balance", "--spark-conf", "a=b"], "--master and --files belong together"),
+        (["balance", "activity", "--master", "local[2]", "--files", "/x"], "--master rebuilds one MODEL"),
+        (["balance", "--offline", "--master", "local[2]", "--files", "/x"], "--master rebuilds one MODEL"),
+        (["balance", "--master", "local[2]", "--files", "/x", "--spark-conf", "a"], "--spark-conf a: give it as NAME="),
+    ],
+)
+def test_the_options_of_a_batch_job_belong_together(options: list[str], said: str) -> None:
+    done, received = run("rebuild", *options, replies=[])
+
+    assert done.exit_code == 2
+    assert said in done.output
+    assert received == []
+
+
+def test_a_generation_that_is_loaded_shows_its_share(capsys: pytest.CaptureFixture[str]) -> None:
+    loading = told(generation(1, "serving"), {**generation(2, "building", None), "loaded": 0.25}, switch="when_equal")
+    done, _ = run("rebuild", "balance", replies=[ONE, loading, SWITCHED, SWITCHED])
+
+    assert done.exit_code == 0
+    assert "loading balance" in done.stderr

@@ -36,7 +36,7 @@ class Reading:
     """A replica with given parts; records the state of its task when each part is applied."""
 
     def __init__(self) -> None:
-        self.store: Any = SimpleNamespace(view="a view", position=None)
+        self.store: Any = SimpleNamespace(view="a view", position=None, loading=None)
         self.restoration = SimpleNamespace(restored=0)
         self.is_complete = False
         self.parts: list[Part] = []
@@ -148,7 +148,10 @@ def test_a_standby_that_restored_for_ten_minutes_answers_only_after_it_reached_t
     replica = replica_of(SimpleNamespace(topics=topics, stage=SimpleNamespace(changelog="changelog")))
     replica.completeness = Completeness(replica._end, clock)
     replica.store = cast(
-        "Any", SimpleNamespace(changelog_offset=5, written_up_to=5, position=None, view="a view", sizes=StoreSizes())
+        "Any",
+        SimpleNamespace(
+            changelog_offset=5, written_up_to=5, position=None, loading=None, view="a view", sizes=StoreSizes()
+        ),
     )
     replica._reader = cast("Any", SlowReader(clock, seconds))
     monkeypatch.setattr(replica, "find", lambda: None)
@@ -160,6 +163,29 @@ def test_a_standby_that_restored_for_ten_minutes_answers_only_after_it_reached_t
 
     assert (opened, task.state, str(task.view)) == (answers, TaskState.TAILING, "a view")
     assert task.snapshot().reason == ""
+
+
+def test_a_standby_does_not_answer_from_a_part_of_the_files() -> None:
+    replica = replica_of()
+    replica.completeness.met_end()
+    replica._reader = cast("Any", SimpleNamespace(is_whole=True))
+    found = []
+    for loading in (object(), None):
+        replica.store = cast("Any", SimpleNamespace(loading=loading))
+        found.append(replica.is_complete)
+
+    assert found == [False, True]
+
+
+def test_a_tailing_standby_stops_to_answer_when_its_owner_begins_to_load(standby: Task, reading: Reading) -> None:
+    standby._to(TaskState.TAILING)
+    assert standby.view is not None
+    reading.store = SimpleNamespace(view="a part", position=None, loading=object())
+    reading.parts = [up_to(8)]
+
+    standby.tail()
+
+    assert [standby.state, standby.view] == [TaskState.RESTORING, None]
 
 
 def test_a_restoring_standby_answers_only_when_it_is_complete(standby: Task, reading: Reading) -> None:

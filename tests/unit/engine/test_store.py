@@ -96,12 +96,12 @@ def test_the_last_of_several_records_of_one_key_stays(store: StateStore, more: i
 
 def test_a_position_of_a_newer_version_is_rejected_and_the_store_kept(on_disk: StateStore, path: Path) -> None:
     on_disk.write([(b"c1", b"one"), position_record(10)], 13)
-    newer = CODEC.encode({**position(20).record(), "format": 3})
+    newer = CODEC.encode({**position(20).record(), "format": 4})
 
-    with pytest.raises(ConfigurationError, match="position has format 3"):
+    with pytest.raises(ConfigurationError, match="position has format 4"):
         on_disk.write([(b"c1", b"newer"), (POSITION_KEY, newer)], 15)
     on_disk.close()
-    with pytest.raises(ConfigurationError, match="position has format 3"):
+    with pytest.raises(ConfigurationError, match="position has format 4"):
         StateStore(path, CODEC)
 
 

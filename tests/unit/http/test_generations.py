@@ -16,7 +16,9 @@ from balance_service.cluster.directory import ServerTable
 from balance_service.engine.decisions import MAX_REASON_CHARACTERS
 from balance_service.errors import InvalidInputError, RetriableError
 from balance_service.hosting.online_rebuilds import Rebuilds
+from balance_service.http.answer import Answer as Answered
 from balance_service.http.app import make_app
+from balance_service.http.files import PeerFiles
 from balance_service.http.generations import (
     GENERATION_ROUTES,
     DropBody,
@@ -26,9 +28,10 @@ from balance_service.http.generations import (
     SwitchBody,
 )
 from balance_service.http.operations import Operations
+from balance_service.http.peers.trust import Peer
 from balance_service.http.route import Handlers
 from balance_service.http.streams.event_stream import Streams
-from balance_service.model.generations import Building, Comparison, Generations, Switch
+from balance_service.model.generations import Building, Comparison, Generations, Load, Switch
 from balance_service.model.versions import Versions
 from balance_service.process.runtime import elapsed
 from balance_service.read_models.balance import Balance
@@ -65,6 +68,14 @@ class Log:
         if self.is_lossy:
             raise InvalidInputError("the source topic 'balance' is compacted")
         return DECLARED
+
+    def loadable(self, _model: str, load: Load, declaration: Declaration) -> Declaration:
+        if load.digest == "0" * 64:
+            raise InvalidInputError("the files do not fit")
+        return declaration
+
+    def check_files(self, _model: str, files: str) -> str:
+        return "" if files == "/shared" else f"{files} is not there"
 
     def check_switch(self, now: Generations, to: int, *, anyway: bool) -> str:
         assert to in now.live
@@ -418,3 +429,43 @@ def test_what_changes_generations_or_shows_states_needs_the_scope_of_operators()
         "switchModel": {"OPERATE"},
         "dropModel": {"OPERATE"},
     }
+
+
+DIGEST = "a" * 64
+
+
+@pytest.mark.shows("load")
+def test_a_generation_begins_with_files_that_fit_and_the_topic_names_them() -> None:
+    log = Log()
+    given = {"model": "balance", "files": "/shared", "digest": DIGEST, "keepFiles": True}
+    lone, wrong, begun = asked(
+        log,
+        ("POST", ".rebuild", {"model": "balance", "files": "/shared"}),
+        ("POST", ".rebuild", {**given, "digest": "0" * 64}),
+        ("POST", ".rebuild", given),
+    )
+
+    assert (lone.status, lone.detail) == (400, "files and digest belong together: give both, or none")
+    assert (wrong.status, wrong.detail) == (409, "the files do not fit")
+    assert begun.status == 202
+    assert log.now.loads == (Load(2, "/shared", DIGEST, keeps_files=True),)
+    assert [one["loaded"] for one in begun.json["generations"]] == [None, 0.0]
+
+
+def test_all_instances_are_asked_whether_they_see_the_folder() -> None:
+    class Lone:
+        async def get(self, peer: Peer, path: str, parameters: dict[str, str], *_: object, **__: object) -> Any:
+            if peer.address == "gone:1":
+                raise RetriableError("it does not answer")
+            body = b'{"problems": [{"applicationServer": "x", "problem": "no folder"}]}'
+            assert (path, parameters) == ("/api/models/balance/files", {"files": "/mine"})
+            return Answered(200, body, "application/json", {})
+
+    peers = [Peer("gone:1", "i"), Peer("other:1", "i")]
+    files = PeerFiles(lambda _model: peers, cast("Any", Lone()), "here:1")
+    found = asyncio.run(files.ask("balance", "/mine", "me"))
+
+    assert [(one.application_server, one.problem) for one in found] == [
+        ("gone:1", "it does not answer"),
+        ("other:1", "no folder"),
+    ]

@@ -18,6 +18,7 @@ import pytest
 from balance_service import spark
 from balance_service.settings import load_settings
 from balance_service.settings.spark import OWN_SETTINGS, PREFERRED_SETTINGS, SETTINGS_WITHOUT_UI, VALUE_SETTINGS
+from balance_service.spark.batch_session import OF_BATCHES, OF_CLUSTERS
 from balance_service.spark.jvm import class_path
 from tests.unit.spark.class_files import Jars
 
@@ -325,6 +326,9 @@ JAVA: dict[str, dict[str, list[str]]] = {
         ],
         "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem": ["BareLocalFileSystem()"],
     },
+    "batch_session.py": {
+        "org.apache.spark.sql.classic.Dataset": ["mapInArrow(Column, boolean, ResourceProfile)"],
+    },
     "class_archive.py": {
         "org.apache.spark.sql.kafka010.KafkaSourceProvider": [],
         "org.apache.spark.sql.kafka010.KafkaMicroBatchStream": [],
@@ -430,6 +434,13 @@ PYTHON: list[tuple[str, str, Callable[[Any, str], bool], str]] = [
     ("transform.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
     ("made_records.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
     ("made_records.py", "pyspark.sql.classic.column.Column", _sets, "_jc"),
+    # It builds the function as `mapInArrow` does, without asking for pandas.
+    ("batch_session.py", "pyspark.sql.udf.UserDefinedFunction.__init__", _takes, "evalType"),
+    ("batch_session.py", "pyspark.util.PythonEvalType", _has, "SQL_MAP_ARROW_ITER_UDF"),
+    ("batch_session.py", "pyspark.sql.classic.dataframe.DataFrame", _sets, "_jdf"),
+    ("batch_session.py", "pyspark.sql.classic.column.Column", _sets, "_jc"),
+    ("batch_session.py", "pyspark.SparkContext._do_init", _names, "pythonExec"),
+    ("batch_session.py", "pyspark.SparkContext._do_init", _names, "environment"),
     ("class_archive.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
     ("class_archive.py", "pyspark.SparkContext", _has, "_gateway"),
 ]
@@ -481,7 +492,14 @@ def test_a_jvm_class_contains_the_expected_text(jars: Jars, module: str, name: s
     "name",
     sorted(
         name
-        for name in {**VALUE_SETTINGS, **OWN_SETTINGS, **PREFERRED_SETTINGS, **SETTINGS_WITHOUT_UI}
+        for name in {
+            **VALUE_SETTINGS,
+            **OWN_SETTINGS,
+            **PREFERRED_SETTINGS,
+            **SETTINGS_WITHOUT_UI,
+            **OF_BATCHES,
+            **OF_CLUSTERS,
+        }
         if not name.startswith("spark.hadoop.")
     ),
 )

@@ -1,0 +1,226 @@
+"""What the driver of a batch job tells the Python workers of its executors, and what they tell it.
+
+A worker has neither a JVM nor the registry: it makes the service's own processor of the answers that the driver got.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from balance_service import errors
+from balance_service.avro.own_schemas import OwnSchemas
+from balance_service.engine.assembly import StageServices, processor_of
+from balance_service.engine.dead_letter import Status
+from balance_service.engine.fold import FoldProcessor
+from balance_service.errors import BalanceServiceError, FatalError, InvalidInputError, RetriableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from balance_service.avro.registry import SchemaRegistry
+    from balance_service.avro.schemas import Schema
+    from balance_service.bulk.folder import Folder
+    from balance_service.engine.dead_letter import Letter
+    from balance_service.engine.records import DeadLetter
+    from balance_service.engine.tables import JoinedTables
+    from balance_service.model.read_model import ReadModel
+    from balance_service.model.stage import Stage
+    from balance_service.model.stream import Partitioner
+
+# Without this, the text of a Python error comes with its traceback, and Spark's own sentences around it.
+_BEGIN, _END = "<balance-service ", " balance-service>"
+_TOLD = re.compile(f"{_BEGIN}(.*?){_END}", re.DOTALL)
+_ID = "id:"
+
+
+@dataclass(slots=True)
+class Answers:
+    """What the registry and the brokers said while the driver made the processor, for workers, which ask neither."""
+
+    largest_bytes: int
+    retry_every_ms: int
+    idempotency_window_ms: int
+    schema_ids: dict[str, int] = field(default_factory=dict)
+    """By subject and schema."""
+    partitions: dict[str, int] = field(default_factory=dict)
+    topic_ids: dict[str, str] = field(default_factory=dict)
+    configs: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    is_set: bool = True
+    """Whether the application has a registry."""
+    has_fingerprints: bool = False
+    """As of `OwnSchemas`."""
+
+    url = ""
+
+    def register(self, subject: str, schema: Schema) -> int:
+        """As `SchemaRegistry.register`, of a schema that is registered."""
+        return self.schema_ids[_subject(subject, schema)]
+
+    def writer_schema(self, schema_id: int) -> NoReturn:
+        """The states of one job are of one schema."""
+        raise RetriableError(f"schema {schema_id} is not one that this job registered")
+
+    def services(self) -> StageServices:
+        schemas = OwnSchemas(cast("SchemaRegistry", self))
+        schemas.has_fingerprints = self.has_fingerprints
+        return StageServices(
+            schemas=schemas,
+            partitions=self.partitions.__getitem__,
+            topic_id=self.topic_ids.__getitem__,
+            config=self.configs.__getitem__,
+            joined=no_tables,
+            largest_bytes=self.largest_bytes,
+            retry_every_ms=self.retry_every_ms,
+            idempotency_window_ms=self.idempotency_window_ms,
+        )
+
+
+def no_tables(stage: Stage) -> JoinedTables:
+    raise FatalError(f"{stage.name} joins with tables, and a stage with states does not")
+
+
+def _subject(subject: str, schema: Schema) -> str:
+    return f"{subject}\0{json.dumps(schema, sort_keys=True, default=str)}"
+
+
+class Asking:
+    """Asks the registry and the brokers, and keeps the answers."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        registry: SchemaRegistry,
+        partitions: Callable[[str], int],
+        topic_id: Callable[[str], str],
+        config: Callable[[str], Mapping[str, str]],
+    ) -> None:
+        self._answers = answers
+        self._registry = registry
+        self._partitions = partitions
+        self._topic_id = topic_id
+        self._config = config
+        self.url, self.is_set = registry.url, registry.is_set
+
+    def register(self, subject: str, schema: Schema) -> int:
+        found = self._answers.schema_ids[_subject(subject, schema)] = self._registry.register(subject, schema)
+        return found
+
+    def writer_schema(self, schema_id: int) -> Any:
+        return self._registry.writer_schema(schema_id)
+
+    def services(self, *, has_fingerprints: bool) -> StageServices:
+        """Returns services that keep what they answer.
+
+        Args:
+            has_fingerprints: as of `OwnSchemas`.
+        """
+        answers = self._answers
+        answers.is_set, answers.has_fingerprints = self.is_set, has_fingerprints
+        schemas = OwnSchemas(cast("SchemaRegistry", self))
+        schemas.has_fingerprints = has_fingerprints
+
+        def kept(of: dict[str, Any], ask: Callable[[str], Any]) -> Callable[[str], Any]:
+            def answer(name: str) -> Any:
+                of[name] = found = ask(name)
+                return found
+
+            return answer
+
+        return StageServices(
+            schemas=schemas,
+            partitions=kept(answers.partitions, self._partitions),
+            topic_id=kept(answers.topic_ids, self._topic_id),
+            config=kept(answers.configs, self._config),
+            joined=no_tables,
+            largest_bytes=answers.largest_bytes,
+            retry_every_ms=answers.retry_every_ms,
+            idempotency_window_ms=answers.idempotency_window_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Attributes:
+    begins, ends: the offsets that are read, by partition.
+    letters: by partition and offset, dead letters that the generation takes over.
+    failing: by partition, the records at which Spark fails, with that cause.
+    unknown: names of schemas that the registry does not know, as `unresolved_name` has them.
+    shares: how many shares the keys of each partition have.
+    """
+
+    stage: Stage
+    read_model: ReadModel
+    answers: Answers
+    folder: Folder
+    source_topic_id: str
+    partitioner: Partitioner
+    begins: Mapping[int, int]
+    ends: Mapping[int, int]
+    letters: Mapping[int, Mapping[int, Letter]]
+    failing: Mapping[int, Mapping[int, DeadLetter]] = field(default_factory=dict)
+    unknown: frozenset[str] = frozenset()
+    shares: int = 1
+
+    def processor(self) -> FoldProcessor:
+        """Returns the processor of the service."""
+        found = processor_of(self.stage, self.read_model, self.answers.services())
+        if not isinstance(found, FoldProcessor):
+            raise FatalError(f"{self.stage.name} has no states")
+        return found
+
+    def left_out(self, partition: int) -> frozenset[int]:
+        """Returns what is not applied in its turn, as `Letters.left_out_from`, and the offsets of `failing`."""
+        letters = self.letters.get(partition, {})
+        not_now = (offset for offset, letter in letters.items() if letter.status is not Status.APPLIED)
+        return frozenset(not_now).union(self.failing.get(partition, ()))
+
+    def share_of(self, record_key: bytes | None) -> int:
+        """Returns the share of a record's key, as `spark.batch_job` computes it for the rows."""
+        own, key = self.stage.own_key, record_key or b""
+        if own is not None and record_key is not None:
+            try:
+                key = own.stored(record_key)
+            except InvalidInputError:
+                key = b""
+        return zlib.crc32(key) * self.shares >> 32
+
+
+def unresolved_name(schema_id: int | None, header: bytes | None) -> str:
+    """Returns how a worker names a schema that it lacks: by id, or by what a record's header says."""
+    return f"{_ID}{schema_id}" if header is None else header.hex()
+
+
+def id_named(name: str) -> int | None:
+    """Returns the id in a name of `unresolved_name`; None if it is of a header."""
+    return int(name.removeprefix(_ID)) if name.startswith(_ID) else None
+
+
+class UnresolvedError(BalanceServiceError):
+    """Records name schemas that the JVM does not know; `names` are theirs, as `unresolved_name` has them."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(f"{len(names)} schemas are not known")
+        self.names = names
+
+
+def telling(error: BalanceServiceError) -> RuntimeError:
+    """Returns an error that Spark hands on to the driver, where `told` finds it."""
+    names = error.names if isinstance(error, UnresolvedError) else None
+    return RuntimeError(_BEGIN + json.dumps([type(error).__name__, str(error), names]) + _END)
+
+
+def told(error: Exception) -> BalanceServiceError | None:
+    """Returns the error that a worker told; None if none did."""
+    found = _TOLD.search(str(error))
+    if found is None:
+        return None
+    name, text, names = json.loads(found[1])
+    if names is not None:
+        return UnresolvedError(names)
+    kind = getattr(errors, name, FatalError)
+    made: BalanceServiceError = kind(text)
+    return made
