@@ -47,7 +47,12 @@ if TYPE_CHECKING:
     from balance_service.model.stream import Stream as Stream
     from balance_service.model.stream import Table as Table
     from balance_service.model.stream import days as days
+    from balance_service.model.value_types import BASE64 as BASE64
+    from balance_service.model.value_types import DIGITS as DIGITS
+    from balance_service.model.value_types import EPOCH_DAYS as EPOCH_DAYS
+    from balance_service.model.value_types import EPOCH_MICROS as EPOCH_MICROS
     from balance_service.model.value_types import EPOCH_MILLIS as EPOCH_MILLIS
+    from balance_service.model.value_types import NUMERIC as NUMERIC
     from balance_service.model.value_types import scale as scale
     from balance_service.settings import Settings as Settings
     from balance_service.settings import load_settings as load_settings
@@ -64,7 +69,7 @@ _WHERE = {
     "model.read_model": ("Collection", "ReadModel", "Routes"),
     "model.record_folds": ("Debezium", "Upsert"),
     "model.record_keys": ("RECORD_KEY",),
-    "model.value_types": ("EPOCH_MILLIS", "scale"),
+    "model.value_types": ("BASE64", "DIGITS", "EPOCH_DAYS", "EPOCH_MICROS", "EPOCH_MILLIS", "NUMERIC", "scale"),
     "model.stream": ("Global", "Stream", "Table", "days"),
     "settings": ("Settings", "load_settings"),
 }

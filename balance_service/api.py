@@ -7,6 +7,7 @@ from typing import Final
 ADD_FUNDS: Final = "/api/balance.addFunds"
 GET_BALANCE: Final = "/api/customers.getBalance"
 MODELS: Final = "/api/models"
+TABLES: Final = "/api/tables"
 DEAD_LETTERS: Final = "/api/deadLetters"
 STATUS: Final = "/api/status"
 INSTANCE: Final = "/api/instance"

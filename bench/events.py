@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from balance_service.avro.registry import SchemaRegistry
@@ -44,19 +45,33 @@ def encoded(header: bytes, customers: Integers, cents: Integers) -> Iterator[tup
     # Source: Avro 1.12 specification, "Binary Encoding": field after field, strings and bytes after their length.
     occurred_on = _long(int(time.time() * 1000))
     before_id = header + _long(_ID_CHARACTERS)
-    ids = os.urandom(16 * len(customers)).hex().encode()
-    at = 0
-    for customer, amount in zip(customers.tolist(), cents.tolist(), strict=True):
+    for customer, amount, event_id in zip(customers.tolist(), cents.tolist(), _event_ids(len(customers)), strict=True):
         key = b"customer-%d" % customer
-        event_id = b"%b-%b-4%b-a%b-%b" % (
+        yield key, b"%b%b%b%c%b%b" % (before_id, event_id, occurred_on, 2 * len(key), key, _AMOUNTS[amount])
+
+
+def documents(customers: Integers, cents: Integers) -> Iterator[tuple[bytes, bytes]]:
+    """As `encoded`, as JSON documents."""
+    occurred_on = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
+    for customer, amount, event_id in zip(customers.tolist(), cents.tolist(), _event_ids(len(customers)), strict=True):
+        key = b"customer-%d" % customer
+        yield (
+            key,
+            b'{"id":"%b","occurredOn":"%b","customerId":"%b","amount":%d.%02d}'
+            % (event_id, occurred_on, key, *divmod(amount, 100)),
+        )
+
+
+def _event_ids(count: int) -> Iterator[bytes]:
+    ids = os.urandom(16 * count).hex().encode()
+    for at in range(0, 32 * count, 32):
+        yield b"%b-%b-4%b-a%b-%b" % (
             ids[at : at + 8],
             ids[at + 8 : at + 12],
             ids[at + 13 : at + 16],
             ids[at + 17 : at + 20],
             ids[at + 20 : at + 32],
         )
-        at += 32
-        yield key, b"%b%b%b%c%b%b" % (before_id, event_id, occurred_on, 2 * len(key), key, _AMOUNTS[amount])
 
 
 def _long(value: int) -> bytes:

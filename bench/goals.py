@@ -126,6 +126,7 @@ _BESIDE = {
         _key("replay", replay_case(EVENTS, 100_000), "evenness"): _at_least(0.9),
         _key("replay", replay_case(EVENTS, 1_000_000), "memory"): _at_most(1_500),
         _key("postgresql", replay_case(EVENTS, 100_000), "rate"): _at_least(4.0, ratio=True),
+        _key("json", replay_case(EVENTS, 100_000), "rate"): _at_least(0.6, ratio=True),
         _key("scaling", "2 instances", "of_one"): _at_least(0.95),
         _key("scaling", "3 instances", "of_one"): _at_least(0.95),
         _key("rewards", "100,000 cards", "rate_with_start"): _at_least(1.0, ratio=True),

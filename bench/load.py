@@ -16,7 +16,7 @@ from balance_service.errors import BalanceServiceError
 from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.topic_specs import FOREVER
 from bench.background import Background, at_rate
-from bench.events import MAX_CENTS, customer_id, encoded, register
+from bench.events import MAX_CENTS, customer_id, documents, encoded, register
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,6 +50,7 @@ class Load:
 
     topic: str
     header: bytes
+    """Of the frames; empty if the events are documents."""
     events: int
     ends: dict[int, int]
     cents: Integers = field(repr=False)
@@ -85,19 +86,21 @@ def generate(
     *,
     each_once: bool = False,
     partitions: int = PARTITIONS,
+    is_json: bool = False,
 ) -> Load:
     """Create a topic and fill it.
 
     Args:
         advance: called with the number of newly acknowledged events.
         each_once: one event for each customer instead of `events` at random.
+        is_json: the same events as documents.
 
     Raises:
         BalanceServiceError: not all events were acknowledged.
     """
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
     create_topic(admin, topic, partitions)
-    header = register(stack.schema_registry_url, topic)
+    header = b"" if is_json else register(stack.schema_registry_url, topic)
     events = customers if each_once else events
     starts = range(0, events, _SLICE_EVENTS)
     sums = np.zeros(customers, np.int64)
@@ -149,7 +152,8 @@ def _produce_slice(
     cents = source.integers(1, MAX_CENTS, count)
     producer = Producer({"bootstrap.servers": bootstrap_servers, "log_level": 0, **PRODUCER})
     for at in range(0, count, _CHUNK_EVENTS):
-        for key, frame in encoded(header, numbers[at : at + _CHUNK_EVENTS], cents[at : at + _CHUNK_EVENTS]):
+        some = numbers[at : at + _CHUNK_EVENTS], cents[at : at + _CHUNK_EVENTS]
+        for key, frame in encoded(header, *some) if header else documents(*some):
             produce(producer, topic, key, frame)
     if producer.flush(_TIMEOUT_SECONDS):
         raise BalanceServiceError("not all events of the load were acknowledged: is the broker still up?")

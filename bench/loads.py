@@ -17,18 +17,26 @@ class Loads:
 
     def __init__(self, stack: LocalStack) -> None:
         self._stack = stack
-        self._kept: dict[tuple[int, int, int], Load] = {}
+        self._kept: dict[tuple[int, int, int, bool], Load] = {}
         self._topics = 0
 
-    def kept(self, events: int, customers: int, partitions: int = PARTITIONS) -> Load:
+    def kept(self, events: int, customers: int, partitions: int = PARTITIONS, *, is_json: bool = False) -> Load:
         """A shared load, to which no events are added."""
-        size = events, customers, partitions
+        size = events, customers, partitions, is_json
         if size not in self._kept:
-            self._kept[size] = self.new(events, customers, partitions=partitions)
+            self._kept[size] = self.new(events, customers, partitions=partitions, is_json=is_json)
         return self._kept[size]
 
-    def new(self, events: int, customers: int, *, each_once: bool = False, partitions: int = PARTITIONS) -> Load:
-        """A new load; with `each_once`, one event for each customer."""
+    def new(
+        self,
+        events: int,
+        customers: int,
+        *,
+        each_once: bool = False,
+        partitions: int = PARTITIONS,
+        is_json: bool = False,
+    ) -> Load:
+        """A new load; with `each_once`, one event for each customer; with `is_json`, as documents."""
         self._topics += 1
         topic = f"bench-{self._topics}"
         total = customers if each_once else events
@@ -41,4 +49,5 @@ class Loads:
                 lambda more: bar.advance(task, more),
                 each_once=each_once,
                 partitions=partitions,
+                is_json=is_json,
             )

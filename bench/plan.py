@@ -20,6 +20,7 @@ MEASURES = (
     "leaderboard",
     "postgresql",
     "quix",
+    "json",
 )
 GENERATIONS = "generations"
 """The measure that has a run of its own."""

@@ -32,7 +32,7 @@ from bench.replay import Replay, replay
 from bench.restore import measure_restore
 from bench.rewards import measure_rewards
 from bench.schema_ids import ids_case, measure_schema_ids
-from bench.sides import OurSide
+from bench.sides import AVRO, OurSide
 from bench.sweep import best, least_unless_alike, settings_of, told, try_all
 from bench.tasks import MODELS, measure_tasks
 from bench.upserts import UpsertsSide
@@ -86,6 +86,7 @@ class Run:
             "leaderboard": self._leaderboard,
             "postgresql": self._postgresql,
             "quix": self._quix,
+            "json": self._json,
             GENERATIONS: self._generations,
         }
 
@@ -350,6 +351,17 @@ class Run:
         for repetition in range(1, plan.repetitions + 1):
             run = self._replay(side, events, customers, f"{repetition}/{plan.repetitions}", PARTITIONS, spread=True)
             self._add_rates(side, "quix", replay_case(events, customers), run)
+
+    def _json(self) -> None:
+        """The same events as documents and as Avro, in turn."""
+        plan, avro = self._plan, OurSide(self._stack, name=AVRO)
+        ours = OurSide(self._stack, models=["bench.json_balance:JsonBalance"])
+        events, customers = plan.events, plan.customers[0]
+        for repetition in range(1, plan.repetitions + 1):
+            for side in (ours, avro) if repetition % 2 else (avro, ours):
+                load = self._loads.kept(events, customers, is_json=side is ours)
+                run = self._replay_load(side, load, f"{repetition}/{plan.repetitions}", 1)
+                self._figures.add(side.name, "json", replay_case(events, customers), **run.figures())
 
     def _add_rates(self, side: Side, measure: str, case: str, run: Replay) -> None:
         self._figures.add(side.name, measure, case, rate=run.rate, rate_with_start=run.rate_with_start)

@@ -39,6 +39,7 @@ THEIRS = "Kafka Streams"
 BEFORE = "before"
 POSTGRESQL = "PostgreSQL"
 QUIX = "Quix Streams"
+AVRO = "this service, Avro"
 STATUS_SECONDS = 5.0
 ADMIN_SECONDS = 20.0
 _THIS_CHECKOUT = Path(__file__).parents[1]
@@ -109,11 +110,14 @@ class OurSide:
 
     variant = ""
 
-    def __init__(self, stack: LocalStack, before: Path | None = None, models: Sequence[str] = ("balance",)) -> None:
+    def __init__(
+        self, stack: LocalStack, before: Path | None = None, models: Sequence[str] = ("balance",), name: str = ""
+    ) -> None:
         """Args:
         models: the hosted read models.
+        name: in figures; by default, the one of this service, or of an earlier checkout.
         """
-        self.name = OURS if before is None else BEFORE
+        self.name = name or (OURS if before is None else BEFORE)
         self._models = models
         self._stack = stack
         self._before = before

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import fastavro
 
-from balance_service.avro.flat_records import flat_writer
+from balance_service.avro.flat_records import flat_records
 from balance_service.avro.frames import (
     ID_BYTES,
     MAGIC,
@@ -275,13 +275,14 @@ class AvroCodec(AvroReader):
         self.schema_id = registry.register(subject, contracted(schema))
         self.header = frame_header(self.schema_id)
         """What precedes the body in each frame."""
-        self._flat = flat_writer(self._wanted, self.header)
+        self.flat = flat_records(self._wanted, self.header)
+        """What encodes records of plain values; None if the schema has others."""
         self._writers[self.schema_id] = lambda body: fastavro.schemaless_reader(io.BytesIO(body), self._schema, None)
 
     def encode_unchanged(self, record: Mapping[str, Any]) -> bytes | None:
         """Encodes a record of plain values that `decode` returns exactly so; None if that is not known."""
         try:
-            return None if self._flat is None else self._flat(record)
+            return None if self.flat is None else self.flat.encode(record)
         except Exception:  # A value of a wrong type may fail in any way.
             return None
 

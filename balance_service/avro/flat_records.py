@@ -8,21 +8,30 @@ from __future__ import annotations
 import struct
 from datetime import date
 from decimal import Context, Decimal, Inexact, InvalidOperation
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from balance_service.avro.number_columns import decimals, unscaled, varints
 from balance_service.avro.schemas import fields_of, simple_name, without_null
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    Writer = Callable[[Any], bytes]
+    Column = Sequence[Any]
 
 _EXACT = Context(prec=80, traps=[InvalidOperation, Inexact])
 _LIMITS = {"int": 1 << 31, "long": 1 << 63}
 _DAY_0 = date(1970, 1, 1).toordinal()
 _DOUBLE = struct.Struct("<d")
 _SMALL = 8192
+# In bytes: a number, the length of a text, the member of a union.
+_LONGEST_NUMBER = 10
+_MOST_ARROW_DIGITS = 38
+_NOTHING = pa.scalar(b"", pa.binary())
 
 
 class NotFlatError(Exception):
@@ -45,109 +54,275 @@ def varint(value: int) -> bytes:
 _NUMBERS = [varint(value) for value in range(_SMALL)]
 
 
-def flat_writer(schema: Any, header: bytes) -> Callable[[Mapping[str, Any]], bytes] | None:
-    """Returns what encodes records of a schema, after a header; None if a field may have other than a plain value.
+class FlatRecords:
+    """The records of a schema that has plain fields only; `flat_records` makes it.
 
-    The function raises an error of any type if a record may not fit, or may not be decoded as exactly the same record:
-    a subclass of a type, a decimal of another scale, a default. fastavro encodes or refuses it then.
+    A record is exact if decoding returns it type for type: no subclass of a type, no decimal of another scale, no
+    missing field. Columns have one value of each of some records.
+    """
+
+    def __init__(self, fields: Mapping[str, _Plain], header: bytes) -> None:
+        self._names = [*fields]
+        self._kinds = [*fields.values()]
+        self._writers = [(name, kind.write) for name, kind in fields.items()]
+        self._values_of = itemgetter(*fields) if len(fields) > 1 else lambda record: (record[self._names[0]],)
+        self._header = header
+
+    def encode(self, record: Mapping[str, Any]) -> bytes:
+        """Encodes a record behind the header. Raises an error of any type if it is not exact."""
+        if len(record) != len(self._writers):
+            raise NotFlatError
+        return self._header + b"".join([write(record[name]) for name, write in self._writers])
+
+    def values(self, record: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Returns the values of a record in the order of the fields. Raises NotFlatError or KeyError."""
+        if len(record) != len(self._names):
+            raise NotFlatError
+        values: tuple[Any, ...] = self._values_of(record)
+        return values
+
+    def are_exact(self, columns: Sequence[Column], most_bytes: int) -> bool:
+        """Whether all of some records are exact, and known to take at most so many bytes with their header."""
+        if not all(kind.are_exact(values) for kind, values in zip(self._kinds, columns, strict=True)):
+            return False
+        size = sum(kind.most_bytes(values) for kind, values in zip(self._kinds, columns, strict=True))
+        return len(self._header) + size <= most_bytes
+
+    def encode_all(self, columns: Sequence[Column]) -> pa.Array:
+        """Returns the bytes of `encode` for each of some exact records."""
+        parts = [part for kind, values in zip(self._kinds, columns, strict=True) for part in kind.parts(values)]
+        return pc.binary_join_element_wise(pa.scalar(self._header, pa.binary()), *parts, _NOTHING)
+
+
+def flat_records(schema: Any, header: bytes) -> FlatRecords | None:
+    """Returns what encodes records of a schema, after a header; None if a field may have other than a plain value.
 
     Args:
         schema: of a record, with each named type in full at each use.
     """
-    fields = [(name, _writer(kind)) for name, kind in fields_of(schema).items()]
-    writers = [(name, write) for name, write in fields if write is not None]
-    return partial(_written, header, writers) if len(writers) == len(fields) else None
+    kinds = {name: _kind(kind) for name, kind in fields_of(schema).items()}
+    plain = {name: kind for name, kind in kinds.items() if kind is not None}
+    return FlatRecords(plain, header) if plain and len(plain) == len(kinds) else None
 
 
-def _written(header: bytes, writers: Sequence[tuple[str, Writer]], record: Mapping[str, Any]) -> bytes:
-    if len(record) != len(writers):
-        raise NotFlatError
-    return header + b"".join([write(record[name]) for name, write in writers])
-
-
-def _writer(kind: Any) -> Writer | None:
+def _kind(kind: Any) -> _Plain | None:
     inner, is_nullable = without_null(kind)
-    write = _plain(inner)
-    if not is_nullable or write is None:
-        return write
+    plain = _plain(inner)
+    if not is_nullable or plain is None:
+        return plain
     of_null, of_value = (varint(kind.index(member)) for member in ("null", inner))
-    return lambda value: of_null if value is None else of_value + write(value)
+    return _Nullable(plain, of_null, of_value)
 
 
-def _plain(kind: Any) -> Writer | None:
+def _plain(kind: Any) -> _Plain | None:
     match simple_name(kind):
         case "string":
-            return _text
+            return _Text()
         case "int" | "long" as name:
-            return partial(_integer, _LIMITS[name])
+            return _Integer(_LIMITS[name])
         case "boolean":
-            return _truth
+            return _Truth()
         case "double":
-            return _double
+            return _Double()
         case "bytes":
-            return _bytes
+            return _Bytes()
         case "date" if kind["type"] == "int":
-            return _day
+            return _Day()
         case "enum" if "symbols" in kind:
-            return partial(_symbol, {symbol: varint(at) for at, symbol in enumerate(kind["symbols"])})
+            return _Symbol(kind["symbols"])
         case "decimal" if kind["type"] == "bytes":
-            scale = kind.get("scale", 0)
-            return partial(_decimal, scale, Decimal((0, (1,), -scale)), 10 ** kind["precision"])
+            return _Decimal(kind.get("scale", 0), kind["precision"])
     return None
 
 
-def _text(value: Any) -> bytes:
-    if value.__class__ is not str:
-        raise NotFlatError
-    data: bytes = value.encode()
-    size = len(data)
-    return (_NUMBERS[size] if size < _SMALL else varint(size)) + data
+class _Plain:
+    """A type of plain values."""
+
+    of: ClassVar[type]
+
+    def write(self, value: Any) -> bytes:
+        """Encodes a value. Raises an error of any type if it is not exact."""
+        raise NotImplementedError
+
+    def are_exact(self, values: Column) -> bool:
+        return {self.of}.issuperset(map(type, values))
+
+    def most_bytes(self, values: Column) -> int:
+        """The most bytes that one of some exact values takes."""
+        del values
+        return _LONGEST_NUMBER
+
+    def parts(self, values: Column) -> list[pa.Array]:
+        """Returns columns whose bytes, joined, are those of `write` for each of some exact values."""
+        return [pa.array([*map(self.write, values)], pa.binary())]
 
 
-def _bytes(value: Any) -> bytes:
-    if value.__class__ is not bytes:
-        raise NotFlatError
-    data: bytes = value
-    return varint(len(data)) + data
+class _Nullable(_Plain):
+    def __init__(self, inner: _Plain, of_null: bytes, of_value: bytes) -> None:
+        self._inner, self._of_null, self._of_value = inner, of_null, of_value
+
+    def write(self, value: Any) -> bytes:
+        return self._of_null if value is None else self._of_value + self._inner.write(value)
+
+    def are_exact(self, values: Column) -> bool:
+        return self._inner.are_exact([value for value in values if value is not None])
+
+    def most_bytes(self, values: Column) -> int:
+        return len(self._of_value) + self._inner.most_bytes([value for value in values if value is not None])
+
+    def parts(self, values: Column) -> list[pa.Array]:
+        is_value = np.fromiter((value is not None for value in values), dtype=bool, count=len(values))
+        found = self._inner.parts([value for value in values if value is not None])
+        joined = pc.binary_join_element_wise(pa.scalar(self._of_value, pa.binary()), *found, _NOTHING)
+        places = pa.array(is_value.cumsum() - 1, mask=~is_value)
+        return [joined.take(places).fill_null(self._of_null)]
 
 
-def _integer(limit: int, value: Any) -> bytes:
-    if value.__class__ is not int or not -limit <= value < limit:
-        raise NotFlatError
-    return _NUMBERS[value] if 0 <= value < _SMALL else varint(value)
+class _Text(_Plain):
+    of = str
+
+    def write(self, value: Any) -> bytes:
+        if value.__class__ is not str:
+            raise NotFlatError
+        data: bytes = value.encode()
+        size = len(data)
+        return (_NUMBERS[size] if size < _SMALL else varint(size)) + data
+
+    def are_exact(self, values: Column) -> bool:
+        if not super().are_exact(values):
+            return False
+        if (joined := "".join(values)).isascii():
+            return True
+        try:
+            joined.encode()
+        except UnicodeEncodeError:
+            return False
+        return True
+
+    def most_bytes(self, values: Column) -> int:
+        longest = max(map(len, values), default=0)
+        return _LONGEST_NUMBER + (longest if all(map(str.isascii, values)) else 4 * longest)
+
+    def parts(self, values: Column) -> list[pa.Array]:
+        data = pa.array(values, pa.string()).cast(pa.binary())
+        return [_lengths(data), data]
 
 
-def _truth(value: Any) -> bytes:
-    if value.__class__ is not bool:
-        raise NotFlatError
-    return b"\1" if value else b"\0"
+class _Bytes(_Plain):
+    of = bytes
+
+    def write(self, value: Any) -> bytes:
+        if value.__class__ is not bytes:
+            raise NotFlatError
+        data: bytes = value
+        return varint(len(data)) + data
+
+    def most_bytes(self, values: Column) -> int:
+        return _LONGEST_NUMBER + max(map(len, values), default=0)
+
+    def parts(self, values: Column) -> list[pa.Array]:
+        data = pa.array(values, pa.binary())
+        return [_lengths(data), data]
 
 
-def _double(value: Any) -> bytes:
-    if value.__class__ is not float:
-        raise NotFlatError
-    return _DOUBLE.pack(value)
+class _Integer(_Plain):
+    of = int
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+
+    def write(self, value: Any) -> bytes:
+        if value.__class__ is not int or not -self._limit <= value < self._limit:
+            raise NotFlatError
+        return _NUMBERS[value] if 0 <= value < _SMALL else varint(value)
+
+    def are_exact(self, values: Column) -> bool:
+        limit = self._limit
+        return super().are_exact(values) and -limit <= min(values, default=0) and max(values, default=0) < limit
+
+    def parts(self, values: Column) -> list[pa.Array]:
+        return [varints(np.array(values, dtype=np.int64))]
 
 
-def _day(value: Any) -> bytes:
-    # A datetime would lose its time.
-    if value.__class__ is not date:
-        raise NotFlatError
-    return varint(value.toordinal() - _DAY_0)
+class _Truth(_Plain):
+    of = bool
+
+    def write(self, value: Any) -> bytes:
+        if value.__class__ is not bool:
+            raise NotFlatError
+        return b"\1" if value else b"\0"
 
 
-def _symbol(symbols: Mapping[str, bytes], value: Any) -> bytes:
-    if value.__class__ is not str:
-        raise NotFlatError
-    return symbols[value]
+class _Double(_Plain):
+    of = float
+
+    def write(self, value: Any) -> bytes:
+        if value.__class__ is not float:
+            raise NotFlatError
+        return _DOUBLE.pack(value)
 
 
-def _decimal(scale: int, unit: Decimal, limit: int, value: Any) -> bytes:
-    if value.__class__ is not Decimal or not value.same_quantum(unit):
-        raise NotFlatError
-    unscaled = int(value.scaleb(scale, _EXACT))
-    # There is no negative zero in Avro.
-    if not -limit < unscaled < limit or (not unscaled and value.is_signed()):
-        raise NotFlatError
-    size = unscaled.bit_length() // 8 + 1
-    return _NUMBERS[size] + unscaled.to_bytes(size, "big", signed=True)
+class _Day(_Plain):
+    of = date
+
+    def write(self, value: Any) -> bytes:
+        # A datetime would lose its time.
+        if value.__class__ is not date:
+            raise NotFlatError
+        return varint(value.toordinal() - _DAY_0)
+
+
+class _Symbol(_Plain):
+    of = str
+
+    def __init__(self, symbols: Sequence[str]) -> None:
+        self._symbols = {symbol: varint(at) for at, symbol in enumerate(symbols)}
+
+    def write(self, value: Any) -> bytes:
+        if value.__class__ is not str:
+            raise NotFlatError
+        return self._symbols[value]
+
+    def are_exact(self, values: Column) -> bool:
+        return super().are_exact(values) and self._symbols.keys() >= set(values)
+
+
+class _Decimal(_Plain):
+    of = Decimal
+
+    def __init__(self, scale: int, precision: int) -> None:
+        self._scale, self._precision = scale, precision
+        self._unit, self._limit = Decimal((0, (1,), -scale)), 10**precision
+
+    def write(self, value: Any) -> bytes:
+        if value.__class__ is not Decimal or not value.same_quantum(self._unit):
+            raise NotFlatError
+        number = int(value.scaleb(self._scale, _EXACT))
+        # There is no negative zero in Avro.
+        if not -self._limit < number < self._limit or (not number and value.is_signed()):
+            raise NotFlatError
+        size = number.bit_length() // 8 + 1
+        return _NUMBERS[size] + number.to_bytes(size, "big", signed=True)
+
+    def are_exact(self, values: Column) -> bool:
+        if not super().are_exact(values) or not all(map(self._unit.same_quantum, values)):
+            return False
+        # The place of the first digit; of a zero, that of the last.
+        if max(map(Decimal.adjusted, values), default=-1) >= self._precision - self._scale:
+            return False
+        return all(values) or not any(value.is_signed() for value in values if not value)
+
+    def most_bytes(self, values: Column) -> int:
+        del values
+        return _LONGEST_NUMBER + self._precision // 2 + 1
+
+    def parts(self, values: Column) -> list[pa.Array]:
+        if self._precision <= _MOST_ARROW_DIGITS:
+            numbers, are_small = unscaled(pa.array(values, pa.decimal128(self._precision, self._scale)))
+            if are_small.all():
+                return [decimals(numbers)]
+        return super().parts(values)
+
+
+def _lengths(data: pa.Array) -> pa.Array:
+    return varints(pc.binary_length(data).to_numpy().astype(np.int64))

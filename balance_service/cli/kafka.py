@@ -17,6 +17,7 @@ import click
 from balance_service.cli.models import hosted_models, models_of_topic, with_shipped
 from balance_service.cli.waiting import servers_of, telling
 from balance_service.errors import ConfigurationError
+from balance_service.model.record_keys import KEY_FORMATS
 from balance_service.observability.logs import quiet_logging
 from balance_service.settings import load_settings
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.record_keys import KeyFormat
     from balance_service.model.stream import Partitioner
     from balance_service.settings import Settings
 
@@ -110,7 +112,7 @@ def load(events: int, customers: int, rate: float | None) -> None:
     "--format",
     "topic_format",
     type=click.Choice(["avro", "json"]),
-    help="Of the topic. Needed for JSON that no read model reads: documents are sent as they are.",
+    help="Of the topic. Needed for JSON that no read model reads: documents are sent unchanged.",
 )
 def produce(topic: str, key_separator: str | None, record: str | None, topic_format: str | None) -> None:
     """Append a record to TOPIC for each line of standard input: `[key S] JSON`.
@@ -143,8 +145,15 @@ def _after(answered: Callable[[], None], lines: Iterable[bytes]) -> Iterator[byt
 @click.command()
 @click.argument("topic")
 @click.option("--from-beginning", is_flag=True, help="Also print the records that the topic already contains.")
+@click.option(
+    "--key-format",
+    type=click.Choice(KEY_FORMATS),
+    default="string",
+    show_default=True,
+    help="The serializer of TOPIC's keys: numbers are shown as digits, bytes as hexadecimal digits.",
+)
 @click.option("--limit", metavar="N", type=click.IntRange(1), help="Exit after N records.")
-def tail(topic: str, *, from_beginning: bool, limit: int | None) -> None:
+def tail(topic: str, *, from_beginning: bool, key_format: KeyFormat, limit: int | None) -> None:
     """Print TOPIC's newly committed records, one JSON object per line, until Ctrl-C.
 
     Each has partition, offset, timestamp, key, headers, the record's name and its value with all digits. Content that
@@ -157,7 +166,7 @@ def tail(topic: str, *, from_beginning: bool, limit: int | None) -> None:
     # KeyboardInterrupt is lost if it is raised in a callback of a client.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
-    records = tail_records(settings, topic, stopping, from_beginning=from_beginning)
+    records = tail_records(settings, topic, stopping, from_beginning=from_beginning, key_format=key_format)
     with telling(f"records of topic '{topic}' from {servers_of(settings)}") as answered, closing(records) as lines:
         for line in islice(lines, limit):
             answered()

@@ -163,6 +163,7 @@ class _Input:
         Raises:
             InvalidInputError: a file's record must be named, or the model reads no such record.
         """
+        from balance_service.model.sources import sources_of
         from balance_service.testing.rows import driven_stages, given_schemas
 
         read, joined = (given_schemas(model, after_joins=after) for after in (False, True))
@@ -172,7 +173,9 @@ class _Input:
         if unknown := sorted(names - self._schemas.keys()):
             after = "" if joined.keys() <= read.keys() else f", and after its joins {', '.join(joined)}"
             raise InvalidInputError(f"{model.name} reads no record {unknown[0]}; it reads {', '.join(read)}{after}")
-        if len(self._schemas) > 1 and (unnamed := [file for record, file in files if record is None]):
+        # Each document of a JSON topic tells which record it is.
+        tells = not self.after_joins and model.stages[0].format != "avro" and len(sources_of(model)) == 1
+        if len(self._schemas) > 1 and not tells and (unnamed := [file for record, file in files if record is None]):
             raise InvalidInputError(
                 f"{model.name} reads several records; name that of the file, such as "
                 f"--events {next(iter(self._schemas))}={unnamed[0]}: {', '.join(self._schemas)}"

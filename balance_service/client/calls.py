@@ -187,6 +187,34 @@ class Calls:
         found = State(value=content["value"], **shown_key(content["key"]), **answered)
         return (yield from self.typed(model, into, [found]))[0]
 
+    def tables(self) -> Call[list[dict[str, Any]]]:
+        """Returns the tables that the instance's read models join with, as the HTTP API describes them."""
+        found: list[dict[str, Any]] = (yield from self._read(Request(path=api.TABLES), "tables"))["tables"]
+        return found
+
+    def row(
+        self,
+        table: str,
+        key: OneKey,
+        *,
+        min_position: Position | None = None,
+        max_lag: int | None = None,
+        max_age: float | None = None,
+    ) -> Call[State[Any]]:
+        """Returns the newest row of a table that read models join with.
+
+        Args:
+            table: its topic.
+            key: its text or number.
+            min_position, max_lag, max_age: as for `get_balance`, of the table's topic.
+        """
+        path = f"{api.TABLES}/{segment(table)}/keys/{segment(key_text(key))}"
+        request = Request(path=path, parameters=self._bounds(None, min_position, max_lag, max_age))
+        content, answered = yield from self._one(request, "key", "value")
+        if content is None:
+            content = {"key": key_text(key), "value": None}
+        return State(value=content["value"], **shown_key(content["key"]), **answered)
+
     def entries(
         self,
         model: str,

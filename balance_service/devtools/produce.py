@@ -59,7 +59,7 @@ def produce(
     Args:
         models: their declarations define the records of the topic.
         record: the simple name of the record; required if the topic has several.
-        topic_format: of the topic. With `json`, a topic that no read model reads gets the documents as they are.
+        topic_format: of the topic. With `json`, a topic that no read model reads gets the documents unchanged.
 
     Returns:
         The number of acknowledged records.
@@ -88,7 +88,7 @@ def produce(
         if taken.format == "json":
             codec = JsonCodec(schema, taken.type)
         else:
-            if isinstance(record, DeclaredRecord):
+            if taken.format == "avro" and isinstance(record, DeclaredRecord):
                 # A class may lack fields of the producers, and must not become the newest schema.
                 schema = expanded(with_times(with_producers_fields(registry, topic, schema)[0]))
             codec = FORMATS[taken.format].codec(registry, topic, schema)

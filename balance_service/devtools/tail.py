@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from balance_service.avro.codec import UndecodableError
 from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.avro.registry import SchemaRegistry
-from balance_service.errors import ConfigurationError
+from balance_service.errors import ConfigurationError, InvalidInputError
 from balance_service.formats.any_record import AnyRecordReader
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader
@@ -18,6 +18,7 @@ from balance_service.kafka.messages import place_of, readable_headers, shown_hea
 from balance_service.kafka.schema_texts import text_in
 from balance_service.kafka.topics import Topics
 from balance_service.model.json_view import exact_json
+from balance_service.model.record_keys import RecordKey
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -26,15 +27,21 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from balance_service.kafka.messages import Headers
+    from balance_service.model.record_keys import KeyFormat
     from balance_service.settings import Settings
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def tail(settings: Settings, topic: str, stopping: Event, *, from_beginning: bool) -> Generator[str]:
+def tail(
+    settings: Settings, topic: str, stopping: Event, *, from_beginning: bool, key_format: KeyFormat = "string"
+) -> Generator[str]:
     """Yield committed records as JSON objects until `stopping` is set: all, or only those from now on.
 
     Records of one partition are in offset order.
+
+    Args:
+        key_format: the serializer of the topic's keys, which are shown as queries name them.
 
     Raises:
         ConfigurationError: the topic does not exist, or reading it is not authorized.
@@ -54,10 +61,10 @@ def tail(settings: Settings, topic: str, stopping: Event, *, from_beginning: boo
         while not stopping.is_set():
             for message in reader.read():
                 schemas.learn(message.key() or b"", message.value())
-                yield line_of(message, records)
+                yield line_of(message, records, key_format)
 
 
-def line_of(message: Message, records: AnyRecordReader) -> str:
+def line_of(message: Message, records: AnyRecordReader, key_format: KeyFormat = "string") -> str:
     """A record as a JSON object, with all digits of its decimals.
 
     Content that is not UTF-8, or cannot be decoded, is base64 under a name that ends with `Base64`. Headers are in
@@ -73,11 +80,21 @@ def line_of(message: Message, records: AnyRecordReader) -> str:
             "partition": partition,
             "offset": offset,
             "timestamp": _moment(message.timestamp()[1]),
-            **text_or_base64("key", message.key()),
+            **_key(message.key(), key_format),
             "headers": shown_headers(headers),
             **_value(message.value(), headers or (), records),
         }
     )
+
+
+def _key(key: bytes | None, key_format: KeyFormat) -> dict[str, Any]:
+    if key is None or key_format == "string":
+        return text_or_base64("key", key)
+    own = RecordKey.of_format(key_format)
+    try:
+        return {"key": own.text(own.stored(key))}
+    except InvalidInputError:
+        return {"keyBase64": key}
 
 
 def _value(value: bytes | None, headers: Headers, records: AnyRecordReader) -> dict[str, Any]:

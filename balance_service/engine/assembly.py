@@ -14,7 +14,9 @@ from balance_service.engine.dead_letters import Letters
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.misplaced import MisplacedKeys
 from balance_service.engine.outputs import Emission, Target, sender_of
+from balance_service.engine.own_steps import OwnSteps
 from balance_service.engine.processor import Tolerance
+from balance_service.engine.state_frames import StateFrames
 from balance_service.engine.stateless import (
     EmitProcessor,
     JoinProcessor,
@@ -29,7 +31,7 @@ from balance_service.errors import ConfigurationError, FatalError
 from balance_service.formats.known import FORMATS
 from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES, is_compacted
-from balance_service.model.events import DeclaredRecord, OnFailure
+from balance_service.model.events import DeclaredRecord, Each, OnFailure
 from balance_service.model.keys import ColumnKey, key_type_of
 from balance_service.model.record_keys import java_long
 from balance_service.process.runtime import now_ms
@@ -106,6 +108,7 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
         every_ms=services.retry_every_ms,
         keeps_order=not stage.passes_on and read_model is not None and read_model.keeps_order,
         keeps_newest=read_model is not None and read_model.keeps_newest,
+        is_compacted=stage.compacted,
         now_ms=services.now_ms,
         failures=TransformFailures(
             stage.name, read_model is None or read_model.on_failure is not OnFailure.DEAD_LETTER, stage.passes_on
@@ -132,7 +135,7 @@ def processor_of(stage: Stage, read_model: ReadModel | None, services: StageServ
             target=target,
             position_codec=position_codec,
             letters=letters,
-            placeholder=read_model.placeholder,
+            placeholders=read_model.placeholders,
         )
     if not read_model.has_states():
         if _sends_rows(stage, read_model) and services.schemas.has_fingerprints:
@@ -191,11 +194,12 @@ def _fold_processor(
 ) -> FoldProcessor:
     state_codec = services.codec(stage.changelog, read_model.state_schema)
     emission, acceleration = _emission(stage, read_model, services), read_model.acceleration(state_codec)
+    largest_bytes = services.largest_in(services.config(stage.changelog))
+    frames = StateFrames(state_codec, largest_bytes, bool(read_model.standard_folds))
     return FoldProcessor(
         read_model=read_model,
         acceleration=acceleration,
-        state_codec=state_codec,
-        largest_bytes=services.largest_in(services.config(stage.changelog)),
+        frames=frames,
         position_codec=position_codec,
         letters=letters,
         marker_codec=services.codec(stage.changelog, load_schema("IdempotencyMarker")),
@@ -205,11 +209,18 @@ def _fold_processor(
         idempotency_window_ms=services.idempotency_window_ms,
         tolerance=Tolerance(read_model.on_failure),
         emission=emission,
-        steps=None if emission is None or acceleration is None else _steps(read_model, acceleration, emission),
+        steps=_steps(read_model, frames, acceleration, emission),
     )
 
 
-def _steps(read_model: ReadModel, acceleration: Addition, emission: Emission) -> Steps | None:
+def _steps(
+    read_model: ReadModel, frames: StateFrames, acceleration: Addition | None, emission: Emission | None
+) -> Steps | OwnSteps | None:
+    if not read_model.standard_folds:
+        is_known = emission is None or (emission.emit.each is Each.EVENT and not emission.emit.fields)
+        return OwnSteps.of_model(read_model, frames) if is_known else None
+    if emission is None or acceleration is None:
+        return None
     parts, header = read_model.parts_of_steps(), emission.codec.header
     ((field, _),) = read_model.standard_folds.items()
     return None if parts is None or header is None else Steps(acceleration, field, header, parts)

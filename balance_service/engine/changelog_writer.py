@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -24,6 +23,7 @@ from balance_service.process.failpoints import failpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from typing import Any
 
     from confluent_kafka import Message
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from balance_service.kafka.clients import ClientConfig
 
     Headers = list[tuple[str, str | bytes | None]]
+    Report = Callable[[KafkaError | None, Message], None]
+    _Queued = tuple[Any, ...]
 
 
 _FENCE_ATTEMPTS = 5
@@ -39,9 +41,7 @@ _CONNECT_TIMEOUT_SECONDS = 2.0
 _COMMIT_TIMEOUT_SECONDS = 30.0
 _ROOM_WITHIN_SECONDS = 0.01
 # To librdkafka 0 is now, and -1 too.
-_EARLIEST_MS = 1
-# What the producer raises for a record that it does not take, now or at all.
-_NOT_QUEUED = (BufferError, KafkaException)
+_NOW, _EARLIEST_MS = 0, 1
 _CONSEQUENCES = {KafkaError._STATE, KafkaError._FATAL}
 
 
@@ -164,33 +164,15 @@ class ChangelogWriter:
         outputs: Iterable[Output],
     ) -> int:
         delivery = _Delivery()
-        count = 0
         producer.begin_transaction()
         failpoint("begun")
         # Delivery reports for states would cost as much as the states. They precede the position in the same partition,
         # and librdkafka does not commit a transaction if one of its records was not delivered.
-        produce, changelog, own_partition = producer.produce, self._changelog, self._partition
-        for state_key, state in states:
-            try:
-                produce(changelog, state, state_key, own_partition)
-            except _NOT_QUEUED:
-                self._produce(producer, changelog, own_partition, state, state_key)
-            count += 1
-        for _, topic, partition, key, value, timestamp_ms, with_headers in outputs:
-            self._written_to.add(topic)
-            more: dict[str, Any] = {"timestamp": max(timestamp_ms, _EARLIEST_MS), "headers": with_headers}
-            try:
-                produce(topic, value, key, partition, **more)
-            except _NOT_QUEUED:
-                self._produce(producer, topic, partition, value, key, **more)
-        for letter in dead_letters:
-            key, value, headers = self._envelope.of(letter)
-            report = delivery.report
-            self._produce(
-                producer, self._dead_letters, self._partition, value, key, on_delivery=report, headers=headers
-            )
-        report = delivery.report_position
-        self._produce(producer, self._changelog, self._partition, position, POSITION_KEY, on_delivery=report)
+        changelog, own_partition = self._changelog, self._partition
+        count = self._queue(producer, ((changelog, state, key, own_partition) for key, state in states))
+        self._queue(producer, map(self._of_output, outputs))
+        self._queue(producer, (self._of_letter(letter, delivery.report) for letter in dead_letters))
+        self._queue(producer, [(changelog, position, POSITION_KEY, own_partition, delivery.report_position)])
         unsent = wait_for_deliveries(producer, _COMMIT_TIMEOUT_SECONDS)
         if delivery.failed or unsent:
             self._raise_cause(producer)
@@ -214,29 +196,42 @@ class ChangelogWriter:
         self._next = delivery.position_offset + 2
         return delivery.position_offset + 1
 
-    @staticmethod
-    def _produce(
-        producer: Producer, topic: str, partition: int, value: bytes | None, key: bytes | None, **more: Any
-    ) -> None:
-        """Queues a record; waits while the queue is full."""
-        deadline = math.inf
-        while True:
+    def _of_output(self, output: Output) -> _Queued:
+        _, topic, partition, key, value, timestamp_ms, headers = output
+        self._written_to.add(topic)
+        return topic, value, key, partition, None, None, max(timestamp_ms, _EARLIEST_MS), headers
+
+    def _of_letter(self, letter: DeadLetter, report: Report) -> _Queued:
+        key, value, headers = self._envelope.of(letter)
+        return self._dead_letters, value, key, self._partition, report, None, _NOW, headers
+
+    def _queue(self, producer: Producer, records: Iterable[_Queued]) -> int:
+        """Queues records, each the arguments of `produce`; returns how many. Waits while the queue is full."""
+        produce, count = producer.produce, 0
+        for record in records:
             try:
-                producer.produce(topic, value, key, partition, **more)
-            except BufferError as error:
-                now = time.monotonic()
-                deadline = min(deadline, now + _COMMIT_TIMEOUT_SECONDS)
-                if now > deadline:
-                    raise RetriableError("the producer's queue stays full") from error
-                producer.poll(_ROOM_WITHIN_SECONDS)
-            except KafkaException as error:
-                # An authorization error that librdkafka already knows is raised here, not in a delivery report.
-                forbidden = _forbidden(error.args[0], topic)
-                if forbidden is None:
-                    raise
-                raise forbidden from error
+                produce(*record)
+            except (BufferError, KafkaException) as error:
+                self._queue_later(producer, record, error)
+            count += 1
+        return count
+
+    @staticmethod
+    def _queue_later(producer: Producer, record: _Queued, error: BufferError | KafkaException) -> None:
+        """Queues a record that the producer did not take, as soon as the queue has room."""
+        deadline = time.monotonic() + _COMMIT_TIMEOUT_SECONDS
+        while isinstance(error, BufferError):
+            if time.monotonic() > deadline:
+                raise RetriableError("the producer's queue stays full") from error
+            producer.poll(_ROOM_WITHIN_SECONDS)
+            try:
+                producer.produce(*record)
+            except (BufferError, KafkaException) as again:
+                error = again
             else:
                 return
+        # An authorization error that librdkafka already knows is raised here, not in a delivery report.
+        raise _forbidden(error.args[0], record[0]) or error from error
 
     def _raise_cause(self, failed: Producer) -> None:
         """Raises the fencing or authorization error that is the reason for a failed delivery, if there is one."""

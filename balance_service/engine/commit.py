@@ -21,7 +21,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from balance_service.engine.changelog_writer import ChangelogCutError
-from balance_service.engine.records import POSITION_KEY
+from balance_service.engine.deletions import without_states
+from balance_service.engine.records import NEVER, POSITION_KEY
 from balance_service.errors import RetriableError, StoreFullError, TaskHaltedError, TaskMigratedError
 from balance_service.model.record_folds import TRUNCATED
 from balance_service.process.failpoints import failpoint
@@ -77,8 +78,13 @@ class Folded:
         return itertools.chain(self.outcome.records(), self.changes.records)
 
 
-def fold(batch: TaskBatch, partition: int, processor: StageProcessor, store: StateStore) -> Folded | None:
+def fold(
+    batch: TaskBatch, partition: int, processor: StageProcessor, store: StateStore, seen_to_ms: int = NEVER
+) -> Folded | None:
     """Executes step 2; returns None if a dead letter that the batch retries was closed since it was read.
+
+    Args:
+        seen_to_ms: as `Position.seen_to_ms`, at the end of the batch.
 
     Raises:
         TaskMigratedError: the batch does not start at the store's position.
@@ -108,6 +114,7 @@ def fold(batch: TaskBatch, partition: int, processor: StageProcessor, store: Sta
         stream_time_ms=outcome.stream_time_ms,
         keys=stands_at.keys + outcome.created - outcome.deleted,
         letters=changes.counted,
+        seen_to_ms=max(stands_at.seen_to_ms, seen_to_ms),
     )
     return Folded(moved, outcome, changes, failed)
 
@@ -119,11 +126,13 @@ def commit(
     store: StateStore,
     writer: ChangelogWriter,
     audit: Sequence[Output] = (),
+    seen_to_ms: int = NEVER,
 ) -> Committed:
     """Executes steps 2 to 5. A batch of dead letters has no effect if one of them was closed since they were read.
 
     Args:
         audit: records of the decision that makes the batch, if an operator does.
+        seen_to_ms: as of `fold`.
 
     Raises:
         TaskMigratedError: as `fold`, or the task was fenced.
@@ -132,7 +141,7 @@ def commit(
             opened again.
         StoreFullError: the disk has no room. If step 4 raises it, the changelog is ahead of the store.
     """
-    folded = fold(batch, partition, processor, store)
+    folded = fold(batch, partition, processor, store, seen_to_ms)
     if folded is None:
         return Committed(0, 0, 0, 0)
     outcome, changes, updates = folded.outcome, folded.changes, batch.updates
@@ -196,6 +205,23 @@ def write_position(
     if letters is not None and letters.records:
         position, records = replace(position, letters=letters.counted), [*schemas, *letters.records]
     _write(position, codec, store, writer, lambda: iter(records), (), outputs)
+
+
+def begin_again(
+    position: Position,
+    codec: AvroCodec,
+    store: StateStore,
+    writer: ChangelogWriter,
+    schemas: Sequence[Record],
+    outputs: Sequence[Output],
+) -> None:
+    """Commits a position without states, and deletes those that there are. Raises as `commit`.
+
+    Args:
+        schemas, outputs: as `SchemaRecords.missing` returns them.
+    """
+    _require_whole(store)
+    _write(position, codec, store, writer, lambda: itertools.chain(schemas, without_states(store)), (), outputs)
 
 
 def _require_no_truncation(batch: TaskBatch, stands_at: Position) -> None:

@@ -17,7 +17,9 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 from balance_service.engine.dead_letter import (
+    GONE,
     NEVER,
+    SET_ASIDE,
     Letter,
     Status,
     blocks_key,
@@ -95,6 +97,8 @@ class Letters:
     """Whether a record waits for an earlier record of its key that could not be applied."""
     keeps_newest: bool = False
     """Whether a record supersedes earlier records of its key that could not be applied: their dead letters close."""
+    is_compacted: bool = False
+    """Whether a record that is gone from the source was replaced by a later one of its key."""
     now_ms: Callable[[], int] = now_ms
     failures: TransformFailures = field(default_factory=TransformFailures)
 
@@ -241,7 +245,8 @@ class Letters:
             else:
                 # It was applied out of source order before, and must be applied so again.
                 after = before.failed_in_replay(record.cause, record.key, now, record.detail)
-            if newest and record.key is not None and record.offset < newest.get(record.key, NEVER):
+            is_replaced = self.is_compacted and record.cause == GONE and (before is None or before.cause != SET_ASIDE)
+            if is_replaced or (newest and record.key is not None and record.offset < newest.get(record.key, NEVER)):
                 after = after.closed(Status.SUPERSEDED, now)
             if not after.is_in_topic and not is_silent:
                 changes.fresh.append(record)
@@ -294,32 +299,20 @@ class Letters:
     def on_open(self, store: StateStore) -> LetterChanges:
         """Returns the changes that opening a task makes if the read model began or ceased to keep order, or the newest.
 
-        If it ceased to keep order, dead letters that wait behind others become due. If it began, open dead letters
-        block later records of their keys from now on, or are superseded by them.
+        The index has the open dead letters that later records of their keys look for, and no others. Those that wait
+        behind others become due unless order is kept.
         """
         changes = LetterChanges(_counts(store))
-        if self.keeps_newest:
-            letters = self.open_in(store).values()
-            index = [key for letter in letters for key in self._of_key(letter)]
-            frames = store.get_many(index) if index else []
-            changes.records += [(key, b"") for key, found in zip(index, frames, strict=True) if found is None]
+        letters = self.open_in(store).values()
+        wanted = {key for letter in letters for key in self._of_key(letter)}
+        found = {key for keys in _scan(store, _OF, _OF + _END) for key in keys}
+        changes.records += [(key, None) for key in sorted(found - wanted)]
+        changes.records += [(key, b"") for key in sorted(wanted - found)]
+        if not self.keeps_order:
             for letter in letters:
                 if letter.status is Status.BEHIND:
                     self._change(changes, letter.offset, letter, self._carried_over(letter))
-            store.look_for(_DUE, changes.records)
-            return changes
-        if self.keeps_order:
-            # Without an entry for any blocked key, the dead letters date from a version that did not keep order.
-            if self.blocks_keys(store) and not store.keys(_OF, _OF + _END, 1):
-                changes.records += [(key, b"") for letter in self.between(store, 0) for key in self._of_key(letter)]
-            return changes
-        for keys in _scan(store, _OF, _OF + _END):
-            changes.records += [(key, None) for key in keys]
-        if changes.records:
-            for letter in self.between(store, 0):
-                if letter.status is Status.BEHIND:
-                    self._change(changes, letter.offset, letter, self._carried_over(letter))
-            store.look_for(_DUE, changes.records)
+        store.look_for(_DUE, changes.records)
         return changes
 
     def carry_over(self, letters: Iterable[Letter]) -> LetterChanges:

@@ -11,7 +11,6 @@ import pyarrow as pa
 from balance_service.engine.batch import events_in, updates_in
 from balance_service.engine.dead_letter import BEHIND_CAUSE, blocks_key
 from balance_service.engine.idempotency import IdempotencyKeys
-from balance_service.engine.outputs import ENVELOPE_BYTES
 from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, Tolerance, call_own_code
 from balance_service.engine.records import MISPLACED
 from balance_service.errors import PoisonRecordError, RetriableError
@@ -29,14 +28,15 @@ if TYPE_CHECKING:
     from balance_service.engine.dead_letters import Letters
     from balance_service.engine.misplaced import MisplacedKeys
     from balance_service.engine.outputs import BatchEmission, Emission
+    from balance_service.engine.own_steps import OwnSteps
     from balance_service.engine.records import DeadLetter, Output, Position
+    from balance_service.engine.state_frames import StateFrames
     from balance_service.engine.steps import Steps
     from balance_service.engine.store import StateStore
     from balance_service.model.addition import Addition
     from balance_service.model.events import State
     from balance_service.model.read_model import ReadModel
 
-STATE_UNFIT = "state-does-not-fit"
 _offset = attrgetter("offset")
 
 
@@ -44,15 +44,14 @@ _offset = attrgetter("offset")
 class FoldProcessor:
     """Folds events into the states of a read model.
 
-    `largest_bytes` is the largest batch that the changelog accepts. `acceleration` computes states of combined updates
+    `acceleration` computes states of combined updates
     without the fold, with the same result; without one, the fold computes all. `emission` is None if the read model
-    emits nothing; `steps` is what folds and emits without the fold, with the same result, if there is such a way.
+    emits nothing; `steps` folds and emits many events at once, with the same result, if there is such a way.
     """
 
     read_model: ReadModel
     acceleration: Addition | None
-    state_codec: AvroCodec
-    largest_bytes: int
+    frames: StateFrames
     position_codec: AvroCodec
     letters: Letters
     marker_codec: AvroCodec
@@ -60,7 +59,7 @@ class FoldProcessor:
     idempotency_window_ms: int
     tolerance: Tolerance
     emission: Emission | None = None
-    steps: Steps | None = None
+    steps: Steps | OwnSteps | None = None
 
     def outcome(self, batch: TaskBatch, partition: int, position: Position, store: StateStore) -> BatchOutcome:
         """As `StageProcessor.outcome`.
@@ -84,7 +83,7 @@ class FoldProcessor:
         blocked = self._blocked(batch, store)
         emission = None if self.emission is None else self.emission.of_batch(batch, partition, position)
         events, read_again, strangers = batch.updates.events, set[bytes](), set[bytes]()
-        if self.read_model.emits_steps:
+        if self.read_model.folds_rows:
             events = [*events, *self._stepped(batch.updates.combined, partition, store, blocked, emission, outcome)]
         else:
             read_again, strangers = self._fold_combined(batch, partition, store, blocked, outcome)
@@ -151,13 +150,16 @@ class FoldProcessor:
         """Adds the states and outputs of events in columns to the outcome; returns the events of the other keys."""
         if rows is None:
             return ()
-        if self.steps is None or emission is None:
+        if self.steps is None:
             return events_in(rows)
-        is_blocked = blocked.__contains__ if blocked else None
-        stepped = self.steps.of(rows, store, is_blocked, self._belong(partition), emission)
+        stepped = self.steps.of(rows, store, blocked, self.misplaced.partitioning, partition, emission)
         outcome.columns.append((stepped.keys, stepped.frames))
         outcome.created += stepped.created
         outcome.outputs += stepped.outputs
+        for key in stepped.deleted:
+            outcome.add(key, None, is_new=False)
+        if stepped.rest.num_rows < rows.num_rows:
+            self.tolerance.applied(partition)
         return events_in(stepped.rest)
 
     def _belong(self, partition: int) -> Callable[[NDArray[np.uint8]], NDArray[np.bool_]]:
@@ -177,7 +179,7 @@ class FoldProcessor:
         """
         inapplicable: set[bytes] = set()
         strangers: set[bytes] = set()
-        decode = self.state_codec.decode
+        decode = self.frames.codec.decode
         supersedes = self.letters.supersedes(store, batch.updates.dead_letters)
         for some in batch.updates.slices():
             keys = some["key"].to_pylist()
@@ -197,7 +199,7 @@ class FoldProcessor:
                     continue
                 try:
                     state = self.step(None if before is None else decode(before), update)
-                    frame = None if state is None else self.framed(state)[1]
+                    frame = None if state is None else self.frames.framed(state)[1]
                 except PoisonRecordError:
                     inapplicable.add(update.key)
                     continue
@@ -219,38 +221,9 @@ class FoldProcessor:
         """Returns the next state, or None if the fold deletes it. Raises as `call_own_code`."""
         return call_own_code(self.read_model.next_state, state, update.key, update.update, event)
 
-    def framed(self, state: State) -> tuple[State, bytes]:
-        """Returns a state as it will be read from the store, and its frame.
-
-        Raises:
-            PoisonRecordError: the state does not fit its schema or the changelog.
-        """
-        frame = self.state_codec.encode_unchanged(state)
-        kept: State
-        if frame is not None:
-            # Own code may hold on to the record, and change it.
-            kept = {**state}
-        else:
-            try:
-                frame = self.state_codec.encode(state)
-                # A state of standard folds survives encoding unchanged.
-                kept = state if self.read_model.standard_folds else self.state_codec.decode(frame)
-            except Exception as error:  # fastavro raises any exception its writer or reader runs into
-                why = self.state_codec.misfit(state) or error
-                raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {why}") from error
-        if len(frame) > self.largest_frame:
-            why = f"the changelog does not accept its {len(frame)} bytes"
-            raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {why}")
-        return kept, frame
-
-    @property
-    def largest_frame(self) -> int:
-        """The most bytes of a state's frame that the changelog accepts."""
-        return self.largest_bytes - ENVELOPE_BYTES
-
     def _states(self, store: StateStore, keys: Iterable[bytes]) -> dict[bytes, State | None]:
         wanted = list(keys)
-        decode = self.state_codec.decode
+        decode = self.frames.codec.decode
         return {
             key: None if frame is None else decode(frame)
             for key, frame in zip(wanted, store.get_many(wanted), strict=True)
@@ -276,54 +249,15 @@ class _OneByOne:
     after: dict[bytes, bytes | None] = field(default_factory=dict)
     """The frames of the new states by key; None for a deleted state."""
 
-    def fold(self, before: State | None, events: Sequence[KeyedUpdate]) -> bool:
+    def fold(self, before: State | None, events: Sequence[KeyedUpdate], *, frames_each: bool = False) -> bool:
         """Folds the events of one key. Returns False and changes nothing if an event that fails has no record.
+
+        Args:
+            frames_each: whether each state is encoded, and not only the last one, also if a model has standard folds.
 
         Raises:
             TaskHaltedError: the read model's own code fails on an event.
         """
-        return self._has_applied_all(before, events) or self._fold(before, events)
-
-    def _has_applied_all(self, before: State | None, events: Sequence[KeyedUpdate]) -> bool:
-        """As `fold`, if the code of the read model applies every event. Otherwise returns False and changes nothing."""
-        processor, emission, model = self.processor, self.emission, self.processor.read_model
-        if model.standard_folds or self.blocked or not self.idempotency_keys.are_none:
-            return False
-        if emission is not None and not emission.is_for_each_event:
-            return False
-        key, told, fold, most_bytes = events[0].key, model.told, model.fold, processor.largest_frame
-        lasts = model.lasts if emission is None or emission.is_by_code else None
-        state: Any = before if before is None or lasts is None else model.lent(before)
-        outputs: list[Output] = []
-        frame: bytes | None = None
-        try:
-            if before is None:
-                model.check_key(key)
-            for update in events:
-                event = told(update.update, update.timestamp_ms)
-                if lasts is not None:
-                    # The code can only change an instance that lasts by force, and then it must not fail.
-                    state = None if event is None else fold(state, event)
-                    if state is not None and not lasts(state, most_bytes):
-                        return False
-                else:
-                    lent = None if state is None else model.lent(state)
-                    state = None if event is None else fold(lent, event)
-                    frame = None
-                    if state is not None:
-                        state, frame = processor.framed(model.recorded(state))
-                if emission is not None:
-                    outputs += emission.of_event(update, event, state, frame)
-            if lasts is not None and state is not None:
-                _, frame = processor.framed(model.recorded(state))
-        except Exception:  # Own code may raise anything. `_fold` finds the event.
-            return False
-        self.after[key] = frame
-        self.outcome.outputs += outputs
-        return True
-
-    def _fold(self, before: State | None, events: Sequence[KeyedUpdate], *, frames_each: bool = False) -> bool:
-        """As `fold`."""
         # A state of an own fold may change when it is encoded, such as a float that is rounded, and its code may hold
         # on to it. Encoding each state makes the result independent of where batches end.
         is_sent = self.emission is not None and self.emission.takes_each_frame
@@ -349,7 +283,7 @@ class _OneByOne:
                 event = None if model.standard_folds else model.told(update.update, update.timestamp_ms)
                 following, following_frame = processor.step(state, update, event), None
                 if frames_each and following is not None:
-                    following, following_frame = processor.framed(following)
+                    following, following_frame = processor.frames.framed(following)
                 if self.emission is not None:
                     outputs += self.emission.of_event(update, event, following, following_frame)
             except PoisonRecordError as error:
@@ -377,11 +311,11 @@ class _OneByOne:
         if last is not None:
             if frame is None and state is not None:
                 try:
-                    _, frame = processor.framed(state)
+                    _, frame = processor.frames.framed(state)
                 except PoisonRecordError:
                     # Encoding the state after each event finds the event that made it unfit.
                     self.idempotency_keys.forget(events)
-                    return self._fold(before, events, frames_each=True)
+                    return self.fold(before, events, frames_each=True)
             if self.emission is not None and last_to_send is not None and state != state_in_topic:
                 try:
                     outputs += self.emission.of_last(last_to_send, state, frame)

@@ -94,7 +94,7 @@ class HostedStage:
         return self.processor.read_model if isinstance(self.processor, FoldProcessor) else None
 
     def state(self, frame: bytes) -> State:
-        return self._folding.state_codec.decode(frame)
+        return self._folding.frames.codec.decode(frame)
 
     @property
     def answers_when_halted(self) -> bool:
@@ -108,7 +108,7 @@ class HostedStage:
     def number(self, name: str) -> Callable[[bytes], Any]:
         """Returns a function from a framed state to a numeric field of its view, which may be null."""
         if type(self._folding.read_model).view is ReadModel.view:
-            return self._folding.state_codec.number(name)
+            return self._folding.frames.codec.number(name)
         return lambda frame: self.view(frame)[name]
 
     @property

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 REUSED = "idempotency-key-reused"
 _BY_NAME = RESERVED_PREFIX + b"once-by-name"
 _BY_TIME = RESERVED_PREFIX + b"once-by-time"
+MARKERS = _BY_NAME, _BY_TIME + b"\xff"
+"""The first key of markers, and the end of their keys."""
 _NAME_BYTES = 16
 _FINGERPRINT_BYTES = 16
 # The end of the year 9999. A later timestamp is in another unit; as stream time, it would make every key expire.

@@ -11,11 +11,12 @@ from balance_service.engine.database import Database
 from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.inheritance import inherit
 from balance_service.engine.outputs import START_ANEW, sent_of
-from balance_service.engine.records import Position
+from balance_service.engine.records import NEVER, Position
 from balance_service.engine.state_directory import FORMAT
 from balance_service.engine.store import StateStore, StoreIdentity
 from balance_service.errors import RetriableError, TaskHaltedError, TaskMigratedError
 from balance_service.kafka.log_reader import reader_to_end
+from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -156,6 +157,7 @@ def starting_position(
             source=f"{source.name}:{partition}",
             partitioner=hosted.partitioner,
             owner=hosted.stage.mark,
+            seen_to_ms=now_ms() if hosted.stage.compacted else NEVER,
         )
     if stored.source_topic_id != source.topic_id:
         raise TaskHaltedError(_recreated(source.name))

@@ -42,6 +42,8 @@ ORIGIN_HEADER = "origin"
 SENDER_HEADER = "sent-by"
 """Names the stage that sent a record, and its source topic: see `sender_of`. Several stages may send to one topic."""
 _OF_ONE_HOP = frozenset({ORIGIN_HEADER, SENDER_HEADER, KEY_FORMAT_HEADER})
+# The form of a key that the stage has not read.
+_UNCHANGED = b"unchanged"
 ENVELOPE_BYTES = 2 << 10
 """Upper bound of the size of a batch with one record, without the record's key, value and headers."""
 
@@ -134,6 +136,18 @@ class OutputBuilder:
         ]
 
 
+def sent_record(sent: Any) -> Any:
+    """Returns the record of an output, a mapping or an instance of a dataclass. Raises as `encoded`."""
+    if sent.__class__ is dict:
+        return sent
+    try:
+        return record_of(sent)
+    except ConfigurationError as error:
+        raise OwnCodeFailedError(error) from error
+    except ValueError as error:
+        raise unfit(str(error)) from error
+
+
 def encoded(codec: RecordCodec, sent: Any) -> bytes:
     """Returns the value of an output, a mapping or an instance of a dataclass.
 
@@ -141,14 +155,7 @@ def encoded(codec: RecordCodec, sent: Any) -> bytes:
         OwnCodeFailedError: the dataclass cannot be a record, for any event.
         PoisonRecordError: it does not fit its schema.
     """
-    if sent.__class__ is dict and (frame := codec.encode_unchanged(sent)) is not None:
-        return frame
-    try:
-        record = record_of(sent)
-    except ConfigurationError as error:
-        raise OwnCodeFailedError(error) from error
-    except ValueError as error:
-        raise unfit(str(error)) from error
+    record = sent_record(sent)
     try:
         return codec.encode(record)
     except Exception as error:  # fastavro raises any exception its writer runs into
@@ -165,6 +172,17 @@ def is_in_our_form(headers: Headers) -> bool:
 def forwarded(headers: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, bytes | None]]:
     """Returns the headers of a record to pass on, without its origin and sender: each hop sets its own."""
     return [(header["key"], header["value"]) for header in headers or () if header["key"] not in _OF_ONE_HOP]
+
+
+def form_of_unchanged_key(headers: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, bytes | None]]:
+    """Returns the header that names the form of the key of a record that is passed on by a stage which reads no keys.
+
+    Without one, the key would be taken for one in the form of our stores. Empty if the record's key has that form.
+    """
+    given = [(header["key"], header["value"]) for header in headers or ()]
+    if is_in_our_form(given):
+        return []
+    return [one for one in given if one[0] == KEY_FORMAT_HEADER][:1] or [(KEY_FORMAT_HEADER, _UNCHANGED)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ _FORMERLY_SILENT = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Position(Struct, names={"stream_time_ms": "streamTime"}, beside=("source", "offset")):
+class Position(Struct, names={"stream_time_ms": "streamTime", "seen_to_ms": "seenTo"}, beside=("source", "offset")):
     """The position that a store's states belong to: every event below `offset` of `source` is applied.
 
     Attributes:
@@ -80,6 +80,8 @@ class Position(Struct, names={"stream_time_ms": "streamTime"}, beside=("source",
         letters: the number of dead letters by cause and status.
         partitioner: the function that checked that the states' keys belong to the partition.
         owner: the `Stage.mark` of the stage that the changelog belongs to; empty in old records that lack it.
+        seen_to_ms: of a compacted source, the latest known time of day, in ms, when the states had everything in it, or
+            were begun; -1 for other sources, and if it is not known.
     """
 
     offset: int
@@ -94,6 +96,7 @@ class Position(Struct, names={"stream_time_ms": "streamTime"}, beside=("source",
     letters: Mapping[str, int] = field(default_factory=dict)
     partitioner: Partitioner = "murmur2"
     owner: str = ""
+    seen_to_ms: int = NEVER
 
     def record(self) -> dict[str, Any]:
         """Returns the Avro record `Position`."""
@@ -237,7 +240,7 @@ class Waited:
 class TaskSnapshot(
     Struct,
     names={"stage": "readModel", "since_ms": "since"},
-    beside=("sizes", "answers", "stand", "failed_at", "waited", "state_since_ms"),
+    beside=("sizes", "answers", "stand", "failed_at", "waited", "state_since_ms", "again_up_to"),
 ):
     """The state of a task: the record `PublishedTask` of the directory, and what only its instance knows.
 
@@ -278,6 +281,8 @@ class TaskSnapshot(
     """The wait before, of a task that was resumed and has committed nothing since."""
     state_since_ms: int = 0
     """When the task came into its state, in ms since 1970."""
+    again_up_to: int = 0
+    """The source offset up to which a compacted source was applied before, of an owner that folds it again; else 0."""
 
     @property
     def task_id(self) -> TaskId:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from balance_service.avro import arrow_rows
 from balance_service.avro.schemas import fields_of
 from balance_service.engine.dead_letter import Letter
-from balance_service.engine.outputs import OutputBuilder, encoded, forwarded
+from balance_service.engine.outputs import OutputBuilder, encoded, form_of_unchanged_key, forwarded
 from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, Tolerance, records_of_own_code
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.errors import FatalError, PoisonRecordError
@@ -64,15 +64,15 @@ _NUMBER = re.compile(rb"[0-9]{1,9}")
 class RepartitionProcessor:
     """Passes each record on unchanged, under the key of its row.
 
-    `placeholder` stands in records for a value that is the one before. Such a record waits for an operator if an
-    earlier one of its key could not be passed on. Empty if there is none.
+    One of the `placeholders` stands in records for a value that is the one before. Such a record waits for an operator
+    if an earlier one of its key could not be passed on.
     """
 
     source: str
     target: Target
     position_codec: AvroCodec
     letters: Letters
-    placeholder: bytes = b""
+    placeholders: Sequence[bytes] = ()
 
     def outcome(self, batch: TaskBatch, partition: int, position: Position, store: StateStore) -> BatchOutcome:
         outcome, builder = BatchOutcome(position.stream_time_ms), OutputBuilder(self.target, self.source, partition)
@@ -80,13 +80,15 @@ class RepartitionProcessor:
         for some in batch.updates.slices():
             own_keys = some["record_key"].drop_null().to_pylist() if supersedes else ()
             unread = self.letters.first_open(store, own_keys, batch)
-            rest = (
-                some if supersedes else _in_columns(some, some["key"], some["value"], builder, batch, position, outcome)
-            )
+            rest = some
+            if not supersedes:
+                made = _Made(builder, np.arange(some.num_rows), some["key"], some["value"])
+                sent, rest = _in_columns(some, [made], _has_no_headers(some), batch, position)
+                outcome.outputs += sent
             columns = (rest[name].to_pylist() for name in ("key", *_FORWARDED))
             for key, offset, timestamp_ms, value, headers, own_key in zip(*columns, strict=True):
                 try:
-                    if unread.get(own_key, offset) < offset and self.placeholder in (value or b""):
+                    if unread.get(own_key, offset) < offset and any(one in (value or b"") for one in self.placeholders):
                         why = f"a value was not sent, and the record at offset {unread[own_key]} may have it"
                         raise PoisonRecordError(UNAVAILABLE, why)
                     output = builder.build(offset, timestamp_ms, key, value, forwarded(headers))
@@ -126,7 +128,9 @@ class RowsProcessor:
             rest = some
             if not self.multiplies:
                 row_keys, frames = (pc.list_flatten(some[name]) for name in (KEYS, FRAMES))
-                rest = _in_columns(some, row_keys, frames, builder, batch, position, outcome)
+                made = _Made(builder, np.arange(some.num_rows), row_keys, frames)
+                sent, rest = _in_columns(some, [made], _has_no_headers(some), batch, position)
+                outcome.outputs += sent
             columns = (rest[name].to_pylist() for name in (KEYS, FRAMES, *_FORWARDED))
             for keys, frames, offset, timestamp_ms, value, headers, own_key in zip(*columns, strict=True):
                 try:
@@ -340,6 +344,7 @@ class RetryProcessor:
 def _next_attempt(key: bytes | None, row: Row, builder: OutputBuilder) -> Output:
     headers = [(name, value) for name, value in forwarded(row["headers"]) if name != ATTEMPT_HEADER]
     headers.append((ATTEMPT_HEADER, str(_attempts(row["headers"]) + 1).encode()))
+    headers += form_of_unchanged_key(row["headers"])
     return builder.build(row["offset"], row["timestamp"], key, row["value"], headers)
 
 
@@ -349,28 +354,42 @@ def _attempts(headers: Sequence[Mapping[str, Any]] | None) -> int:
     return int(values[-1]) if values and values[-1] is not None and _NUMBER.fullmatch(values[-1]) else 0
 
 
+class _Made(NamedTuple):
+    """Records that an output sends: the numbers of their rows, and keys and values, record for record."""
+
+    builder: OutputBuilder
+    rows: NDArray[np.int64]
+    keys: pa.Array
+    values: pa.Array
+
+
 def _in_columns(
     some: pa.RecordBatch,
-    keys: pa.Array,
-    values: pa.Array,
-    builder: OutputBuilder,
+    made: Sequence[_Made],
+    is_plain: NDArray[np.bool_],
     batch: TaskBatch,
     position: Position,
-    outcome: BatchOutcome,
-) -> pa.RecordBatch:
-    """Adds one record for each row to the outcome; returns the rows that must be looked at singly.
+) -> tuple[list[Output], pa.RecordBatch]:
+    """Returns the outputs of rows in columns, in the order of `made`; and the rows that must be looked at singly.
 
-    Those have headers, or a record that does not fit.
-
-    Args:
-        keys, values: of the records, row for row.
+    Those are not plain, or have a record without a key, or one that does not fit.
     """
-    is_plain = some["headers"].is_null().to_numpy(zero_copy_only=False) & builder.fit(keys, values)
-    is_plain &= keys.is_valid().to_numpy(zero_copy_only=False)
-    sent = pa.array(is_plain & batch.are_to_be_sent(some["offset"].to_numpy(), position.emitted_up_to))
-    rows = pa.RecordBatch.from_arrays([some["offset"], some["timestamp"], keys], ["offset", "timestamp", "key"])
-    outcome.outputs += builder.build_all(rows.filter(sent), values.filter(sent))
-    return some.filter(pa.array(~is_plain))
+    for builder, rows, keys, values in made:
+        fits = builder.fit(keys, values) & keys.is_valid().to_numpy(zero_copy_only=False)
+        is_plain[rows[~fits]] = False
+    is_sent = is_plain & batch.are_to_be_sent(some["offset"].to_numpy(), position.emitted_up_to)
+    sent: list[Output] = []
+    for builder, rows, keys, values in made:
+        kept = pa.array(is_sent[rows])
+        envelope = [column.take(pa.array(rows)).filter(kept) for column in (some["offset"], some["timestamp"])]
+        names = ["offset", "timestamp", "key"]
+        records = pa.RecordBatch.from_arrays([*envelope, keys.filter(kept)], names)
+        sent += builder.build_all(records, values.filter(kept))
+    return sent, some.filter(pa.array(~is_plain))
+
+
+def _has_no_headers(some: pa.RecordBatch) -> NDArray[np.bool_]:
+    return np.array(some["headers"].is_null().to_numpy(zero_copy_only=False))
 
 
 def _emitted(
@@ -379,36 +398,28 @@ def _emitted(
     batch: TaskBatch,
     position: Position,
 ) -> tuple[list[Output], pa.RecordBatch]:
-    """Returns the outputs of rows in columns, in the order of the outputs; and the rows to look at singly.
+    """As `_in_columns`, for the outputs of a read model.
 
-    Those have no key, a record that does not fit, headers that an output keeps, or one that is no Avro.
+    Rows with headers that an output keeps, or a record that is no Avro, are not plain.
     """
-    is_plain = some["key"].is_valid().to_numpy(zero_copy_only=False)
-    made: list[tuple[OutputBuilder, NDArray[np.int64], pa.Array]] = []
+    is_plain, has_no_headers = np.ones(some.num_rows, dtype=bool), _has_no_headers(some)
+    made: list[_Made] = []
     for number, (emit, builder, codec) in enumerate(outputs):
         given = some[output_column(number)]
         rows = np.flatnonzero(given.is_valid().to_numpy(zero_copy_only=False))
         values = some["value"].take(pa.array(rows))
-        if codec is not None and codec.header is None:
+        if codec is None:
+            is_plain[rows] &= has_no_headers[rows]
+        elif codec.header is None:
             is_plain[rows] = False
             continue
-        if codec is None:
-            is_plain[rows] &= some["headers"].take(pa.array(rows)).is_null().to_numpy(zero_copy_only=False)
         else:
             if emit.of is not None:
                 rows, given = pc.list_parent_indices(given).to_numpy(), pc.list_flatten(given)
             header, nothing = (pa.scalar(one, pa.binary()) for one in (codec.header, b""))
             values = pc.binary_join_element_wise(header, given.drop_null(), nothing)
-        misfits = ~builder.fit(some["key"].take(pa.array(rows)), values)
-        is_plain[rows[misfits]] = False
-        made.append((builder, rows, values))
-    is_sent = is_plain & batch.are_to_be_sent(some["offset"].to_numpy(), position.emitted_up_to)
-    envelope = some.select(["offset", "timestamp", "key"])
-    sent: list[Output] = []
-    for builder, rows, values in made:
-        kept = is_sent[rows]
-        sent += builder.build_all(envelope.take(pa.array(rows[kept])), values.filter(pa.array(kept)))
-    return sent, some.filter(pa.array(~is_plain))
+        made.append(_Made(builder, rows, some["key"].take(pa.array(rows)), values))
+    return _in_columns(some, made, is_plain, batch, position)
 
 
 def _of_each_event(

@@ -13,29 +13,35 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from balance_service.model.addition import written
+from balance_service.avro.number_columns import decimals
+from balance_service.errors import FatalError
 from balance_service.model.made_records import Total
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from balance_service.engine.outputs import BatchEmission
     from balance_service.engine.records import Output
     from balance_service.engine.store import StateStore
+    from balance_service.kafka.partitioner import Partitioning
     from balance_service.model.addition import Addition
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What steps result in: the states after them, row for row, their outputs, and the rows that are left."""
+    """What steps result in: the states after them, row for row, their outputs, and the rows that are left.
+
+    `deleted` are the keys whose state is gone.
+    """
 
     keys: pa.Array
     frames: pa.Array
     created: int
     outputs: Sequence[Output]
     rest: pa.Table
+    deleted: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +60,23 @@ class Steps:
         self,
         rows: pa.Table,
         store: StateStore,
-        blocked: Callable[[bytes], bool] | None,
-        belong: Callable[[NDArray[np.uint8]], NDArray[np.bool_]],
-        emission: BatchEmission,
+        blocked: Mapping[bytes, int],
+        partitioning: Partitioning,
+        partition: int,
+        emission: BatchEmission | None,
     ) -> Stepped:
         """Returns the result of the events of some keys, all events of each.
 
         Args:
             rows: at least one event each, in offset order: `offset`, `timestamp`, `key`, the summed column, and those
                 of `parts`.
-            blocked: whether the events of a key must wait; None if none must.
-            belong: as for `Addition.begin`.
+            blocked: the keys with events that must wait.
+            partitioning, partition: where keys without a state must belong.
+            emission: of the outputs.
         """
-        keys, of_rows = _numbered(rows["key"].combine_chunks())
+        if emission is None:
+            raise FatalError("each step is to make an output, and there is none")
+        keys, of_rows = numbered(rows["key"].combine_chunks())
         listed = keys.to_pylist()
         frames = store.get_many(listed)
         before, widths = self.addition.numbers(frames)
@@ -80,13 +90,17 @@ class Steps:
                 fits &= np.abs(totals) < part.limit
         apply = widths >= 0
         apply[of_rows[~fits]] = False
-        if blocked is not None:
-            apply &= ~np.fromiter(map(blocked, listed), dtype=bool, count=len(listed))
+        if blocked:
+            apply &= [key not in blocked for key in listed]
         new = np.flatnonzero(apply & (widths == 0))
-        begun = self.addition.begin(keys.take(new), self.addition.amounts(after[new]), belong)
+        begun = self.addition.begin(
+            keys.take(new),
+            self.addition.amounts(after[new]),
+            lambda some: partitioning.of_rows(some) == partition,
+        )
         known = {row: frame for row, frame in zip(new.tolist(), begun, strict=True) if frame is not None}
         apply[new] = [row in known for row in new.tolist()]
-        numbers = written(after).to_pylist()
+        numbers = decimals(after).to_pylist()
         changed = [
             known.get(row) or frames[row][: -width - 1] + numbers[row]  # type: ignore[index]
             for row, width in zip(np.flatnonzero(apply).tolist(), widths[apply].tolist(), strict=True)
@@ -113,11 +127,11 @@ class Steps:
                 case str():
                     parts.append(rows[part].combine_chunks())
                 case Total(prefix=prefix):
-                    parts.append(written(totals, prefix))
+                    parts.append(decimals(totals, prefix))
         return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
 
 
-def _numbered(keys: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
+def numbered(keys: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
     """Returns each key once, sorted, and the number of each row's key."""
     encoded = keys.dictionary_encode()
     # Neighbouring keys cost the store less than any other order.

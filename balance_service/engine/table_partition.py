@@ -161,6 +161,11 @@ class TablePartition:
             raise RetriableError(f"the table {self.name} is not open, or not read up to its earlier position{why}")
         return view
 
+    @property
+    def is_whole(self) -> bool:
+        """As `TableSnapshot.is_whole`."""
+        return self._is_whole
+
     def note_joined(self, timestamp_ms: int) -> None:
         """Notes the timestamp of a joined event. Later records with an earlier timestamp count as late."""
         self._rows.joined_up_to_ms = max(self._rows.joined_up_to_ms, timestamp_ms)
@@ -228,6 +233,7 @@ class TablePartition:
 
     def _tail(self, reader: LogReader, store: TableStore, topic_id: str) -> None:
         looked = swept = time.monotonic()
+        written = store.offset
         completeness = Completeness(self._end)
         while not self._stopping.is_set():
             if self._damage:
@@ -243,8 +249,11 @@ class TablePartition:
                     raise RetriableError("the topic was not read for an hour; tombstones may have been removed")
                 store.apply(
                     [row for message in messages if (row := self._rows.of(message)) is not None],
-                    offset_of(messages[-1]) + 1,
+                    written := offset_of(messages[-1]) + 1,
                 )
+            elif written != position and reader.met_end:
+                # Transactions leave offsets without records. Queries wait for positions.
+                store.apply([], written := position)
             if reader.met_end:
                 completeness.met_end()
                 if not self._is_whole:

@@ -12,6 +12,7 @@ The thread that follows the table writes. Any thread may take a `TableView` and 
 from __future__ import annotations
 
 import struct
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.engine.database import Database, Snapshot
@@ -60,6 +61,17 @@ class TableView(Snapshot):
         """
         super().__init__(database)
         self._since_ms = _kept_since(self.get(_STREAM_TIME_KEY), history_ms)
+
+    @cached_property
+    def offset(self) -> int:
+        """The next offset to apply."""
+        stored = self.get(_OFFSET_KEY)
+        return 0 if stored is None else int(_NUMBER.unpack(stored)[0])
+
+    def newest(self, key: bytes) -> Version | None:
+        """Returns the newest version of a row, None if there never was one. Raises as `as_of`."""
+        stored = self.get(key)
+        return None if stored is None else _unpacked(stored)
 
     def as_of(self, key: bytes, timestamp_ms: int) -> Version | None:
         """Returns the newest version of a row up to a time or, if all versions are later, the oldest one.

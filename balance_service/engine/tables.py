@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from balance_service.engine.table_partition import TableContext, TableSnapshot
     from balance_service.engine.table_store import Version
     from balance_service.formats.format import RecordReader
+    from balance_service.kafka.partitioner import Partitioning
     from balance_service.kafka.topics import Topics
     from balance_service.model.stream import Join
 
@@ -50,7 +51,11 @@ class Tables:
 
     def partition_of(self, topic: str, key: bytes) -> int:
         """Returns the partition of a table where its producers write a key."""
-        return self._contexts[topic].misplaced.partitioning.of(key)
+        return self.partitioning(topic).of(key)
+
+    def partitioning(self, topic: str) -> Partitioning:
+        """Returns where the producers of a table write keys."""
+        return self._contexts[topic].misplaced.partitioning
 
     def reader(self, topic: str) -> RecordReader:
         """Returns the reader of a table's rows."""
@@ -77,6 +82,10 @@ class Tables:
     def partition(self, table: TableId) -> TablePartition:
         """Returns a partition that the caller has acquired."""
         return self._followed[table]
+
+    def find(self, table: TableId) -> TablePartition | None:
+        """Returns a partition if a task here needs it. Any thread may call."""
+        return self._followed.get(table)
 
     def snapshots(self) -> list[TableSnapshot]:
         """Returns the snapshots in the order of topics and partitions."""

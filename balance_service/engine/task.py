@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from balance_service.engine.batch import PartitionUpdates, TaskBatch
-from balance_service.engine.commit import Committed, commit, decide, write_position
+from balance_service.engine.commit import Committed, begin_again, commit, decide, write_position
 from balance_service.engine.dead_letter import open_letters
 from balance_service.engine.dead_letters import DueLetters
 from balance_service.engine.decisions import Decision
+from balance_service.engine.deletions import Deletions, begun_again
 from balance_service.engine.inheritance import check_owner, inherit, last_positions, open_writer
 from balance_service.engine.opening import check_same_log, check_still_there, starting_changes, starting_position
 from balance_service.engine.records import NEVER, STANDS_AFTER_SECONDS, Role, StoreSizes, TaskSnapshot, Waited
@@ -164,6 +165,7 @@ class Task:
         """How far the task folds now; None: as far as there are events."""
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
         self.replica = Replica(task_id, hosted, self._log)
+        self._deletions = Deletions(hosted, task_id.partition)
 
     @property
     def state(self) -> TaskState:
@@ -293,6 +295,7 @@ class Task:
             failed_at=self._failed_at,
             waited=self._waited_lately,
             state_since_ms=self._since_ms,
+            again_up_to=self._again_up_to(stands_at),
         )
 
     def open(self) -> None:
@@ -344,7 +347,17 @@ class Task:
             store, writer = self._running()
             if not self._sends and batch.end > self._limit:
                 raise RetriableError(f"no other generation has applied the records below {batch.end} yet")
+            # The records were read before this moment.
+            self._deletions.require_all(self._stands_at)
             return self._commit(batch, store, writer)
+
+    def note_seen(self) -> None:
+        """Writes when the states had everything in a compacted source, if there are no events. Raises as `process`."""
+        with self._held():
+            store, writer = self._running()
+            if (noted := self._deletions.noted(self._required_position())) is not None:
+                write_position(noted, self._hosted.processor.position_codec, store, writer)
+                self._shown = store.view
 
     def due(self) -> DueLetters:
         """Returns the dead letters that are due. Raises TaskMigratedError if the task is closed."""
@@ -460,7 +473,8 @@ class Task:
         if not self._hosted.generations.serves(self._hosted.stage):
             store.require_room(serves=False)
         batch = batch if self._sends else replace(batch, is_silent=True)
-        done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer, audit)
+        seen_to_ms = self._deletions.seen_at(batch.end)
+        done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer, audit, seen_to_ms)
         self._waited = None
         self._shown = store.view
         # After the view: who began to watch before may have read the former one.
@@ -618,6 +632,11 @@ class Task:
         store = self.replica.store
         return None if store is None else store.position
 
+    def _again_up_to(self, position: Position | None) -> int:
+        if position is None or self._role is not Role.ACTIVE or not self._hosted.stage.compacted:
+            return 0
+        return position.emitted_up_to if position.offset < position.emitted_up_to else 0
+
     @property
     def _waited_lately(self) -> Waited | None:
         """The wait before, of a task that was resumed lately and has committed nothing since."""
@@ -683,6 +702,7 @@ class Task:
         self._catch_up(is_fenced=True)
         self._writer.expect(self.replica.end)
         failpoint("restored")
+        self._begin_again_if_needed(store, self._writer)
         # (d) The epoch rises above that of every previous owner.
         changelog_topic_id = self.replica.changelog_topic_id
         start = starting_position(store.position, hosted, task_id.partition, changelog_topic_id, self._least_epoch)
@@ -710,6 +730,18 @@ class Task:
             sends=self._sends,
             restored=self.replica.restoration.restored,
         )
+
+    def _begin_again_if_needed(self, store: StateStore, writer: ChangelogWriter) -> None:
+        """Deletes the states of a compacted source that may lack deletions."""
+        position = store.position
+        if position is None or not (why := self._deletions.gone(position)):
+            return
+        partition, source = self.task_id.partition, self._hosted.source.name
+        start = self._hosted.topics.offsets(source, [partition], earliest=True)[partition]
+        codec, letters = self._hosted.processor.position_codec, self._hosted.processor.letters
+        schemas, outputs = self._hosted.schemas.missing(store, start, letters.now_ms())
+        begin_again(begun_again(position, start), codec, store, writer, schemas, outputs)
+        self._log.warning("the partition is folded again from its beginning", reason=why, stood_at=position.offset)
 
     def _check_owner(self, store: StateStore) -> None:
         """Checks that no other application owns the changelog: its writers would be fenced. Raises TaskHaltedError."""

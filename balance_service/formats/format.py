@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from balance_service.avro.flat_records import FlatRecords
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
     from balance_service.formats.rows import Rows
@@ -38,11 +39,12 @@ class RecordCodec(RecordReader, Protocol):
     def header(self) -> bytes | None:
         """What precedes the Avro body in each value; None if a value is made in another way."""
 
+    @property
+    def flat(self) -> FlatRecords | None:
+        """What encodes many records at once; None if some need another way, or all."""
+
     def encode(self, record: Mapping[str, Any]) -> bytes:
         """Returns the value of a record. Raises an error of any type if the schema does not allow it; see `misfit`."""
-
-    def encode_unchanged(self, record: Mapping[str, Any]) -> bytes | None:
-        """Returns the value of a record of plain values that `decode` returns exactly so; None if that is not known."""
 
     def frame(self, body: bytes) -> bytes:
         """Returns the value of a record whose Avro body, without a header, is known."""

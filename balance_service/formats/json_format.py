@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any
 
 import fastavro
@@ -15,7 +16,17 @@ from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.formats.format import Format
 from balance_service.formats.json_document import MALFORMED
-from balance_service.formats.json_values import EPOCH_MILLIS, MISFIT, MISSING, JsonRecords, kinds_of
+from balance_service.formats.json_values import (
+    BASE64,
+    DIGITS,
+    EPOCH_DAYS,
+    EPOCH_MICROS,
+    EPOCH_MILLIS,
+    MISFIT,
+    MISSING,
+    JsonRecords,
+    kinds_of,
+)
 from balance_service.model.json_view import exact_json
 from balance_service.model.made_records import unfit
 
@@ -29,6 +40,8 @@ if TYPE_CHECKING:
     from balance_service.model.stage import Stage
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS = {EPOCH_MILLIS: timedelta(milliseconds=1), EPOCH_MICROS: timedelta(microseconds=1)}
+_EXACT = Context(prec=38)
 
 
 class JsonFormat(Format):
@@ -55,19 +68,34 @@ class CloudEvents(JsonFormat):
     name = "cloudevents"
 
 
+class ConnectJson(JsonFormat):
+    """Of Kafka Connect: a record, or its schema and it as the two fields of an object. Records are written without.
+
+    Source: Kafka, `org.apache.kafka.connect.json.JsonConverter`, `schemas.enable`.
+    """
+
+    name = "connect"
+
+    def reader(self, registry: SchemaRegistry, schema: Schema) -> JsonCodec:  # noqa: ARG002
+        return JsonCodec(schema, is_connect=True)
+
+    def codec(self, registry: SchemaRegistry, topic: str, schema: Schema, kind: str | None = None) -> JsonCodec:  # noqa: ARG002
+        return JsonCodec(schema, is_connect=True)
+
+
 class JsonCodec:
     """Reads and writes documents of one record. Any thread may use it."""
 
-    header = None
+    header = flat = None
 
-    def __init__(self, schema: Schema, kind: str | None = None) -> None:
+    def __init__(self, schema: Schema, kind: str | None = None, *, is_connect: bool = False) -> None:
         """Args:
         kind: the field that names the record, if the topic has several; added to documents of records without it.
         """
         whole = expanded(schema)
         self._schema = parsed(schema)
         self._whole = whole
-        self._records = JsonRecords([whole])
+        self._records = JsonRecords([whole], *(("", "payload", "schema") if is_connect else ()))
         self._named = {} if kind is None or kind in fields_of(whole) else {kind: kinds_of(whole)[0]}
         self._is_plain = not _has_own_form(whole)
 
@@ -85,9 +113,6 @@ class JsonCodec:
         body = io.BytesIO()
         fastavro.schemaless_writer(body, self._schema, record, strict_allow_default=True)
         return self.frame(body.getvalue())
-
-    def encode_unchanged(self, record: Mapping[str, Any]) -> bytes | None:  # noqa: ARG002  (`encode` makes all)
-        return None
 
     def frame(self, body: bytes) -> bytes:
         """Raises PoisonRecordError: JSON has no form of a value, NaN or an infinity."""
@@ -128,6 +153,13 @@ def _shown(kind: Any, value: Any) -> Any:
             return {name: _shown(kind["values"], member) for name, member in value.items()}
         case (("float" | "double"), float()) if not math.isfinite(value):
             raise unfit(f"{value} is no number of JSON")
-        case _, datetime() if kind.get("json") == EPOCH_MILLIS:
-            return (value.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
+        case _, datetime() if unit := _UNITS.get(kind.get("json")):
+            return (value.replace(tzinfo=UTC) - _EPOCH) // unit
+        case "date", date() if isinstance(kind, dict) and kind.get("json") == EPOCH_DAYS:
+            return (value - _EPOCH.date()).days
+        case "decimal", Decimal() if kind.get("json") == DIGITS:
+            return f"{value:f}"
+        case "decimal", Decimal() if kind.get("json") == BASE64:
+            number = int(value.scaleb(kind.get("scale", 0), _EXACT))
+            return number.to_bytes((number if number >= 0 else ~number).bit_length() // 8 + 1, "big", signed=True)
     return value

@@ -21,7 +21,7 @@ class JsonRows(Rows):
     def __init__(self, jvm: Any, stage: Stage, texts: Sequence[str]) -> None:
         told = stage.told
         self._header = told.header
-        self._documents: Any = jvm.parts.code.balance.JsonResolving([*texts], told.field, told.data)
+        self._documents: Any = jvm.parts.code.balance.JsonResolving([*texts], told.field, told.data, told.schema)
 
     def of(self, value: Column, headers: Column) -> Column:
         nothing = F.lit(bytearray())

@@ -17,15 +17,18 @@ from balance_service.errors import PoisonRecordError
 from balance_service.formats.json_document import MALFORMED, MalformedJsonError, Number, parsed, without_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from balance_service.avro.schemas import Schema
 
     Read = Callable[[Any, "Budget"], Any]
 
 MISFIT, MISSING = "json-misfit", "field-missing"
-EPOCH_MILLIS = "epoch-millis"
-"""The property `json` of a time that documents have as a number: milliseconds since 1970."""
+EPOCH_MILLIS, EPOCH_MICROS, EPOCH_DAYS = "epoch-millis", "epoch-micros", "epoch-days"
+"""The property `json` of a time, or of a date, that documents have as a number: of what, since 1970."""
+BASE64, DIGITS, NUMERIC = "base64", "digits", "numeric"
+"""The property `json` of a decimal that documents have in one form only: the base64 of its unscaled value, a string of
+digits, or a number with as many digits after its point as the scale. Without it, numbers and strings are read."""
 IGNORED = "ignored"
 """The cause of a record of another type; its detail is the name."""
 _MOST_SAID = 400
@@ -39,11 +42,29 @@ _TIME = re.compile(
 _UUID = re.compile("[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001  (times of some types have no zone)
 _SECOND = 1_000_000
+_MICROS = {EPOCH_MILLIS: 1_000, EPOCH_MICROS: 1}
 _DAY = 86_400 * _SECOND
 # The years 1 to 9999, in microseconds since 1970.
 _FIRST, _END = -719_162 * _DAY, 2_932_897 * _DAY
 _DIGITS = {"millis": 3, "micros": 6, "nanos": 9}
 _BITS = {"int": 32, "long": 64}
+# Records of Debezium that are no change of a row, by the fields that they have, and those that they may have.
+# Source: Debezium, `SchemaFactory` and the PostgreSQL connector's `LogicalDecodingMessageMonitor`.
+_NO_ROWS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "Heartbeat": (frozenset({"ts_ms"}), frozenset({"ts_us", "ts_ns"})),
+    "MessageValue": (
+        frozenset({"op", "source", "message"}),
+        frozenset({"ts_ms", "ts_us", "ts_ns", "transaction"}),
+    ),
+    "TransactionMetadataValue": (frozenset({"status", "id", "event_count", "data_collections"}), frozenset({"ts_ms"})),
+}
+
+
+_DECIMALS: Mapping[str | None, tuple[Any, str]] = {
+    None: (Number | str, "a number, or a string of digits,"),
+    DIGITS: (str, "a string of digits"),
+    NUMERIC: (Number, "a number"),
+}
 
 
 class Budget:
@@ -62,17 +83,22 @@ class Budget:
 class JsonRecords:
     """Reads documents as records of some schemas. Any thread may use it."""
 
-    def __init__(self, schemas: Iterable[Schema], type_field: str = "", data_field: str = "") -> None:
+    def __init__(
+        self, schemas: Iterable[Schema], type_field: str = "", data_field: str = "", schema_field: str = ""
+    ) -> None:
         """Args:
         schemas: each with named types in full at each use.
         type_field: the field that names the record; empty if there is only one, or if a header names it.
         data_field: the field that holds the record, if no header names it; empty if the document is it.
+        schema_field: the only other field of a document that holds the record, as Kafka Connect's may; a document with
+            other fields is the record. Empty if `data_field` tells.
         """
         schemas = [*schemas]
         self._readers = {schema["name"]: _record(schema, "") for schema in schemas}
         self._kinds = {kind: schema["name"] for schema in schemas for kind in kinds_of(schema)}
         self._type_field = type_field
         self._data_field = data_field
+        self._schema_field = schema_field
 
     def read(self, value: bytes, kind: str = "") -> tuple[str, dict[str, Any]]:
         """Returns the simple name of a value's record, and the record.
@@ -96,6 +122,8 @@ class JsonRecords:
         found, budget = parsed(value), Budget(len(without_frame(value)))
         record = next(iter(self._readers))
         is_wrapped = not kind and bool(self._data_field)
+        if self._schema_field:
+            is_wrapped = isinstance(found, dict) and found.keys() == {self._schema_field, self._data_field}
         if kind or self._type_field:
             kind = kind or self._kind_of(found)
             if kind not in self._kinds:
@@ -105,7 +133,12 @@ class JsonRecords:
             if self._data_field not in found:
                 raise PoisonRecordError(MISSING, f"{self._data_field} is missing, and holds the record")
             found = found[self._data_field]
-        return record, self._readers[record](found, budget)
+        try:
+            return record, self._readers[record](found, budget)
+        except PoisonRecordError as error:
+            if self._schema_field and error.cause == MISSING and (other := _no_row(found)):
+                raise PoisonRecordError(IGNORED, other) from None
+            raise
 
     def _kind_of(self, found: Any) -> str:
         name = self._type_field
@@ -121,6 +154,11 @@ class JsonRecords:
 def kinds_of(schema: Schema) -> tuple[str, ...]:
     """Returns what a document may call a record: its `kind`, or else its name with and without namespace."""
     return (schema["kind"],) if "kind" in schema else (schema["name"], full_name(schema))
+
+
+def _no_row(found: Mapping[str, Any]) -> str:
+    """Returns which record of Debezium an object is, if that is no change of a row; else empty."""
+    return next((name for name, (has, may) in _NO_ROWS.items() if has <= found.keys() <= has | may), "")
 
 
 def _said(detail: str) -> str:
@@ -164,6 +202,8 @@ def _of_type(kind: Any, path: str) -> Read:
         case "boolean":
             return lambda value, _budget: value if isinstance(value, bool) else _misfit(path, value, "a boolean")
         case "date":
+            if isinstance(kind, dict) and kind.get("json") == EPOCH_DAYS:
+                return lambda value, _budget: _days(_integer(value, path, 32), path)
             return lambda value, _budget: _day(value, path)
         case "enum":
             return lambda value, _budget: _symbol(kind, value, path)
@@ -172,8 +212,8 @@ def _of_type(kind: Any, path: str) -> Read:
         case "uuid" if is_fixed_uuid(kind):
             return lambda value, _budget: _uuid(value, path)
         case name if "timestamp-" in name:
-            if kind.get("json") == EPOCH_MILLIS:
-                return lambda value, _budget: _moment(_integer(value, path, 64) * 1000, name, path)
+            if micros := _MICROS.get(kind.get("json")):
+                return lambda value, _budget: _moment(_integer(value, path, 64) * micros, name, path)
             return lambda value, _budget: _time(name, value, path)
     return lambda value, _budget: _text(value, path, "a string")
 
@@ -235,9 +275,13 @@ def _exact(text: str) -> tuple[int, str, int]:
         raise MalformedJsonError(f"it is not JSON: {text}")
     whole, _, fraction = found[1].removeprefix("-").partition(".")
     digits = (whole + fraction).lstrip("0")
-    exponent = max(-_MOST_EXPONENT, min(_MOST_EXPONENT, int(found[2] or 0))) - len(fraction)
+    exponent = _exponent(found) - len(fraction)
     short = digits.rstrip("0")
     return int(text.startswith("-")), short, exponent + len(digits) - len(short)
+
+
+def _exponent(found: re.Match[str]) -> int:
+    return max(-_MOST_EXPONENT, min(_MOST_EXPONENT, int(found[2] or 0)))
 
 
 def _integer(value: Any, path: str, bits: int) -> int:
@@ -266,30 +310,51 @@ def _double(name: str, value: Any, path: str) -> float:
 
 
 def _decimal(kind: Any, value: Any, path: str) -> Decimal:
-    if not isinstance(value, Number | str):
-        _misfit(path, value, "a number, or a string of digits,")
+    precision, scale, form = kind["precision"], kind.get("scale", 0), kind.get("json")
+    if form == BASE64:
+        return _unscaled(precision, scale, _text(value, path, "the base64 of a decimal"), path)
+    types, wanted = _DECIMALS[form]
+    if not isinstance(value, types):
+        _misfit(path, value, wanted)
     text = value.text if isinstance(value, Number) else value
-    if not _NUMBER.fullmatch(text):
+    found = _NUMBER.fullmatch(text)
+    if found is None:
         _is_not(path, "is no number")
-    precision, scale = kind["precision"], kind.get("scale", 0)
     sign, digits, exponent = _exact(text)
+    if form == NUMERIC and len(found[1].partition(".")[2]) - _exponent(found) != scale:
+        _is_not(path, f"has not {scale} digits after its point, so it may be a double, which loses digits")
     if not digits:
         return Decimal((0, (0,), -scale))
     if exponent < -scale or len(digits) + exponent > precision - scale:
-        raise PoisonRecordError("decimal-loses-digits", f"{path} has more digits than decimal({precision},{scale})")
+        _loses(path, precision, scale)
     return Decimal((sign, [*map(int, digits)], exponent)).quantize(
         Decimal((0, (1,), -scale)), context=Context(prec=precision)
     )
 
 
-def _bytes(kind: Any, value: Any, path: str) -> bytes:
-    text = _text(value, path, "base64")
+def _unscaled(precision: int, scale: int, text: str, path: str) -> Decimal:
+    number = int.from_bytes(_of_base64(text, path) or _is_not(path, "is no number"), "big", signed=True)
+    if abs(number) >= 10**precision:
+        _loses(path, precision, scale)
+    return Decimal(number).scaleb(-scale, Context(prec=precision))
+
+
+def _loses(path: str, precision: int, scale: int) -> NoReturn:
+    raise PoisonRecordError("decimal-loses-digits", f"{path} has more digits than decimal({precision},{scale})")
+
+
+def _of_base64(text: str, path: str) -> bytes:
     try:
         found = base64.b64decode(text, validate=True)
     except ValueError:
         found = None
     if found is None or base64.b64encode(found).decode() != text:
         _is_not(path, "is not base64")
+    return found
+
+
+def _bytes(kind: Any, value: Any, path: str) -> bytes:
+    found = _of_base64(_text(value, path, "base64"), path)
     size = kind.get("size") if isinstance(kind, dict) else None
     return found if size in (None, len(found)) else _is_not(path, f"has not {size} bytes")
 
@@ -311,6 +376,12 @@ def _day(value: Any, path: str) -> date:
     if found is None:
         _is_not(path, "is no date such as 2026-02-28")
     return _date(found, path, "date such as 2026-02-28")
+
+
+def _days(number: int, path: str) -> date:
+    if not _FIRST <= number * _DAY < _END:
+        _out_of_range(path)
+    return _EPOCH.date() + timedelta(days=number)
 
 
 def _date(found: re.Match[str], path: str, wanted: str) -> date:

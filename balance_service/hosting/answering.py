@@ -23,6 +23,7 @@ from balance_service.http.streams.changes import Changes
 from balance_service.http.streams.feed import Pace
 from balance_service.http.streams.link import Links, PeerStreams
 from balance_service.http.streams.part import Reader
+from balance_service.http.table_queries import TableQueries, TablesHere
 from balance_service.kafka.log_reader import records_left_at
 from balance_service.model.flow import flow_of
 from balance_service.model.placing import stages_of
@@ -77,6 +78,7 @@ class Answering:
         self.refresh()
         models, rebuilds = self._models(), self._instance.rebuilds
         yield models
+        yield TableQueries(self._tables_here().answers())
         yield PeerStreams(models.open_part, self._http.trust, self._http.streams.shares)
         yield DeadLetters(self._letters_here)
         yield GenerationRequests(rebuilds, rebuilds.checks, self._instance.engine.generations)
@@ -125,6 +127,18 @@ class Answering:
             address=self._settings.application_server,
             history=History(self._instance.engine).last,
             timeout_seconds=self._settings.read_timeout_seconds,
+        )
+
+    def _tables_here(self) -> TablesHere:
+        engine = self._instance.engine
+        return TablesHere(
+            # A stage that joins passes records on, so it has one generation.
+            stages=[*engine.stages.values()],
+            tables=engine.tables,
+            servers=self._instance.directory.table,
+            watermarks=engine.table_watermarks,
+            address=self._settings.application_server,
+            queries=partial(self._queries, is_of_table=True),
         )
 
     def _letters(self, tasks: Tasks) -> StageDeadLetters:
@@ -189,12 +203,7 @@ class Answering:
 
     def _answers(self, routing: Routing, key_type: KeyType) -> ModelAnswers:
         model, generation = model_and_generation(routing.read_model)
-        queries = Queries(
-            routing=routing,
-            proxy=self._proxy,
-            timeout_seconds=self._settings.read_timeout_seconds,
-            metrics=self._metrics,
-        )
+        queries = self._queries(routing)
         reader = Reader(
             generation=generation,
             routing=routing,
@@ -205,6 +214,15 @@ class Answering:
         scatter = self._scatter(routing, f"{api.MODELS}/{model}", generation, self._scans)
         changes = Changes(reader, self._links, self._pace)
         return ModelAnswers(queries, scatter, changes, description_of(model, self._known))
+
+    def _queries(self, routing: Routing, *, is_of_table: bool = False) -> Queries:
+        return Queries(
+            routing=routing,
+            proxy=self._proxy,
+            timeout_seconds=self._settings.read_timeout_seconds,
+            metrics=self._metrics,
+            is_of_table=is_of_table,
+        )
 
     def _scatter(self, routing: Routing, path: str, generation: int | None, scheduler: FairScheduler) -> Scatter:
         return Scatter(

@@ -27,6 +27,7 @@ class Kind(StrEnum):
         kind.section = section
         return kind
 
+    BEGUN_AGAIN = ("begun-again", "BalanceLagGrowing")
     BEHIND = ("behind", "BalanceLagGrowing")
     BROKER = ("broker", "BalanceEndsUnknown")
     BUILDING = ("building", "GenerationBuilding")

@@ -195,6 +195,10 @@ class Engine:
             name: Watermarks(name, partial(self.topics.offsets, name, range(source.partitions)))
             for name, source in sources.items()
         }
+        self.table_watermarks = {
+            name: Watermarks(name, partial(self.topics.offsets, name, range(prepared[name].partitions)))
+            for name in {join.table.topic for stage in stages for join in stage.joins}
+        }
         partitions = sum(sources[stage.source].partitions for stage in stages)
         # Twice: for one more generation of each.
         self._slots = Slots(2 * _QUERIES_OF_A_PARTITION * partitions)
@@ -515,7 +519,7 @@ class Engine:
 
     def _all_workers(self) -> Iterator[PeriodicThread]:
         # One for each topic: a topic without a leader delays no other.
-        for name, watermarks in self.watermarks.items():
+        for name, watermarks in (*self.watermarks.items(), *self.table_watermarks.items()):
             yield PeriodicThread(f"watermarks-{name}", _WATERMARKS_EVERY_SECONDS, watermarks.refresh)
         yield PeriodicThread("spark-sampler", _SAMPLE_EVERY_SECONDS, self.spark_sampler.take)
         yield PeriodicThread("progress", _LOOK_EVERY_SECONDS, self._look)

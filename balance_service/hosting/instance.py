@@ -236,6 +236,13 @@ class Instance:
                 "its event was produced again"
             )
             yield Cause(Kind.MISPLACED, Urgency.SOON, f"{listed(names)}: {misplaced}", action)
+        for task in (task for tasks in stages for task in _running(tasks) if task.again_up_to):
+            what = (
+                f"{task.task_id} is folded again from its beginning, since its compacted source may lack deletions by "
+                f"now: it is at {task.position} of {task.again_up_to}, and keys that it has not reached get 404"
+            )
+            action = "Wait. If instances are often away for so long, raise delete.retention.ms of the source"
+            yield Cause(Kind.BEGUN_AGAIN, Urgency.SOON, what, action, heals=True)
         unread = self._unread(known)
         if unread:
             yield self._ends_unknown(unread)

@@ -43,6 +43,7 @@ from balance_service.http.server.reloading import LOOK_SECONDS, follow
 from balance_service.http.server.tls import tls_of
 from balance_service.http.streams.event_stream import Streams
 from balance_service.http.streams.link import PeerStreams
+from balance_service.http.table_queries import TABLE_ROUTES
 from balance_service.observability.tracing import UNTRACED, W3C, fail, open_span
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def routes_of(models: Sequence[ReadModel], commands: Iterable[Command], files: I
     own = [*(command.route for command in commands), *declared_routes(models)]
     try:
         for_operators = (*GENERATION_ROUTES, *DEAD_LETTER_ROUTES, *INSTANCE_ROUTES, *OPERATIONS_ROUTES)
-        return RouteTable((*own, *MODEL_ROUTES, *for_operators, *files))
+        return RouteTable((*own, *MODEL_ROUTES, *TABLE_ROUTES, *for_operators, *files))
     except ValueError as error:
         raise ConfigurationError(f"BALANCE_MODELS: {error}") from None
 

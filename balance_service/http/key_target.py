@@ -20,7 +20,7 @@ from balance_service.model.read_model import Collection, Routes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from balance_service.http.requests import KeyParameters
+    from balance_service.http.requests import CopyParameters
     from balance_service.model.read_model import ReadModel
 
 KEY_SCOPES = frozenset({Scope.READ})
@@ -91,7 +91,7 @@ class KeyTarget:
         except InvalidInputError:
             return None
 
-    def query(self, text: str, given: KeyParameters | None = None) -> KeyQuery:
+    def query(self, text: str, given: CopyParameters | None = None) -> KeyQuery:
         """Returns the query for a key.
 
         Args:

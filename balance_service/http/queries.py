@@ -45,6 +45,8 @@ class Queries:
     proxy: Proxy
     timeout_seconds: float
     metrics: Metrics
+    is_of_table: bool = False
+    """Whether they are for rows of a table, which has no generations."""
     generation: str = field(init=False)
     _arrivals: Arrivals = field(init=False)
     _observed: dict[tuple[str, int], Histogram] = field(default_factory=dict, init=False)
@@ -55,7 +57,7 @@ class Queries:
 
     def __post_init__(self) -> None:
         self._arrivals = Arrivals(self.routing)
-        self.generation = str(model_and_generation(self.routing.read_model)[1])
+        self.generation = "" if self.is_of_table else str(model_and_generation(self.routing.read_model)[1])
 
     def at_once(self, key: bytes, noun: str, echoed_key: str | Mapping[str, str | int] | None) -> Answer | None:
         """Answers a query that has only a key, if this instance owns its partition; otherwise None.
@@ -296,8 +298,9 @@ class Queries:
             api.ROLE: local.role,
             api.POSITION: f"{partition}:{local.position.offset}",
             api.EPOCH: str(local.position.epoch),
-            api.GENERATION: self.generation,
         }
+        if self.generation:
+            headers[api.GENERATION] = self.generation
         if local.lag is not None:
             headers[api.LAG] = str(local.lag)
         if local.age is not None:

@@ -346,8 +346,8 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-class KeyParameters(Parameters):
-    """A query for one key: the key, and how recent the answer must be."""
+class CopyParameters(Parameters):
+    """A query for one key, of states or of rows: the key, and how recent the answer must be."""
 
     key: Annotated[str, key_text("key")] = Field(description="The key, percent-encoded.", examples=["c1"])
     min_position: Position | None = Field(
@@ -360,7 +360,6 @@ class KeyParameters(Parameters):
     )
     max_lag: MaxLag | None = Field(None, alias="maxLag")
     max_age: MaxAge | None = Field(None, alias="maxAge")
-    generation: GenerationNumber | None = None
 
     def passed_on(self) -> dict[str, str]:
         """The parameters except the key that change the answer, as a peer gets them."""
@@ -371,9 +370,17 @@ class KeyParameters(Parameters):
             parameters["maxLag"] = str(self.max_lag)
         if self.max_age is not None:
             parameters["maxAge"] = f"{self.max_age:.3f}"
-        if self.generation is not None:
-            parameters["generation"] = str(self.generation)
         return parameters
+
+
+class KeyParameters(CopyParameters):
+    """A query for one key of a read model."""
+
+    generation: GenerationNumber | None = None
+
+    def passed_on(self) -> dict[str, str]:
+        of_generation = {} if self.generation is None else {"generation": str(self.generation)}
+        return {**super().passed_on(), **of_generation}
 
 
 def key_parameters(names: str | tuple[str, ...], key_type: KeyType, description: str) -> type[KeyParameters]:

@@ -16,9 +16,9 @@ from balance_service.kafka.lease import Lease
 from balance_service.kafka.topics import Watermarks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from balance_service.cluster.directory import ApplicationServer, ServerTable
+    from balance_service.cluster.directory import ApplicationServer
     from balance_service.engine.records import Position
     from balance_service.engine.store import StoreView
     from balance_service.engine.task import Watcher
@@ -50,6 +50,20 @@ class ReadableTask(Protocol):
 
     def watch(self, watcher: Watcher | None) -> None:
         """Notifies a watcher of the owner's commits from now on; None: no watcher."""
+
+
+class Servers(Protocol):
+    """The instances that have partitions: a `ServerTable`, or those of several of its stages."""
+
+    def owners(
+        self, stage: str, partition: int, states: frozenset[str], *, suspects: bool = False
+    ) -> list[ApplicationServer]: ...
+
+    def standbys(
+        self, stage: str, partition: int, states: frozenset[str], *, suspects: bool = False
+    ) -> list[ApplicationServer]: ...
+
+    def servers(self) -> Sequence[ApplicationServer]: ...
 
 
 class LocalCopy(NamedTuple):
@@ -101,7 +115,7 @@ class Routing:
     partitioning: Partitioning
     """Where the source's keys are."""
     address: str
-    servers: ServerTable
+    servers: Servers
     task: Callable[[int], ReadableTask | None] = _nothing
     """Returns this instance's task of a partition, active or standby."""
     left: Callable[[int], ReadableTask | None] = _nothing

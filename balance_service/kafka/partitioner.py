@@ -131,7 +131,12 @@ class Partitioning:
         return [of_one(key, partitions) for key in self._sent(keys)]
 
     def of_rows(self, keys: NDArray[np.uint8]) -> NDArray[np.uint32]:
-        """The partitions of keys of text of equal length, one row of bytes per key."""
+        """The partitions of keys of equal length, one row of bytes per key."""
+        if self.key_format not in ("string", "uuid"):
+            # As `RecordKey.sent`: without the zero, and a number with its own sign bit.
+            keys = keys[:, 1:].copy()
+            if self.key_format != "bytes":
+                keys[:, 0] ^= 0x80
         return _FUNCTIONS[self.partitioner].of_rows(keys) % np.uint32(self.partitions)
 
     def _sent(self, keys: Sequence[bytes]) -> Sequence[bytes]:

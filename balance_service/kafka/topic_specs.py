@@ -41,6 +41,9 @@ _BEFORE, _AFTER = "message.timestamp.before.max.ms", "message.timestamp.after.ma
 FOREVER = {_CLEANUP_POLICY: "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 # A table keeps the versions of a day, which is its default history, so that it has them after it is read again.
 _TABLE = {_CLEANUP_POLICY: "compact", _COMPACTION_LAG: str(_DAY_MS)}
+_COMPACTED = {_CLEANUP_POLICY: "compact", _TOMBSTONES_KEPT: str(_DAY_MS)}
+# A restart, and a move of a partition, take less.
+_LEAST_TOMBSTONES_KEPT_MS = 10 * 60 * 1000
 _DIRECTORY = {_CLEANUP_POLICY: "compact", "segment.ms": "60000", "min.cleanable.dirty.ratio": "0.1"}
 # The lag counts from the records' timestamps, which must not depend on the clocks of the instances.
 CHANGELOG = {
@@ -76,15 +79,21 @@ class TopicSpec:
             check(topic, config)
 
 
-def source_spec(settings: Settings, name: str, partitioner: Partitioner = "murmur2") -> TopicSpec:
-    """The events of a read model."""
+def source_spec(
+    settings: Settings, name: str, partitioner: Partitioner = "murmur2", *, is_compacted: bool = False
+) -> TopicSpec:
+    """The events of a read model.
+
+    Args:
+        is_compacted: whether each read model of the topic takes it compacted.
+    """
     return TopicSpec(
         name=name,
         partitions=settings.partitions,
         partitioner=partitioner,
-        config=FOREVER,
+        config=_COMPACTED if is_compacted else FOREVER,
         not_created=_not_created(settings),
-        checks=(_retention_check(settings), _warn_of_timestamps),
+        checks=(_source_check(settings, is_compacted=is_compacted), _warn_of_timestamps),
     )
 
 
@@ -118,7 +127,7 @@ def merged_spec(settings: Settings, name: str, sources: Iterable[tuple[Topic, Co
     Sources that are added later may have more partitions.
     """
     sources = [*sources]
-    checks: list[Callable[[Topic, Config], None]] = [_retention_check(settings)]
+    checks: list[Callable[[Topic, Config], None]] = [_source_check(settings)]
     for source, config in sources:
         largest = _largest(config) + _HEADERS_BYTES
         checks.append(partial(_check_takes, records=f"records of '{source.name}'", largest=largest))
@@ -141,7 +150,7 @@ def rekeyed_spec(
 
     largest = _largest(source_config) + _HEADERS_BYTES
     takes = partial(_check_takes, records=f"records of '{source.name}'", largest=largest)
-    checks = (check_partitions, _retention_check(settings), takes)
+    checks = (check_partitions, _source_check(settings), takes)
     partitions, config = (table or source).partitions, config_with_headers(source_config)
     return TopicSpec(name=stage.rekeyed, partitions=partitions, config=config, checks=checks)
 
@@ -194,7 +203,7 @@ def retries_spec(settings: Settings, partitions: int, sources: Mapping[str, Conf
 def copy_spec(settings: Settings, name: str, partitions: int, source: str, source_config: Config) -> TopicSpec:
     """The copy of a topic with another partition count."""
     takes = partial(_check_takes, records=f"records of '{source}'", largest=_largest(source_config))
-    checks = (_retention_check(settings), takes)
+    checks = (_source_check(settings), takes)
     return TopicSpec(name=name, partitions=partitions, config=_copy_config(source_config), checks=checks)
 
 
@@ -256,13 +265,16 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
         partitions = max(source.partitions for source in prepared.values())
         prepare(retries_spec(settings, partitions, dict(configs)))
     sources: dict[str, Topic] = {}
+    lossless = {stage.source for stage in folding if not stage.compacted}
     changelogs: dict[str, Topic] = {}
     merging = Counter(stage.rekeyed for stage in folding if stage.passes_to)
     merged: dict[str, list[tuple[Topic, Config]]] = {}
     for stage in folding:
         # Not if it was prepared as an output or a table: a source has more checks.
         if stage.source not in sources:
-            sources[stage.source] = prepare(source_spec(settings, stage.source, stage.partitioner))
+            is_compacted = stage.source not in lossless
+            spec = source_spec(settings, stage.source, stage.partitioner, is_compacted=is_compacted)
+            sources[stage.source] = prepare(spec)
         _check_one_partitioner(stage.source, partitioners[stage.source], stage.partitioner)
         source, config = sources[stage.source], configs[stage.source]
         changelogs[stage.name] = changelog = prepare_changelog(topics, stage, source)
@@ -317,7 +329,7 @@ def losses(topics: Topics, settings: Settings, stage: Stage, *, with_changelog: 
         for table in (*stage.tables, *stage.global_tables)
     }
     if not stage.retries:
-        checks[stage.source] = _retention_check(settings)
+        checks[stage.source] = _source_check(settings, is_compacted=stage.compacted)
     if with_changelog:
         checks[stage.changelog] = _check_states_kept
     checks[settings.dead_letter_decisions_topic] = _check_decisions
@@ -409,8 +421,9 @@ def _finite(config: Config) -> list[str]:
     return [key for key in _RETENTION if int(config[key]) >= 0]
 
 
-def _retention_check(settings: Settings) -> Callable[[Topic, Config], None]:
-    return partial(_check_source, allow_finite_retention=settings.allow_finite_retention)
+def _source_check(settings: Settings, *, is_compacted: bool = False) -> Callable[[Topic, Config], None]:
+    check = _check_compacted_source if is_compacted else _check_source
+    return partial(check, allow_finite_retention=settings.allow_finite_retention)
 
 
 def _check_source(topic: Topic, config: Config, *, allow_finite_retention: bool) -> None:
@@ -420,12 +433,26 @@ def _check_source(topic: Topic, config: Config, *, allow_finite_retention: bool)
     if is_compacted(config):
         raise ConfigurationError(
             f"the source topic '{topic.name}' is compacted, so the model cannot be rebuilt from it; "
-            f"use a topic with cleanup.policy=delete, or {way_out}"
+            "if the newest record of a key is its state, declare `fold = Upsert(…)` and "
+            f"`Stream(…, compacted=True)`; otherwise use a topic with cleanup.policy=delete, or {way_out}"
         )
     if finite := _finite(config):
         raise ConfigurationError(
             f"the source topic '{topic.name}' has a finite {' and '.join(finite)}, so the model cannot be rebuilt "
             f"from it later; set {' and '.join(f'{key}=-1' for key in finite)}, or {way_out}"
+        )
+
+
+def _check_compacted_source(topic: Topic, config: Config, *, allow_finite_retention: bool) -> None:
+    if not is_compacted(config):
+        _check_source(topic, config, allow_finite_retention=allow_finite_retention)
+        return
+    _check_rows_kept(topic, config, "source", allow_finite_retention=allow_finite_retention)
+    if (kept_ms := tombstones_kept_ms(config)) < _LEAST_TOMBSTONES_KEPT_MS:
+        raise ConfigurationError(
+            f"the source topic '{topic.name}' has {_TOMBSTONES_KEPT}={kept_ms}, so a deletion may be gone before it is "
+            f"read, and the deleted row would remain; set {_TOMBSTONES_KEPT}={_DAY_MS}, and at least "
+            f"{_LEAST_TOMBSTONES_KEPT_MS}"
         )
 
 
@@ -439,10 +466,14 @@ def _warn_of_timestamps(topic: Topic, config: Config) -> None:
 
 
 def _check_table(topic: Topic, config: Config, *, allow_finite_retention: bool) -> None:
+    _check_rows_kept(topic, config, "table's", allow_finite_retention=allow_finite_retention)
+
+
+def _check_rows_kept(topic: Topic, config: Config, what: str, *, allow_finite_retention: bool) -> None:
     policy, finite = config[_CLEANUP_POLICY], _finite(config)
     if finite and policy != "compact" and not allow_finite_retention:
         raise ConfigurationError(
-            f"the table's topic '{topic.name}' has cleanup.policy={policy} and a finite {' and '.join(finite)}, so "
+            f"the {what} topic '{topic.name}' has cleanup.policy={policy} and a finite {' and '.join(finite)}, so "
             "rows are lost; set cleanup.policy=compact, or BALANCE_ALLOW_FINITE_RETENTION=true to accept that"
         )
 

@@ -5,8 +5,9 @@ A state with two fields, a string (the key) and a decimal, has the frame
     header, see `avro.frames` | length of the string, 1 or 2 bytes | string | length of the number, 1 byte | number
 
 The number is two's complement, big-endian, in `(bit length + 8) // 8` bytes (Avro specification, "Binary encoding" and
-"Decimal"). If the sum takes as many bytes as the number in the state, only the number is overwritten. A key of plain
-text without a state gets a new frame with the amount. All other states are left to the fold.
+"Decimal"). If the key is the record's own, the state has no string, and the number follows the id. If the sum takes as
+many bytes as the number in the state, only the number is overwritten. A key of plain text without a state gets a new
+frame with the amount, and so does a number or bytes. All other states are left to the fold.
 """
 
 from __future__ import annotations
@@ -16,30 +17,32 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from balance_service.avro.number_columns import MOST, NUMBER_BYTES, big_endian, put, unscaled, widths_of
+from balance_service.model.record_keys import OURS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-_NUMBER_BYTES = 8
-# The sum of two such numbers fits into 64 bits.
-_MOST = 1 << 62
-# Behind a header. With it, a frame has the eight bytes that are read from its end.
-_LEAST_BODY = 4
+# Behind a header. A frame without a key may be shorter than the eight bytes that are read from its end: what is before
+# it does not count.
+_LEAST_BODY, _LEAST_WITHOUT_KEY = 4, 2
 # In printable ASCII characters: the length of the string then takes one byte.
 _LONGEST_PLAIN_KEY = 63
-_POWERS = np.array([1 << (8 * width - 1) for width in range(1, _NUMBER_BYTES)], dtype=np.int64)
 
 
 class Addition:
     """Adds an update column to the state field of the same name."""
 
-    def __init__(self, column: str, scale: int, header: bytes) -> None:
+    def __init__(self, column: str, scale: int, header: bytes, *, has_key: bool = True) -> None:
         """Args:
         scale: digits of the field after the decimal point.
         header: of the frames under the current schema of the states.
+        has_key: whether the states have their key, which is text.
         """
         self._column = column
+        self._has_key = has_key
         self._type = pa.decimal128(38, scale)
         self._header = header
 
@@ -74,11 +77,11 @@ class Addition:
         """
         if amounts.type != self._type:
             return [None] * len(frames)
-        low, fits = _within_64_bits(amounts)
+        low, fits = unscaled(amounts)
         data, starts, ends = _joined(frames)
         rows, widths, numbers = self._read(data, np.flatnonzero(fits), starts, ends)
         totals = numbers + low[rows]
-        same = (_width(totals) == widths) & (numbers > -_MOST) & (numbers < _MOST)
+        same = (widths_of(totals) == widths) & (numbers > -MOST) & (numbers < MOST)
         rows, widths, totals = rows[same], widths[same], totals[same]
         after = _with_numbers(data, ends[rows], widths, totals)
         added: list[bytes | None] = [None] * len(frames)
@@ -95,7 +98,7 @@ class Addition:
         widths = np.fromiter((0 if frame is None else -1 for frame in frames), dtype=np.int64, count=len(frames))
         data, starts, ends = _joined(frames)
         rows, found, of_rows = self._read(data, np.arange(len(frames)), starts, ends)
-        small = (of_rows > -_MOST) & (of_rows < _MOST)
+        small = (of_rows > -MOST) & (of_rows < MOST)
         numbers[rows[small]], widths[rows[small]] = of_rows[small], found[small]
         return numbers, widths
 
@@ -103,9 +106,9 @@ class Addition:
         """Returns the unscaled amounts, 0 for null; and a mask of those of which `count` can be added in 64 bits."""
         if amounts.type != self._type:
             return np.zeros(len(amounts), dtype=np.int64), np.zeros(len(amounts), dtype=bool)
-        low, fits = _within_64_bits(amounts)
+        low, fits = unscaled(amounts)
         is_null = amounts.is_null().to_numpy(zero_copy_only=False)
-        most = _MOST // max(count, 1)
+        most = MOST // max(count, 1)
         fits = is_null | (fits & (low > -most) & (low < most))
         return np.where(fits & ~is_null, low, 0), fits
 
@@ -127,18 +130,22 @@ class Addition:
         begun: list[bytes | None] = [None] * len(keys)
         if amounts.type != self._type or not len(keys):
             return begun
-        numbers, fits = _within_64_bits(amounts)
-        widths = _width(numbers)
+        numbers, fits = unscaled(amounts)
+        widths = widths_of(numbers)
         data = np.frombuffer(keys.buffers()[2] or b"", dtype=np.uint8)
         bounds = np.frombuffer(keys.buffers()[1], dtype=np.int32)[keys.offset : keys.offset + len(keys) + 1]
         starts, lengths = bounds[:-1].astype(np.int64), np.diff(bounds)
         fits &= (lengths >= 1) & (lengths <= _LONGEST_PLAIN_KEY)
-        forms = np.where(fits, lengths.astype(np.int64) * (_NUMBER_BYTES + 1) + widths, 0)
+        forms = np.where(fits, lengths.astype(np.int64) * (NUMBER_BYTES + 1) + widths, 0)
         for form in np.unique(forms[fits]).tolist():
-            length, width = divmod(form, _NUMBER_BYTES + 1)
+            length, width = divmod(form, NUMBER_BYTES + 1)
             rows = np.flatnonzero(forms == form)
             text = data[starts[rows][:, np.newaxis] + np.arange(length)]
-            plain = np.flatnonzero(((text >= ord(" ")) & (text <= ord("~"))).all(axis=1))
+            is_plain = ((text >= ord(" ")) & (text <= ord("~"))).all(axis=1)
+            if not self._has_key:
+                # Numbers and bytes were checked when they got the form of our stores, which begins with a zero.
+                is_plain |= text[:, 0] == OURS[0]
+            plain = np.flatnonzero(is_plain)
             plain = plain[belong(text[plain])]
             rows, text = rows[plain], text[plain]
             frames = self._first_frames(text, numbers[rows], width)
@@ -150,22 +157,24 @@ class Addition:
     def _first_frames(self, text: NDArray[np.uint8], numbers: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
         """Returns one frame per row, for strings of equal length and numbers of equal width."""
         count, length = text.shape
-        head = bytes([*self._header, 2 * length])
-        frames = np.empty((count, len(head) + length + 1 + width), dtype=np.uint8)
+        head = bytes([*self._header, 2 * length]) if self._has_key else bytes(self._header)
+        frames = np.empty((count, len(head) + length * self._has_key + 1 + width), dtype=np.uint8)
         frames[:, : len(head)] = np.frombuffer(head, dtype=np.uint8)
-        frames[:, len(head) : -width - 1] = text
+        if self._has_key:
+            frames[:, len(head) : -width - 1] = text
         frames[:, -width - 1] = 2 * width
-        frames[:, -width:] = _big_endian(numbers)[:, _NUMBER_BYTES - width :]
+        frames[:, -width:] = big_endian(numbers)[:, NUMBER_BYTES - width :]
         return frames
 
     def _read(
         self, data: NDArray[np.uint8], rows: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Returns the rows of `_numbers`, the widths and the numbers."""
-        rows = rows[ends[rows] - starts[rows] >= len(self._header) + _LEAST_BODY]
+        least = len(self._header) + (_LEAST_BODY if self._has_key else _LEAST_WITHOUT_KEY)
+        rows = rows[ends[rows] - starts[rows] >= least]
         rows, widths = self._numbers(data, rows, starts[rows], ends[rows])
         numbers = _last_bytes(data, ends[rows])
-        spare = 8 * (_NUMBER_BYTES - widths)
+        spare = 8 * (NUMBER_BYTES - widths)
         return rows, widths, (numbers << spare) >> spare
 
     def _numbers(
@@ -176,31 +185,29 @@ class Addition:
         for place, byte in enumerate(self._header):
             known &= data[starts + place] == byte
         at = starts + len(self._header)
+        if not self._has_key:
+            return self._widths(data, rows, known, at, ends)
         # Avro lengths are zigzag varints: twice the length, seven bits per byte, least significant first.
         first, second = data[at].astype(np.int64), data[at + 1].astype(np.int64)
         is_short = first < 0x80
         length = np.where(is_short, first, (first & 0x7F) | (second << 7)) >> 1
         of_number = at + np.where(is_short, 1, 2) + length
         known &= (is_short | (second < 0x80)) & (of_number < ends)
+        return self._widths(data, rows, known, of_number, ends)
+
+    @staticmethod
+    def _widths(
+        data: NDArray[np.uint8],
+        rows: NDArray[np.int64],
+        known: NDArray[np.bool_],
+        of_number: NDArray[np.int64],
+        ends: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the known rows whose number, at `of_number`, ends the frame, with its width."""
         widths = ends - of_number - 1
-        known &= (widths >= 1) & (widths <= _NUMBER_BYTES)
+        known &= (widths >= 1) & (widths <= NUMBER_BYTES)
         known[known] &= data[of_number[known]] == 2 * widths[known]
         return rows[known], widths[known]
-
-
-def written(numbers: NDArray[np.int64], prefix: bytes = b"") -> pa.Array:
-    """Returns numbers as Avro's decimals in bytes, each behind a prefix."""
-    widths = _width(numbers)
-    head = len(prefix) + 1
-    ends = (widths + head).cumsum()
-    data = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
-    starts = ends - widths - head
-    for at, byte in enumerate(prefix):
-        data[starts + at] = byte
-    data[ends - widths - 1] = 2 * widths
-    _put(data, ends, widths, numbers)
-    offsets = np.concatenate([[0], ends]).astype(np.int32)
-    return pa.Array.from_buffers(pa.binary(), len(numbers), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def _joined(frames: Sequence[bytes | None]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
@@ -211,31 +218,11 @@ def _joined(frames: Sequence[bytes | None]) -> tuple[NDArray[np.uint8], NDArray[
     return np.frombuffer(b"".join(known), dtype=np.uint8), ends - sizes, ends
 
 
-def _within_64_bits(amounts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Returns the unscaled values, and a mask of those that are small enough to be added."""
-    words = np.frombuffer(amounts.buffers()[1], dtype="<i8").reshape(-1, 2)
-    words = words[amounts.offset : amounts.offset + len(amounts)]
-    low, high = words[:, 0], words[:, 1]
-    fits = (high == low >> 63) & (low > -_MOST) & (low < _MOST)
-    # The value in the place of a null is undefined.
-    return low, fits & amounts.is_valid().to_numpy(zero_copy_only=False) if amounts.null_count else fits
-
-
 def _last_bytes(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the 8 bytes before each end as big-endian numbers."""
-    at = ends[:, np.newaxis] + np.arange(-_NUMBER_BYTES, 0)
+    at = ends[:, np.newaxis] + np.arange(-NUMBER_BYTES, 0)
     numbers: NDArray[np.int64] = data[at].view(">i8").ravel().astype(np.int64)
     return numbers
-
-
-def _width(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the number of bytes that each number takes."""
-    # Avro's writer uses the bit length of the magnitude: -128 takes two bytes although one would hold it.
-    return 1 + np.searchsorted(_POWERS, np.abs(numbers), side="right")
-
-
-def _big_endian(numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-    return numbers.astype(">i8").view(np.uint8).reshape(-1, _NUMBER_BYTES)
 
 
 def _with_numbers(
@@ -243,15 +230,5 @@ def _with_numbers(
 ) -> bytes:
     """Returns the data with the bytes before each end replaced by the numbers."""
     changed = data.copy()
-    _put(changed, ends, widths, numbers)
+    put(changed, ends, widths, numbers)
     return changed.tobytes()
-
-
-def _put(
-    data: NDArray[np.uint8], ends: NDArray[np.int64], widths: NDArray[np.int64], numbers: NDArray[np.int64]
-) -> None:
-    """Writes each number into the bytes before its end."""
-    columns = _big_endian(numbers)
-    for back in range(1, _NUMBER_BYTES + 1):
-        reaches = widths >= back
-        data[ends[reaches] - back] = columns[reaches, _NUMBER_BYTES - back]

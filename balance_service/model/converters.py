@@ -15,7 +15,7 @@ from balance_service.model.dataclass_types import check_names, hints_of, record_
 from balance_service.model.value_types import STATE, VIEW, Place, same
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from balance_service.avro.schemas import Schema
 
@@ -46,8 +46,10 @@ class StateConverter:
 
     An instance that lasts is returned unchanged.
     """
-    lasts: Callable[[Any, int], bool] | None = None
-    """Says of an instance whether it lasts, and takes at most so many bytes as a record. See `lasting`."""
+    columns_of: Callable[[Sequence[Any]], Sequence[Sequence[Any]]] | None = None
+    """Returns the columns of the records of instances that last; None if instances do not. See `lasting`."""
+    from_columns: Callable[[Mapping[str, Sequence[Any]]], list[Any]] | None = None
+    """As `from_record`, for each row of columns; None if records stay records."""
 
 
 def converter_of(state: type, name: str) -> StateConverter:
@@ -71,7 +73,7 @@ def _converter(owner: type, namespace: str, name: str, use: str) -> StateConvert
     def lent(state: Any) -> Any:
         return state if state.__class__ is owner else read(state)
 
-    return StateConverter(kind.schema, kind.write, read, lent, kind.lasts)
+    return StateConverter(kind.schema, kind.write, read, lent, kind.columns_of, kind.read_all)
 
 
 @lru_cache

@@ -19,7 +19,7 @@ from balance_service.model.events import ANY, EVENT, PER_KEY, DeclaredRecord, Em
 from balance_service.model.key_forms import form_misfit, join_key_misfit, sent_misfit
 from balance_service.model.keys import ColumnKey, KeyType, key_type_of
 from balance_service.model.made_records import problem_of
-from balance_service.model.record_folds import OFFSET, STATE, Upsert
+from balance_service.model.record_folds import OFFSET, STATE, Debezium, Upsert
 from balance_service.model.record_keys import RecordKey, is_record_key
 from balance_service.model.sources import declared_stages, has_several, sources_misfit, sources_of
 from balance_service.model.standard_fold import Combine, StandardFold, columns_of
@@ -43,7 +43,8 @@ _MOST_NAMES = 20
 _COPY = "balance-service topics copy"
 # The columns that every row has.
 _ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "headers", "idempotency_key", "traceparent")
-_TAKEN = frozenset((*_ENVELOPE, "note", "partition"))
+TAKEN = frozenset((*_ENVELOPE, "note", "partition"))
+"""The names of columns that Spark has for each record, in lower case."""
 READ_TYPES = frozenset(
     (
         *("boolean", "int", "long", "float", "double", "string", "bytes", "fixed", "enum", "decimal", "uuid", "date"),
@@ -112,6 +113,7 @@ def check_class(model: Any) -> None:
         refuse(model, f"has the version {model.version!r}: it must be a whole number from 1 to {_MOST_VERSION}")
     sources = sources_of(model)
     for source in sources:
+        _check_compacted(model, source)
         _check_steps(model, source)
         _check_partitioners(model, source)
         if why := form_misfit(model, source):
@@ -119,6 +121,24 @@ def check_class(model: Any) -> None:
     _check_owners(model, [record for source in sources for record in source.records])
     steps = [step for source in sources for step in source.steps]
     _check_owners(model, [step.table.record for step in steps if isinstance(step, Join)])
+
+
+def _check_compacted(model: Any, source: Stream) -> None:
+    """Refuses a model that needs records which a compacted topic may lack."""
+    if not source.compacted:
+        return
+    if not isinstance(getattr(model, "fold", None), Upsert):
+        refuse(
+            model,
+            f"has '{source.topic}' with compacted=True, so it may have only the newest record of a key: that suffices "
+            "for an `Upsert` or a `Debezium` as the model's `fold`, and for no other",
+        )
+    if source.steps:
+        refuse(
+            model,
+            f"has '{source.topic}' with compacted=True, and a step: the records that a re-key passes on remain when "
+            "the topic no longer has their deletion; read the topic by its own key",
+        )
 
 
 def _check_owners(model: Any, records: Iterable[str]) -> None:
@@ -181,7 +201,7 @@ def _named(columns: Iterable[Any]) -> str:
 
 def _check_reserved(model: Any, names: Iterable[str]) -> None:
     """Refuses fields and records whose columns Spark would not tell apart from others: it ignores case."""
-    known = {*_TAKEN}
+    known = {*TAKEN}
     for name in names:
         if name.lower() in known:
             refuse(model, f"has a field or record called '{name}', which is a reserved name in upper and lower case")
@@ -392,7 +412,10 @@ def _with_upsert(
         refuse(model, f"{name} of {fold.column}: name the record without a column")
     if model.source.records != (fold.record,):
         refuse(model, f"{name} of {fold.record}: its source must be of that record, and no other")
-    schema, state = found_schema(model, model.source.records[0], model.source.topic), fields_of(state_schema)
+    if isinstance(fold, Debezium) and model.source.format not in ("avro", "connect"):
+        refuse(model, f'{name}, whose change events in JSON are those of Kafka Connect: write format="connect"')
+    schema = fold.whole(found_schema(model, model.source.records[0], _asked(model.source)))
+    state = fields_of(state_schema)
     try:
         fold = fold.of(schema)
     except ValueError as error:
@@ -402,10 +425,21 @@ def _with_upsert(
         refuse(model, f"{name}: {'one `.by` is the only step' if fold.re_keys else 'no step'} of its source")
     by = model.source.steps[0].columns if model.source.steps else _declared_key(model)
     read = partial(
-        replace, row=fold.row, columns=fold.columns([*state], by), refusals=tuple(fold.refusals), tombstones=True
+        replace,
+        row=fold.row,
+        columns=fold.columns([*state], by),
+        refusals=tuple(fold.refusals),
+        tombstones=True,
+        schemas={fold.record: schema},
     )
     stages = checked_stages(model, outputs, [*state], is_all_needed=True, as_read=read)
     events = {name: one for stage in stages for name, one in events_of(model, stage).items()}
+    if model.source.compacted and outputs:
+        refuse(
+            model,
+            f"emits to '{outputs[0].topic}', and its source is compacted: a record that compaction removes before it "
+            "is read is never sent, nor is a deletion; let consumers read the source, or follow the changes over HTTP",
+        )
     if fold.where is not None:
         check_condition(model, fold.where, events)
     if why := fold.misfit(schema, state_schema, stages[-1].row_fields(schema)):
@@ -733,8 +767,10 @@ def checked_stages(
     for source, first in zip(sources, (stage for stage in stages if not stage.reads_rekeyed), strict=True):
         _check_selected(model, source, first)
     for stage in stages:
+        _check_connect(model, stage)
         events = events_of(model, stage)
-        _check_reserved(model, events)
+        if not isinstance(getattr(model, "fold", None), Upsert):
+            _check_reserved(model, events)
         for condition in stage.conditions:
             check_condition(model, condition, events if stage.transform is None else stage.schemas)
         _check_joins(model, stage, events)
@@ -751,6 +787,35 @@ def checked_stages(
     if len({stage.name for stage in stages}) < len(stages):
         refuse(model, "continues by the same column twice")
     return stages
+
+
+def _check_connect(model: Any, stage: Stage) -> None:
+    """Refuses decimals of Kafka Connect whose form is not declared: digits may be base64, and a number a double."""
+    read = [*stage.wanted_schemas.values()] if stage.format == "connect" else []
+    read += [stage.rows[join.table.record] for join in stage.joins if join.table.format == "connect"]
+    for schema in read:
+        if path := _formless(schema, schema["name"]):
+            refuse(
+                model,
+                f"reads the decimal '{path}' from Kafka Connect's JSON: name its form, which the converter and the "
+                "connector choose: Annotated[Decimal, scale(2), BASE64] (the default), NUMERIC (decimal.format), or "
+                "DIGITS (decimal.handling.mode=string)",
+            )
+
+
+def _formless(kind: Any, path: str) -> str:
+    """Returns the path of a decimal without the property `json`; empty if there is none."""
+    kind, _ = without_null(kind)
+    match simple_name(kind):
+        case "record":
+            return next(filter(None, (_formless(of, f"{path}.{name}") for name, of in fields_of(kind).items())), "")
+        case "array":
+            return _formless(kind["items"], f"{path}[]")
+        case "map":
+            return _formless(kind["values"], path + "{}")
+        case "decimal":
+            return "" if "json" in kind else path
+    return ""
 
 
 def _unlike(read: Schema, other: Schema) -> str:

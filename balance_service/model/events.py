@@ -10,19 +10,27 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, overload
 
+import numpy as np
+
+from balance_service.avro.arrow_rows import values_of
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import checked, column_name
-from balance_service.model.converters import annotated_type, record_converter
+from balance_service.model.converters import StateConverter, annotated_type, record_converter
 from balance_service.model.value_types import located
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import pyarrow as pa
+
     from balance_service.model.conditions import Condition
     from balance_service.model.record_keys import KeyFormat
 
-FormatName = Literal["avro", "json", "cloudevents"]
-"""How the records of a topic are encoded: as Avro in the frame of a schema registry, or as JSON (`formats`)."""
+FormatName = Literal["avro", "json", "cloudevents", "connect"]
+"""How the records of a topic are encoded: as Avro in the frame of a schema registry, or as JSON (`formats`).
+
+`cloudevents` and `connect` are the JSON of CloudEvents, and that of Kafka Connect's JsonConverter.
+"""
 FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
 
 State = Mapping[str, Any]
@@ -50,7 +58,7 @@ class Event(dict[str, Any]):
         self.timestamp_ms = timestamp_ms
 
 
-Readers = Mapping[str, Callable[[Mapping[str, Any]], Any]]
+Readers = Mapping[str, StateConverter]
 """What makes instances of dataclasses of events, by the simple name of the event. Other events are an `Event`."""
 
 
@@ -71,8 +79,48 @@ def event_of(records: Iterable[str], update: Update, timestamp_ms: int, readers:
     for record in records:
         if (fields := update.get(record)) is not None:
             read = None if not readers else readers.get(record)
-            return Event(record, fields, timestamp_ms) if read is None else read(fields)
+            return Event(record, fields, timestamp_ms) if read is None else read.from_record(fields)
     return None
+
+
+def events_of(records: Iterable[str], rows: pa.RecordBatch, readers: Readers) -> list[Any]:
+    """Returns the event of each row, as `event_of`.
+
+    Args:
+        rows: `timestamp`, and a column for each record.
+    """
+    found: list[Any] = [None] * rows.num_rows
+    for record in reversed([record for record in records if record in rows.schema.names]):
+        column = rows[record]
+        places: Iterable[int] = range(rows.num_rows)
+        times = rows["timestamp"]
+        if column.null_count:
+            is_given = column.is_valid()
+            column, times = column.filter(is_given), times.filter(is_given)
+            places = np.flatnonzero(is_given.to_numpy(zero_copy_only=False)).tolist()
+        if not len(column):
+            continue
+        names = [field.name for field in column.type]
+        columns = dict(zip(names, map(values_of, column.flatten()), strict=True))
+        reader = readers.get(record)
+        if reader is not None and reader.from_columns is not None:
+            made = reader.from_columns(columns)
+        else:
+            made = _events(record, names, columns.values(), times.to_pylist())
+        for place, event in zip(places, made, strict=True):
+            found[place] = event
+    return found
+
+
+def _events(record: str, names: Sequence[str], columns: Iterable[Sequence[Any]], times: Sequence[int]) -> list[Event]:
+    made = []
+    for row, timestamp_ms in zip(zip(*columns, strict=True), times, strict=True):
+        # Without a dict in between.
+        event = Event.__new__(Event)
+        event.update(zip(names, row, strict=True))
+        event.record, event.timestamp_ms = record, timestamp_ms
+        made.append(event)
+    return made
 
 
 class DeclaredRecord(str):
@@ -125,7 +173,7 @@ def readers_for(code: Callable[..., Any], number: int, records: Iterable[str]) -
             f"takes events as {located(odd[0])}, which is neither a mapping nor the dataclass of a record of the "
             "source: name that dataclass, or annotate the event as `Event`"
         )
-    return {record: record_converter(owner).from_record for record, owner in kept.items()}
+    return {record: record_converter(owner) for record, owner in kept.items()}
 
 
 def _members(code: Callable[..., Any], number: int, *, is_resolved: bool) -> tuple[Any, ...]:

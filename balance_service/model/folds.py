@@ -70,9 +70,10 @@ class RunningSum(StandardFold):
         return difference(written, kept) if is_decimal else ""
 
     def acceleration(self, field: str, state: Schema, codec: AvroCodec) -> Addition | None:
-        (_, text), (last, number) = fields_of(state).items()
-        fits = simple_name(text) == "string" and last == field and _is_decimal_of_bytes(number)
-        return Addition(field, number.get("scale", 0), codec.header) if fits else None
+        *keys, (last, number) = fields_of(state).items()
+        fits = all(simple_name(kind) == "string" for _, kind in keys) and last == field and _is_decimal_of_bytes(number)
+        has_key = bool(keys)
+        return Addition(field, number.get("scale", 0), codec.header, has_key=has_key) if fits else None
 
 
 @dataclass(frozen=True, repr=False)

@@ -78,6 +78,8 @@ class Declaration(Struct):
     decoder_rules: int = DECODER_RULES
     begins: tuple[int, ...] = field(default=(), compare=False)
     """The first offset of each partition of the source when the generation began; 0 for those that are missing."""
+    settings: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Those of Spark that the values of a `transform` depend on."""
 
     def begins_at(self, partition: int) -> int:
         return self.begins[partition] if partition < len(self.begins) else 0

@@ -203,7 +203,7 @@ class OfOne:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """A field of a record that is a sum of the state, a decimal of the same scale; see `model.addition.written`.
+    """A field of a record that is a sum of the state, a decimal of the same scale; see `avro.number_columns.decimals`.
 
     The unscaled numbers are below `limit`.
     """

@@ -11,10 +11,11 @@ from balance_service.avro.schemas import fields_of, type_name, without_null
 from balance_service.errors import ConfigurationError, InvalidInputError, PoisonRecordError
 from balance_service.model.converters import StateConverter, returned_by
 from balance_service.model.declaration import check_class, check_declaration, refuse
-from balance_service.model.events import EVENT, HALT, Event, event_of, readers_for
+from balance_service.model.events import EVENT, HALT, Event, event_of, events_of, readers_for
 from balance_service.model.keys import cause_of
 from balance_service.model.made_records import PART, Making
 from balance_service.model.record_folds import STATE, Upsert
+from balance_service.model.record_keys import RecordKey
 from balance_service.model.schemas import Schemas
 from balance_service.model.sources import has_several, sources_of
 from balance_service.model.standard_fold import OutOfRangeError, StandardFold
@@ -22,6 +23,7 @@ from balance_service.model.standard_fold import OutOfRangeError, StandardFold
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from balance_service.avro.codec import AvroCodec
@@ -153,8 +155,8 @@ class ReadModel:
     """Whether the model's own code receives events, so that updates carry event fields."""
     keeps_order: bool
     """Whether the order is PER_KEY, declared or by default."""
-    placeholder: bytes = b""
-    """What stands in events for a value that was not sent, because it is the one before; empty if there is none."""
+    placeholders: Sequence[bytes] = ()
+    """What stands in records for a value that was not sent, because it is the one before: one of these."""
     keeps_newest: bool
     """Whether the newest event of a key is its state, so that it supersedes earlier ones that failed."""
     key_type: KeyType
@@ -234,7 +236,7 @@ class ReadModel:
         for field, fold in declared.folds.items():
             if isinstance(fold, Upsert):
                 self._upsert, self._lacks = fold.step(self.state_schema), fold.lacks
-                self.placeholder = fold.unavailable.encode()
+                self.placeholders = fold.placeholders
                 continue
             self._steps.append((field, fold.step(without_null(self.state_fields[field])[0])))
             if (answer := fold.answer(without_null(declared.kinds[field])[0])) is not None:
@@ -346,6 +348,11 @@ class ReadModel:
         return emit.each is EVENT and emit.record is not None and not emit.fields
 
     @property
+    def folds_rows(self) -> bool:
+        """Whether each event is folded by itself, from the columns of its row."""
+        return self.emits_steps or not self.standard_folds
+
+    @property
     def emits_steps(self) -> bool:
         """Whether standard folds and `fields` make an output of each event, so that no code needs the event."""
         return (
@@ -375,6 +382,19 @@ class ReadModel:
     def told(self, update: Update, timestamp_ms: int) -> Any:
         """Returns the event of an update as `fold` takes it; None for a tombstone. Called by the engine."""
         return event_of(self._records, update, timestamp_ms, self._for_fold)
+
+    def told_all(self, rows: pa.RecordBatch) -> list[Any]:
+        """As `told`, for each row of `timestamp` and the columns of updates."""
+        return events_of(self._records, rows, self._for_fold)
+
+    def told_all_to_emit(self, events: list[Any], rows: pa.RecordBatch) -> list[Any]:
+        """As `told_to_emit`. `events` are those of `told_all`."""
+        if not self._for_fold and not self._for_emit:
+            return events
+        made = events_of(self._records, rows, self._for_emit)
+        if self._for_emit:
+            return made
+        return [told if told.__class__ is Event else new for told, new in zip(events, made, strict=True)]
 
     def told_to_emit(self, event: Any, update: Update, timestamp_ms: int) -> Any:
         """As `told`, for `emit`. `event` is what `fold` took; None if it took none."""
@@ -436,17 +456,9 @@ class ReadModel:
         self._key(key)
 
     @property
-    def lasts(self) -> Callable[[Any, int], bool] | None:
-        """Says of a state that the model's own `fold` returns whether it lasts: see `lasting`. None if none does."""
-        return None if self.standard_folds else self._states.lasts
-
-    def lent(self, state: State) -> Any:
-        """Returns what the model's own code receives of a stored state, which it may change."""
-        return self._states.lent(state)
-
-    def recorded(self, state: Any) -> State:
-        """Returns the record of what the model's own `fold` returns. Raises PoisonRecordError if it is no state."""
-        return self._states.to_record(state)
+    def state_converter(self) -> StateConverter:
+        """Converts between the states of the model's own code and their records."""
+        return self._states
 
     def _with_instances(self, output: Emit) -> Emit:
         make = output.make
@@ -455,7 +467,7 @@ class ReadModel:
 
         def made(event: Event) -> Sent:
             read = readers.get(event.record)
-            return make(event if read is None else read(event))
+            return make(event if read is None else read.from_record(event))
 
         return replace(output, make=made)
 
@@ -485,7 +497,12 @@ class ReadModel:
         Args:
             codec: encodes the states.
         """
-        if self.key_type.is_number or len(self.standard_folds) != 1 or len(self.state_schema["fields"]) != 2:
+        # A UUID is checked when it gets its first state, by a pattern.
+        is_own = isinstance(self.key_type, RecordKey)
+        fits = (
+            self.key_type.key_format != "uuid" if isinstance(self.key_type, RecordKey) else not self.key_type.is_number
+        )
+        if not fits or len(self.standard_folds) != 1 or len(self.state_schema["fields"]) != (1 if is_own else 2):
             return None
         ((field, fold),) = self.standard_folds.items()
         return fold.acceleration(field, self.state_schema, codec)

@@ -6,6 +6,7 @@ state.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import functools
 import operator
@@ -76,6 +77,11 @@ class Upsert(StandardFold):
         super().__post_init__()
 
     @property
+    def placeholders(self) -> Sequence[bytes]:
+        """What stands in records for a value that was not sent: one of these."""
+        return ()
+
+    @property
     def row(self) -> tuple[str, ...]:
         """The fields of the record that may have the row, in their order; none: the record is the row."""
         return ()
@@ -84,6 +90,10 @@ class Upsert(StandardFold):
     def refusals(self) -> Sequence[Refusal]:
         """The events that are not rows; the first one that applies counts."""
         return ()
+
+    def whole(self, schema: Schema) -> Schema:
+        """Returns the record's schema with the fields that the fold reads and no class needs to have."""
+        return schema
 
     def of(self, schema: Schema) -> Upsert:
         """Returns the fold for a record as it is written. Raises ValueError if the record is none for it."""
@@ -137,6 +147,13 @@ class Debezium(Upsert):
         return f"Debezium(column={str(self.column)!r}, unavailable={self.unavailable!r})"
 
     @property
+    def placeholders(self) -> Sequence[bytes]:
+        code = self.unavailable.encode()
+        # Text; bytes in JSON; the numbers of an array in JSON, and in Avro, each as a zigzag number.
+        numbers = "[" + ",".join(map(str, code)) + "]"
+        return (code, base64.b64encode(code), numbers.encode(), b"".join(map(_zigzag, code)))
+
+    @property
     def row(self) -> tuple[str, ...]:
         return (_AFTER, _BEFORE) if self.is_envelope else ()
 
@@ -156,6 +173,14 @@ class Debezium(Upsert):
         if self.is_envelope:
             found.append(Refusal((op != "d") & col(_AFTER).is_null(), _FIELD_NULL, f"'{_AFTER}' is null"))
         return found
+
+    def whole(self, schema: Schema) -> Schema:
+        columns = fields_of(schema)
+        if _OP in columns and _AFTER in columns:
+            return schema
+        # Python gives such a field of a class another name, and without it a deletion would be a row.
+        told = [{"name": one, "type": ["null", "string"], "default": None} for one in _FLAT_DELETIONS]
+        return {**schema, "fields": [*schema["fields"], *(one for one in told if one["name"] not in columns)]}
 
     def of(self, schema: Schema) -> Upsert:
         columns = fields_of(schema)
@@ -247,6 +272,10 @@ class _Known(Combination):
                 continue
             found = mask if found is None else pc.or_kleene(found, mask)
         return None if found is None else pc.fill_null(found, False)
+
+
+def _zigzag(byte: int) -> bytes:
+    return bytes([2 * byte]) if byte < 64 else bytes([2 * byte & 0x7F | 0x80, byte >> 6])
 
 
 def _is(column: str, value: str) -> Condition:

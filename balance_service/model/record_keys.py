@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from balance_service.errors import InvalidInputError
 from balance_service.model.keys import MAX_KEY_BYTES, NUMERAL, ColumnKey, after, checked_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from uuid import UUID
 
 KeyFormat = Literal["string", "int", "long", "uuid", "bytes"]
@@ -36,17 +36,6 @@ MOST_BYTES = MAX_KEY_BYTES // 2
 """The length of a key of bytes: in hexadecimal digits, it is as long as a text may be."""
 OURS = b"\0"
 """How the keys of states begin that are numbers or bytes."""
-_WIDTHS: Mapping[KeyFormat, int] = {"int": 4, "long": 8}
-UUID_PATTERN = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_UUID = re.compile(UUID_PATTERN)
-_BYTES = re.compile("(?:[0-9a-f]{2})+")
-_FORMS: Mapping[KeyFormat, str] = {
-    "string": f"text of 1 to {MAX_KEY_BYTES} bytes of UTF-8 without control characters",
-    "int": "an int, which takes 4 bytes",
-    "long": "a long, which takes 8 bytes",
-    "uuid": "a UUID as text in lower case, such as Kafka's UUIDSerializer writes",
-    "bytes": f"1 to {MOST_BYTES} bytes",
-}
 
 
 class _RecordKey(str):
@@ -57,6 +46,108 @@ class _RecordKey(str):
 
 RECORD_KEY: Final = _RecordKey("key")
 """The key of Kafka's record as the key of the states; answers and clients call it `key`."""
+
+
+UUID_PATTERN = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_UUID = re.compile(UUID_PATTERN)
+_BYTES = re.compile("(?:[0-9a-f]{2})+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """What a `KeyFormat` is. The functions raise ValueError or InvalidInputError for what has another form.
+
+    `stored` takes a producer's bytes, and returns ours; `sent` is its inverse. `decode` takes ours, and returns the
+    value; `encode` is its inverse. `value` takes the text of a query. `said` and `asked` name a producer's key and that
+    text for people.
+    """
+
+    said: str
+    asked: str = ""
+    is_number: bool = False
+    stored: Callable[[bytes], bytes] = bytes
+    sent: Callable[[bytes], bytes] = bytes
+    decode: Callable[[bytes], str | int]
+    encode: Callable[[Any], bytes] = str.encode
+    value: Callable[[str], str | int]
+
+
+def _text(text: str) -> str:
+    return checked_key(text, RECORD_KEY)
+
+
+def _canonical(text: str) -> str:
+    return _matching(_UUID, text)
+
+
+def _matching(pattern: re.Pattern[str], text: str) -> str:
+    if not pattern.fullmatch(text):
+        raise ValueError(text)
+    return text
+
+
+def _number(said: str, width: int) -> _Form:
+    bits = 8 * width
+
+    def stored(sent: bytes) -> bytes:
+        if len(sent) != width:
+            raise ValueError(sent)
+        return OURS + _flipped(sent)
+
+    def value(text: str) -> int:
+        if not NUMERAL.fullmatch(text) or not -(1 << bits - 1) <= (number := int(text)) < 1 << bits - 1:
+            raise ValueError(text)
+        return number
+
+    return _Form(
+        said=f"{said}, which takes {width} bytes",
+        asked=f"a number of at most {bits} bits, such as 42",
+        is_number=True,
+        stored=stored,
+        sent=lambda key: _flipped(key[1:]),
+        decode=lambda key: int.from_bytes(_flipped(key[1:]), "big", signed=True),
+        encode=lambda number: OURS + _flipped(number.to_bytes(width, "big", signed=True)),
+        value=value,
+    )
+
+
+def _stored_bytes(sent: bytes) -> bytes:
+    if not 1 <= len(sent) <= MOST_BYTES:
+        raise ValueError(sent)
+    return OURS + sent
+
+
+def _hex(text: str) -> str:
+    if len(text) > 2 * MOST_BYTES:
+        raise ValueError(text)
+    return _matching(_BYTES, text.lower())
+
+
+_FORMS: Mapping[KeyFormat, _Form] = {
+    # Checked with the first state, as other keys are.
+    "string": _Form(
+        said=f"text of 1 to {MAX_KEY_BYTES} bytes of UTF-8 without control characters",
+        decode=lambda key: _text(key.decode()),
+        value=_text,
+    ),
+    "int": _number("an int", 4),
+    "long": _number("a long", 8),
+    "uuid": _Form(
+        said="a UUID as text in lower case, such as Kafka's UUIDSerializer writes",
+        asked="a UUID, such as 123e4567-e89b-12d3-a456-426614174000",
+        decode=lambda key: _canonical(key.decode()),
+        value=lambda text: _canonical(text.lower()),
+    ),
+    "bytes": _Form(
+        said=f"1 to {MOST_BYTES} bytes",
+        asked=f"1 to {MOST_BYTES} bytes in hexadecimal digits, such as 00ff",
+        stored=_stored_bytes,
+        sent=lambda key: key[1:],
+        decode=lambda key: key[1:].hex(),
+        encode=lambda digits: OURS + bytes.fromhex(digits),
+        value=_hex,
+    ),
+}
 
 
 def is_record_key(declared: object) -> bool:
@@ -74,7 +165,7 @@ class RecordKey(ColumnKey):
 
     @staticmethod
     def of_format(key_format: KeyFormat) -> RecordKey:
-        return RecordKey(str(RECORD_KEY), key_format in _WIDTHS, key_format)
+        return RecordKey(str(RECORD_KEY), _FORMS[key_format].is_number, key_format)
 
     @property
     def is_text(self) -> bool:
@@ -82,21 +173,13 @@ class RecordKey(ColumnKey):
 
     def stored(self, record_key: bytes) -> bytes:
         """Raises InvalidInputError: the record's key has another form."""
-        if (width := _WIDTHS.get(self.key_format)) is not None:
-            if len(record_key) != width:
-                raise InvalidInputError(self.problem)
-            return OURS + _flipped(record_key)
-        if self.key_format != "bytes":
-            # Checked with the first state, as other keys are.
-            return record_key
-        if not 1 <= len(record_key) <= MOST_BYTES:
-            raise InvalidInputError(self.problem)
-        return OURS + record_key
+        try:
+            return _FORMS[self.key_format].stored(record_key)
+        except ValueError:
+            raise InvalidInputError(self.problem) from None
 
     def sent(self, key: bytes) -> bytes:
-        if self.is_number:
-            return _flipped(key[1:])
-        return key[1:] if self.key_format == "bytes" else key
+        return _FORMS[self.key_format].sent(key)
 
     def record_key(self, value: str | int | UUID | bytes) -> bytes:
         """Returns the key that a producer writes for a value. Raises InvalidInputError if it is not valid."""
@@ -115,47 +198,27 @@ class RecordKey(ColumnKey):
     @property
     def problem(self) -> str:
         """What is wrong with a record's key that has another form, and what to do."""
-        said = f"the record's key is not {_FORMS[self.key_format]}: name the `key_format` of the topic's producers"
+        form = _FORMS[self.key_format].said
+        said = f"the record's key is not {form}: name the `key_format` of the topic's producers"
         if self.key_format != "long":
             return said
         return f'{said}; an output of this service has such keys with `Emit(…, key_format="long")`'
 
     def encode(self, value: str | int) -> bytes:
-        match value:
-            case int():
-                return OURS + _flipped(value.to_bytes(_WIDTHS[self.key_format], "big", signed=True))
-            case _ if self.key_format == "bytes":
-                return OURS + bytes.fromhex(value)
-        return value.encode()
+        return _FORMS[self.key_format].encode(value)
 
     def decode(self, key: bytes) -> str | int:
-        if self.is_number:
-            return int.from_bytes(_flipped(key[1:]), "big", signed=True)
-        if self.key_format == "bytes":
-            return key[1:].hex()
         try:
-            return checked_key(key.decode(), self.column) if self.key_format == "string" else _canonical(key.decode())
-        except (UnicodeDecodeError, InvalidInputError):
+            return _FORMS[self.key_format].decode(key)
+        except (ValueError, InvalidInputError):
             raise InvalidInputError(self.problem) from None
 
     def value(self, text: str) -> str | int:
-        match self.key_format:
-            case "string":
-                return checked_key(text, self.column)
-            case "uuid":
-                if _UUID.fullmatch(text.lower()):
-                    return text.lower()
-                raise InvalidInputError(f"{self.column} must be a UUID, such as 123e4567-e89b-12d3-a456-426614174000")
-            case "bytes":
-                if len(text) <= 2 * MOST_BYTES and _BYTES.fullmatch(text.lower()):
-                    return text.lower()
-                raise InvalidInputError(
-                    f"{self.column} must be 1 to {MOST_BYTES} bytes in hexadecimal digits, such as 00ff"
-                )
-        bits = 8 * _WIDTHS[self.key_format]
-        if not NUMERAL.fullmatch(text) or not -(1 << bits - 1) <= (number := int(text)) < 1 << bits - 1:
-            raise InvalidInputError(f"{self.column} must be a number of at most {bits} bits, such as 42")
-        return number
+        form = _FORMS[self.key_format]
+        try:
+            return form.value(text)
+        except ValueError:
+            raise InvalidInputError(f"{self.column} must be {form.asked}") from None
 
     def text(self, key: bytes) -> str:
         return str(self.decode(key))
@@ -196,9 +259,3 @@ def java_long(key: bytes) -> bytes:
 def _flipped(number: bytes) -> bytes:
     """Returns a number with its sign bit inverted."""
     return bytes([number[0] ^ 0x80]) + number[1:]
-
-
-def _canonical(text: str) -> str:
-    if not _UUID.fullmatch(text):
-        raise InvalidInputError(f"{text!r} is not a UUID")
-    return text

@@ -73,6 +73,8 @@ def sources_misfit(model: type) -> str:
             f"reads '{chosen.topic}' and '{unlike.topic}', whose records are told in different ways: the topic that "
             "both are re-keyed into has one `format` and one `type`"
         )
+    if chosen.format == "connect" and more:
+        return "reads several topics of Kafka Connect, whose records nothing tells: fold them by two models"
     if chosen.format == "json" and more and chosen.type is None:
         return "reads JSON of several topics: name the `type`, the field or the header that tells the records"
     re_keys = {stream.topic: _re_key(stream) for stream in sources}
@@ -145,6 +147,8 @@ def _format_misfit(source: Stream) -> str:
     for one in read:
         if one.format not in FORMAT_NAMES:
             return f"has '{one.topic}' with the format {one.format!r}: it must be one of {', '.join(FORMAT_NAMES)}"
+    if source.format == "connect" and len(source.records) > 1:
+        return f"reads {' and '.join(source.records)} of '{source.topic}': a topic of Kafka Connect has one record"
     if any(table.format == "cloudevents" for table in tables):
         return 'joins a table of CloudEvents: the rows of a table have one record, so write format="json"'
     if source.type is not None and source.format != "json":

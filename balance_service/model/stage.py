@@ -66,6 +66,8 @@ class Told(NamedTuple):
     header: str = ""
     data: str = ""
     """The field that holds the record, of a document without the header."""
+    schema: str = ""
+    """The only other field of a document that holds the record; one with other fields is the record."""
 
 
 OF_HEADER = "header:"
@@ -92,6 +94,8 @@ class Stage:
     """The function that the source's producers use to assign keys to partitions; re-keyed topics have murmur2."""
     tombstones: bool = False
     """Whether a record without a value deletes the state of its key."""
+    compacted: bool = False
+    """Whether the source may lack records that a later one of their key replaces, and tombstones after a time."""
     format: FormatName = "avro"
     """Of the source's records. Records that are passed on unchanged keep it."""
     type: str | None = None
@@ -147,6 +151,8 @@ class Stage:
         """What tells the records of a JSON topic."""
         if self.format == "cloudevents":
             return Told("type", "ce_type", "data")
+        if self.format == "connect":
+            return Told(data="payload", schema="schema")
         # No document has a field that is called as a header.
         header = (self.type or "").removeprefix(OF_HEADER)
         return Told(self.type or "", header if header != self.type else "")
@@ -301,6 +307,7 @@ def stages_of_stream(
         source=source.topic,
         partitioner=source.partitioner,
         tombstones=source.tombstones,
+        compacted=source.compacted,
         format=source.format,
         type=source.type,
         schemas=schemas,

@@ -147,6 +147,9 @@ class Stream:
     `format` is that of the values: Avro in the frame of a schema registry, or JSON, bare or in that frame, whose schema
     is the dataclass or a file. If a JSON topic has several records, `type` names the field that tells them, or the
     header, as `header:NAME`. A record is told by its name, or by the `__kind__` of its dataclass. Others are ignored.
+
+    With `compacted`, the topic may have `cleanup.policy=compact`: Kafka keeps the newest record of each key, which is
+    what `Upsert` and `Debezium` need, and no other fold.
     """
 
     topic: str
@@ -159,6 +162,7 @@ class Stream:
     key_format: KeyFormat | None
     format: FormatName
     type: str | None
+    compacted: bool
 
     def __init__(
         self,
@@ -170,6 +174,7 @@ class Stream:
         key_format: KeyFormat | None = None,
         format: FormatName = "avro",  # noqa: A002  (the word of every source and output)
         type: str | None = None,  # noqa: A002  (the word of CloudEvents and of most documents)
+        compacted: bool = False,
     ) -> None:
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "records", tuple(map(DeclaredRecord.named, records)))
@@ -179,6 +184,7 @@ class Stream:
         object.__setattr__(self, "key_format", key_format)
         object.__setattr__(self, "format", format)
         object.__setattr__(self, "type", type)
+        object.__setattr__(self, "compacted", compacted)
         object.__setattr__(self, "steps", ())
 
     def where(self, condition: Condition) -> Stream:
@@ -230,6 +236,7 @@ class Stream:
             key_format=self.key_format,
             format=self.format,
             type=self.type,
+            compacted=self.compacted,
         )
         object.__setattr__(longer, "steps", (*self.steps, step))
         return longer

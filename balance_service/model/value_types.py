@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from balance_service.errors import ConfigurationError, PoisonRecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 STATE, VIEW = "a state", "a view"
 """What the instances of a dataclass can be for."""
@@ -49,10 +49,25 @@ class JsonForm:
     """Another form of values in JSON documents than the default of their type."""
 
     name: str
+    of: type
+    """The type that it annotates."""
 
 
-EPOCH_MILLIS = JsonForm("epoch-millis")
+EPOCH_MILLIS = JsonForm("epoch-millis", datetime)
 """Annotates a datetime that JSON documents have as a number, the milliseconds since 1970."""
+EPOCH_MICROS = JsonForm("epoch-micros", datetime)
+"""Annotates a datetime that JSON documents have as a number, the microseconds since 1970."""
+EPOCH_DAYS = JsonForm("epoch-days", date)
+"""Annotates a date that JSON documents have as a number, the days since 1970."""
+BASE64 = JsonForm("base64", Decimal)
+"""Annotates a Decimal that JSON documents have as the base64 of its digits as one number, without its point.
+
+It is what Kafka Connect's JsonConverter writes: two's complement, the most significant byte first.
+"""
+DIGITS = JsonForm("digits", Decimal)
+"""Annotates a Decimal that JSON documents have as a string of digits, and never as a number."""
+NUMERIC = JsonForm("numeric", Decimal)
+"""Annotates a Decimal that JSON documents have as a number with all digits of its scale, as no double is written."""
 
 
 class NoDefaultError(Exception):
@@ -85,8 +100,10 @@ class ValueType:
     """
     beside_null: ValueType | None = None
     """The non-null type, if the value may be None."""
-    lasts: Callable[[Any, int], bool] | None = None
+    columns_of: Callable[[Sequence[Any]], Sequence[Sequence[Any]]] | None = None
     """Of a dataclass: see `lasting`."""
+    read_all: Callable[[Mapping[str, Sequence[Any]]], list[Any]] | None = None
+    """Of a dataclass: makes an instance of each row of columns of decoded values, as `read` does of a record."""
     has_defaults: bool = False
     """Whether the type is a record whose fields all have defaults in its schema."""
 

@@ -36,6 +36,18 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
 
 LACKS_VERSION = "BALANCE_MODELS has only"
+_PARTS: Mapping[str, str] = {
+    "events": "the schemas of its events",
+    "keepsOrder": "its `order`",
+    "last": "its source's topic, records, conditions or joins",
+    "made": "the schemas of its outputs",
+    "onFailure": "its `on_failure`",
+    "outputs": "its outputs",
+    "reads": "its source, its re-keys or its key",
+    "state": "the schema of its states",
+    "transform": "its `transform`",
+}
+"""What a part of a fingerprint is of, where its name does not say it."""
 OTHER_TRANSFORM = "has another `transform` or declaration"
 """In the sentences of `why_still`: an operator has to decide, and no waiting helps."""
 
@@ -99,13 +111,17 @@ class Versions:
         """Whether this instance has the class that folds a generation."""
         return self._version(name, generation) in self._models[name]
 
-    def has_changed(self, name: str, generation: int) -> bool:
-        """Whether the class that folds a generation here is declared in another way than when it was begun."""
+    def changes(self, name: str, generation: int) -> list[str]:
+        """Returns what differs, in words, between the class that folds a generation here and when it was begun."""
         if name not in self.with_states:
-            return False
+            return []
         declared = self._generations_of(name).declarations.get(generation)
         here = self._declarations.get((name, self._version(name, generation)))
-        return declared is not None and here is not None and declared.fingerprint != here.fingerprint
+        return [] if declared is None or here is None else differences(declared, here)
+
+    def has_changed(self, name: str, generation: int) -> bool:
+        """Whether the class that folds a generation here is declared in another way than when it was begun."""
+        return bool(self.changes(name, generation))
 
     def read_model(self, stage: Stage) -> ReadModel | None:
         """Returns what folds a stage; without its class, a model that only answers. None for a stage of retries."""
@@ -128,12 +144,14 @@ class Versions:
         if name not in self._newest or stage.passes_on:
             return ""
         if self.knows(name, generation):
-            if stage.transform is None or not self.has_changed(name, generation):
+            changes = [] if stage.transform is None else self.changes(name, generation)
+            if not changes:
                 return ""
             return (
                 f"version {self._version(name, generation)} of '{name}' {OTHER_TRANSFORM} here than the one that "
-                f"generation {generation} was begun with, so its answers stand still: give back what it had, give the "
-                "class the next `version`, or rebuild the model and switch"
+                f"generation {generation} was begun with, so its answers stand still. What differs: "
+                f"{'; '.join(changes)}. Give back what it had, give the class the next `version`, or rebuild the model "
+                "and switch"
             )
         known = " and ".join(map(str, sorted(self._models[name])))
         return (
@@ -160,7 +178,8 @@ class Versions:
 
     def _check_reads(self, name: str, declared: Declaration) -> None:
         ours = self.declaration(name)
-        if not fits(declared, ours):
+        passes_rows_on = any(stage.transform is not None for stage in self._newest[name].stages[:-1])
+        if not fits(declared, ours) or (passes_rows_on and _changed_settings(declared, ours)):
             is_rekeyed = self._newest[name].stages[-1].reads_rekeyed
             or_else = "; or stop all instances and run `balance-service rebuild --offline`, which folds new ones"
             raise ConfigurationError(
@@ -184,6 +203,8 @@ def _check_state(model: ReadModel, declared: Declaration, generation: int) -> No
 def declaration_of(model: ReadModel) -> Declaration:
     """Returns what identifies the declaration of a read model that keeps states."""
     *earlier, last = model.stages
+    is_transformed = any(stage.transform is not None for stage in model.stages)
+    described = dict(_described(last))
     reads = {
         "earlier": [] if has_several(model) else [*map(_described, earlier)],
         "topic": last.source,
@@ -193,7 +214,8 @@ def declaration_of(model: ReadModel) -> Declaration:
     state = contracted(model.state_schema)
     folded = {
         "reads": every if has_several(model) else reads,
-        "last": _described(last),
+        "transform": described.pop("transform", None),
+        "last": described,
         "partitioner": last.partitioner,
         "events": {name: contracted(schema) for name, schema in last.wanted_schemas.items()},
         "folds": {name: repr(fold) for name, fold in model.standard_folds.items()},
@@ -210,7 +232,39 @@ def declaration_of(model: ReadModel) -> Declaration:
         # Without it, the fingerprints of models that do not name it would change.
         **({} if model.on_failure is HALT else {"onFailure": model.on_failure.value}),
     }
-    return Declaration(model.version, _digest(folded), " ".join(every), json.dumps(state), model.computes_answers)
+    fingerprint = " ".join(f"{part}:{_digest({part: of})[:16]}" for part, of in sorted(folded.items()))
+    return Declaration(
+        model.version,
+        fingerprint,
+        " ".join(every),
+        json.dumps(state),
+        model.computes_answers,
+        settings=VALUE_SETTINGS if is_transformed else {},
+    )
+
+
+def differences(declared: Declaration, ours: Declaration) -> list[str]:
+    """Returns what differs between two declarations, in words.
+
+    A setting of Spark that only one of them has is no difference: a release adds those that have Spark's default, which
+    the other one had too.
+    """
+    before, now = _parts(declared), _parts(ours)
+    changed = sorted(part for part in before.keys() | now.keys() if before.get(part) != now.get(part))
+    return [_PARTS.get(part, part) for part in changed] + _changed_settings(declared, ours)
+
+
+def _parts(declared: Declaration) -> dict[str, str]:
+    return {part.partition(":")[0]: part for part in declared.fingerprint.split()}
+
+
+def _changed_settings(declared: Declaration, ours: Declaration) -> list[str]:
+    known = sorted(declared.settings.keys() & ours.settings.keys())
+    return [
+        f"Spark's {name}, which was {declared.settings[name]} and is {ours.settings[name]}"
+        for name in known
+        if declared.settings[name] != ours.settings[name]
+    ]
 
 
 def _chains(earlier: Iterable[Stage]) -> list[str]:
@@ -267,7 +321,8 @@ def _described(stage: Stage) -> Mapping[str, Any]:
         "by": stage.by if stage.by is None or len(stage.by) > 1 else stage.by[0],
         "makes": stage.makes,
         **({} if stage.format == "avro" else {"format": stage.format, "type": stage.type}),
-        **({} if stage.transform is None else {"transform": [stage.transform.fingerprint, VALUE_SETTINGS]}),
+        **({"compacted": True} if stage.compacted else {}),
+        **({} if stage.transform is None else {"transform": stage.transform.fingerprint}),
     }
 
 

@@ -65,7 +65,10 @@ VALUE_SETTINGS: Mapping[str, str] = {
     "spark.sql.variant.allowDuplicateKeys": "false",
     "spark.sql.legacy.json.allowEmptyString.enabled": "false",
 }
-"""Each setting of Spark SQL that can change a value. A part of the fingerprint of what Spark computes for a model."""
+"""Each setting of Spark SQL that can change a value. Generations of a model with a `transform` keep a record of them.
+
+One that a later release adds must have the value that Spark had by default.
+"""
 OWN_SETTINGS: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",

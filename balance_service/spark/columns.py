@@ -15,6 +15,7 @@ from balance_service.avro.named_types import contracted
 from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.model.conditions import COMPARISONS, IN, IS_NULL, LOWER, UPPER, Compound, Not
+from balance_service.model.declaration import TAKEN
 from balance_service.model.keys import END_OF_TEXT, ESCAPED_NUL, MAX_KEY_BYTES, SIGN_BIT, cause_of
 from balance_service.model.record_folds import IGNORED
 from balance_service.model.record_keys import MOST_BYTES, OURS
@@ -61,6 +62,16 @@ def update_columns(read_model: ReadModel | None, stage: Stage) -> dict[str, Colu
     if read_model.outputs or not read_model.standard_folds:
         columns |= time
     return columns if read_model.has_states() else columns | unchanged
+
+
+def named_event(record: str) -> str:
+    """Returns the name of the column with the struct of a record: its own, unless it is one of Kafka's, as `value`."""
+    return f"#event {record}" if record.lower() in TAKEN else record
+
+
+def event_column(record: str, path: str = "") -> Column:
+    """Returns the struct of a record, or one of its columns by path."""
+    return F.col(f"`{named_event(record)}`" + (f".{path}" if path else ""))
 
 
 def stored_key(stage: Stage, record_key: Column, sent_by: Column, key_format: Column) -> Column:
@@ -148,7 +159,7 @@ def refusals_column(stage: Stage) -> Column:
 
 def _is_refused(stage: Stage, refusal: Refusal) -> Column:
     # Without a record, whose columns are null: a tombstone, or one of another type.
-    has_record = any_of(F.col(record).isNotNull() for record in stage.records)
+    has_record = any_of(event_column(record).isNotNull() for record in stage.records)
     return has_record & holds_in(stage.wanted_schemas, refusal.condition)
 
 
@@ -208,7 +219,7 @@ def _used_columns(read_model: ReadModel, stage: Stage) -> set[tuple[str, str]]:
 def _rows(stage: Stage, by: Sequence[str], transform: Transform) -> dict[str, Column]:
     """Returns the rows of an event that are passed on, and their keys, in lists."""
     key = partial(_passed_key, stage, by)
-    keys = F.transform(ROW, lambda row: key(row)) if transform.analysed.multiplies else F.array(key())
+    keys = F.transform(event_column(ROW), lambda row: key(row)) if transform.analysed.multiplies else F.array(key())
     return {KEYS: keys, FRAMES: F.col(f"`{FRAMES}`")}
 
 
@@ -220,7 +231,7 @@ def _rows_misfit(stage: Stage, by: Sequence[str], transform: Transform) -> Colum
 
     if not transform.analysed.multiplies:
         return misfit(None)
-    return F.get(F.filter(F.transform(ROW, misfit), F.isnotnull), F.lit(0))
+    return F.get(F.filter(F.transform(event_column(ROW), misfit), F.isnotnull), F.lit(0))
 
 
 def _pass_misfit(stage: Stage, by: Sequence[str], row: Column | None = None) -> Column:
@@ -276,7 +287,7 @@ def _of_all_records(stage: Stage, name: str, row: Column | None = None) -> Colum
     """Returns a column that all records have, from the record that the row has."""
     if row is not None:
         return row.getField(name)
-    columns = [F.col(f"{record}.{part}{name}") for record in stage.events for part in _paths(stage)]
+    columns = [event_column(record, f"{part}{name}") for record in stage.events for part in _paths(stage)]
     return columns[0] if len(columns) == 1 else F.coalesce(*columns)
 
 
@@ -286,32 +297,32 @@ def _paths(stage: Stage) -> Sequence[str]:
 
 def _update(fold: StandardFold, form: Form, stage: Stage) -> Column:
     """Returns what an event adds to a field; null if it adds nothing."""
-    added = _made(form, fold.record)
+    added, column = _made(form, fold.record), event_column(fold.record, fold.field)
     if fold.where is None:
-        return F.when(F.col(fold.column).isNotNull(), added) if isinstance(form, list | dict) else added
+        return F.when(column.isNotNull(), added) if isinstance(form, list | dict) else added
     schemas = [schema for schema in stage.events.values() if schema["name"] == fold.record]
-    return F.when(F.col(fold.column).isNotNull() & _is_true(fold.where, schemas), added)
+    return F.when(column.isNotNull() & _is_true(fold.where, schemas), added)
 
 
 def _made(form: Form, record: str) -> Column:
     match form:
         case str():
-            return F.col(f"{record}.{form}")
+            return event_column(record, form)
         case list():
             return F.array(_made(form[0], record))
         case dict():
             return F.struct(*(_made(part, record).alias(name) for name, part in form.items()))
     # Nullable, as all columns: Arrow cannot read a member that is not, in a struct that is null.
-    return F.when(F.col(record).isNotNull(), F.lit(form).cast("bigint"))
+    return F.when(event_column(record).isNotNull(), F.lit(form).cast("bigint"))
 
 
 def _struct(record: str, fields: Iterable[str]) -> Column:
-    return F.struct(*(F.col(f"{record}.{field}").alias(field) for field in fields))
+    return F.struct(*(event_column(record, field).alias(field) for field in fields))
 
 
 def _events(stage: Stage) -> dict[str, Column]:
     return {
-        schema["name"]: F.when(F.col(schema["name"]).isNotNull(), _struct(schema["name"], fields_of(schema)))
+        schema["name"]: F.when(event_column(schema["name"]).isNotNull(), _struct(schema["name"], fields_of(schema)))
         for schema in stage.events.values()
     }
 
@@ -337,7 +348,7 @@ def column_of(condition: Condition, schemas: Sequence[Schema]) -> Column:
 
 
 def _of_record(predicate: Predicate, schema: Schema) -> Column:
-    kind, column = predicate.field.type_in(schema), F.col(f"{schema['name']}.{predicate.field.path}")
+    kind, column = predicate.field.type_in(schema), event_column(schema["name"], predicate.field.path)
     if predicate.sign == IS_NULL:
         return column.isNull()
     if predicate.field.is_lowered:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,8 @@ NOTE = "note"
 UNRESOLVED = "unresolved"
 """The cause of a record whose schema is not known yet."""
 
-# Combining in Arrow costs as much as this number of single events.
-_FEW_ROWS = 32
+# Combining in Arrow costs as much as some 90 single events.
+_FEW_ROWS = 80
 # A batch may hold a million events, and every link is sent with the span.
 _MOST_LINKS = 32
 _DECIMAL_DIGITS = 38
@@ -95,13 +96,16 @@ class PartitionRows:
         self._end = end_of(rows)
         notes = rows[NOTE]
         self.updates: pa.Table = rows.drop_columns([NOTE])
-        noted = rows.filter(pc.is_valid(notes)) if notes.null_count < len(notes) else rows.slice(0, 0)
+        self.notes = _no_notes(notes.type)
+        if notes.null_count == len(notes):
+            # Each step in Arrow costs as much as an event, and under load a commit has some dozens.
+            return
+        noted = rows.filter(pc.is_valid(notes))
         fields = pc.list_flatten(noted[NOTE]).combine_chunks()
-        names = [field.name for field in rows.schema.field(NOTE).type.value_type]
+        names = self.notes.column_names[1:]
         self.notes = pa.table({"offset": noted["offset"], **dict(zip(names, fields.flatten(), strict=True))})
-        if noted.num_rows:
-            others = self.notes["offset"].filter(pc.is_valid(self.notes["cause"]))
-            self.updates = self.updates.filter(pc.invert(pc.is_in(rows["offset"], others.combine_chunks())))
+        others = self.notes["offset"].filter(pc.is_valid(self.notes["cause"]))
+        self.updates = self.updates.filter(pc.invert(pc.is_in(rows["offset"], others.combine_chunks())))
 
     def updates_of(self, keys: Sequence[bytes]) -> pa.Table:
         return self.updates.filter(pc.is_in(self.updates["key"], pa.array(keys, self.updates.schema.field("key").type)))
@@ -113,6 +117,8 @@ class PartitionRows:
             `offset`, `timestamp`, `key`, `value`, `headers`; and `schema_id`, null if a header names the schema.
             Without records, columns may be missing.
         """
+        if not self.notes.num_rows:
+            return self.notes
         found = self.notes.filter(pc.equal(self.notes["cause"], UNRESOLVED))
         if not found.num_rows:
             return found
@@ -139,7 +145,7 @@ class PartitionRows:
         Args:
             records: the records of all rows by offset; without them, only updates with an idempotency key have theirs.
         """
-        once = self.notes.filter(pc.is_valid(self.notes["idempotency_key"])).to_pylist()
+        once = self.notes.filter(pc.is_valid(self.notes["idempotency_key"])).to_pylist() if self.notes.num_rows else []
         kept = {row["offset"]: _record(row, "") for row in once} if records is None else records
         idempotency_keys = {row["offset"]: row["idempotency_key"] for row in once}
         updates = updates.sort_by("offset")
@@ -170,7 +176,7 @@ class PartitionRows:
         Args:
             few_rows: up to this number of events, they are single events.
         """
-        if not read_model.emits_steps:
+        if not read_model.folds_rows:
             return self.combined(read_model.combine, few_rows=few_rows)
         rows = self.updates
         if rows.num_rows <= few_rows:
@@ -186,6 +192,8 @@ class PartitionRows:
         return self._with_notes(self.updates.combine_chunks() if self.updates.num_rows else None, ())
 
     def _with_notes(self, updates: pa.Table | None, events: Sequence[KeyedUpdate]) -> PartitionUpdates:
+        if not self.notes.num_rows:
+            return PartitionUpdates(self._end, updates, events, self.updates.num_rows)
         is_ignored = pc.equal(self.notes["cause"], IGNORED)
         ignored = pc.value_counts(pc.fill_null(self.notes["record"].filter(is_ignored), ""))
         letters = self.notes.filter(pc.and_kleene(pc.is_valid(self.notes["cause"]), pc.invert(is_ignored)))
@@ -213,11 +221,20 @@ class PartitionRows:
 
     def _keys_of_once(self) -> list[pa.Array]:
         """Returns keys with an event that counts only if it is the first with its idempotency key."""
+        if not self.notes.num_rows:
+            return []
         once = self.notes["offset"].filter(pc.is_valid(self.notes["idempotency_key"])).combine_chunks()
         if not len(once):
             return []
         chunks: list[pa.Array] = self.updates["key"].filter(pc.is_in(self.updates["offset"], once)).chunks
         return chunks
+
+
+@lru_cache
+def _no_notes(kind: pa.DataType) -> pa.Table:
+    """Returns the columns of notes, without a row."""
+    fields = [("offset", pa.int64()), *((field.name, field.type) for field in kind.value_type)]
+    return pa.schema(fields).empty_table()
 
 
 def _sums(rows: pa.Table, combine: Mapping[str, Combination]) -> list[pa.ChunkedArray]:

@@ -29,8 +29,10 @@ from balance_service.spark.columns import (
     any_of,
     cause_column,
     detail_column,
+    event_column,
     ignored_column,
     key_column,
+    named_event,
     read_schemas,
     refusals_column,
     reserved_cause,
@@ -198,22 +200,22 @@ class Decoder:
         columns = {name: [column] for name, column in _OF_RECORD.items()}
         if len(self._stage.records) == 1:
             (record,) = self._stage.records
-            columns |= {name: [record, name] for name in transform.used}
+            columns |= {name: [named_event(record), name] for name in transform.used}
         else:
-            columns |= {record: [record] for record in self._stage.records}
+            columns |= {record: [named_event(record)] for record in self._stage.records}
         made = transform.analysed.apply(framed, transform.names, columns, self._stage.source, _CAUSE)
         has_row = made.row.isNotNull()
         if transform.analysed.multiplies:
             has_row = F.coalesce(F.size(made.row) > 0, F.lit(False))
         cause = F.when(made.failure.startswith(_TOO_LARGE), TRANSFORM_TOO_LARGE)
         cause = cause.when(made.failure.isNotNull(), TRANSFORM_FAILED).when(~has_row, IGNORED)
-        judged = {_CAUSE: F.coalesce(_CAUSE, cause), _FAILURE: made.failure, ROW: made.row}
+        judged = {_CAUSE: F.coalesce(_CAUSE, cause), _FAILURE: made.failure, named_event(ROW): made.row}
         rows: DataFrame = made.records.withColumns(judged)
         if self._writing is None:
             return rows
         if not transform.analysed.multiplies:
-            return rows.withColumn(FRAMES, F.array(ClassicColumn(self._writing.of(F.col(ROW)._jc))))
-        rows = rows.withColumn(FRAMES, ClassicColumn(self._writing.ofAll(F.col(ROW)._jc)))
+            return rows.withColumn(FRAMES, F.array(ClassicColumn(self._writing.of(event_column(ROW)._jc))))
+        rows = rows.withColumn(FRAMES, ClassicColumn(self._writing.ofAll(event_column(ROW)._jc)))
         is_too_large = F.col(f"`{FRAMES}`").isNull()
         return rows.withColumn(_CAUSE, F.coalesce(_CAUSE, F.when(is_too_large, TRANSFORM_TOO_LARGE)))
 
@@ -267,7 +269,7 @@ class Decoder:
         if names_schema is not None:
             cause, schema_id = cause.when(names_schema, UNRESOLVED), F.when(~names_schema, schema_id)
         cause = cause.when(lacks_value, "value-null").otherwise(F.col(f"`{_FRAME}`.cause"))
-        events = {name: F.col(f"`{_FRAME}`.`{name}`") for name in self._stage.records}
+        events = {named_event(name): F.col(f"`{_FRAME}`.`{name}`") for name in self._stage.records}
         return read.withColumns({_CAUSE: cause, _SCHEMA_ID: schema_id, **events})
 
 

@@ -41,10 +41,12 @@ _FAR_ROWS = 10_000
 _FAR_PAUSE_SECONDS = 0.5
 # Bounds how long pulled events stay invisible.
 _GATHER_SECONDS = 10.0
-# The least number of events that are combined in one step. Events that are not combined are Python objects, which take
-# many times as much memory; so many are committed at a time.
+# The least number of events that are combined in one step. Of events that are not combined, so many are committed at a
+# time: outputs are Python objects, which take many times as much memory as columns. A fold of one's own without outputs
+# leaves states only, and most of what a batch costs is for each key.
 _PART_ROWS = 65_536
 _PART_ROWS_SINGLY = 8_192
+_PART_ROWS_FOLDED = 32_768
 _PART_BYTES = 8 << 20
 # A transaction must end before its timeout, and the records that it writes are in memory more than once.
 _MOST_KEYS = 1_000_000
@@ -59,6 +61,8 @@ class Gathering:
 
     most_rows: int
     combine: Mapping[str, Combination] | None
+    leaves_states: bool = False
+    """Whether events are folded by the read model's own code, and make no outputs."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _part_by_part: bool = field(init=False, default=False)
@@ -124,7 +128,8 @@ class Gathering:
 
     def _is_part(self, batches: Sequence[pa.RecordBatch], gathered: Sequence[PartitionUpdates]) -> bool:
         rows, size = (sum(counts) for counts in zip(*((b.num_rows, b.nbytes) for b in batches), strict=True))
-        least_rows = part_size(_PART_ROWS_SINGLY if self.combine is None else _PART_ROWS)
+        singly = _PART_ROWS_FOLDED if self.leaves_states else _PART_ROWS_SINGLY
+        least_rows = part_size(singly if self.combine is None else _PART_ROWS)
         least_bytes = _PART_BYTES
         if gathered and (before := gathered[-1].combined) is not None:
             # A part is as large as the one it is merged with: smaller ones would sort all keys again for few events.

@@ -12,7 +12,7 @@ from balance_service.avro.named_types import contracted, expanded
 from balance_service.avro.schemas import fields_of, without_null
 from balance_service.model.conditions import Field
 from balance_service.model.made_records import MISFIT, UNFIT, columns_of, output_column
-from balance_service.spark.columns import holds_in
+from balance_service.spark.columns import event_column, holds_in
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -83,7 +83,7 @@ class MadeRecords:
             writing = self._writing(
                 _text(self._made[str(emit.record)]), _WITHOUT_HEADER, self._writing.typeOf(_text(items))
             )
-            array = F.col(f"{record}.{emit.of}")
+            array = event_column(record, str(emit.of))
             made.append(F.when(array.isNotNull(), ClassicColumn(writing.allTried(array._jc))))
         return made[0] if len(made) == 1 else F.coalesce(*made)
 
@@ -91,9 +91,9 @@ class MadeRecords:
         record = given["name"]
         columns = [{"name": field, "type": Field(path).type_in(given)} for field, path in part.paths.items()]
         typed = self._writing.typeOf(_text({"type": "record", "name": "Taken", "fields": columns}))
-        taken = F.struct(*(F.col(f"{record}.{path}").alias(field) for field, path in part.paths.items()))
+        taken = F.struct(*(event_column(record, path).alias(field) for field, path in part.paths.items()))
         tried = self._writing(_text(part.schema), _WITHOUT_HEADER, typed).tried(taken._jc)
-        return F.when(F.col(record).isNotNull(), ClassicColumn(tried))
+        return F.when(event_column(record).isNotNull(), ClassicColumn(tried))
 
 
 def _text(schema: Schema) -> str:

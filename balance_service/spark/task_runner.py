@@ -237,6 +237,7 @@ class TaskRunner:
                     gathering.committed(began)
                 elif began - looked_at > _LOOK_EVERY_SECONDS:
                     passed = self._pass_over(start, frozenset(left_out), task, interrupted)
+                    task.note_seen()
                     looked_at = time.monotonic()
                     start, is_unread = start if passed is None else passed, passed is None
                 if gathered or not is_unread or bounded.rest is not None:
@@ -326,7 +327,9 @@ class TaskRunner:
 
     def _gathering(self, partition: int) -> Gathering:
         if partition not in self._gatherings:
-            self._gatherings[partition] = Gathering(self._settings.max_records_per_batch, self._combine)
+            leaves_states = self._folding is not None and not self._folding.outputs
+            most_rows = self._settings.max_records_per_batch
+            self._gatherings[partition] = Gathering(most_rows, self._combine, leaves_states)
         return self._gatherings[partition]
 
     def _try_again(self, task: Task, interrupted: threading.Event) -> float:

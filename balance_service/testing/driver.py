@@ -113,6 +113,7 @@ class DrivenTask:
         stands_at = Position(0, 1, "source", source=f"{stage.source}:0")
         write_position(stands_at, self.processor.position_codec, self.store, self.writer)
         self.events: list[InputEvent] = []
+        self._removed: set[int] = set()
         self._passed_on = 0
         self.last: TaskBatch | None = None
 
@@ -154,10 +155,11 @@ class DrivenTask:
         due = self.processor.letters.due(self.store)
         if not due.again and not due.forgotten:
             return None
-        events = {letter.offset: self.events[letter.offset] for letter in due.again}
+        again = [letter.offset for letter in due.again]
+        events = {at: self.events[at] for at in again if at not in self._removed}
         rows = PartitionRows(rows_of(self._read_model, self.stage, events, self._registry)) if events else None
         letters = {at: letter_of(self._read_model, self.stage, given, at) for at, given in events.items()}
-        return redriven(rows, [*events], letters, len(self.events), due, has_states=self._has_states)
+        return redriven(rows, again, letters, len(self.events), due, has_states=self._has_states)
 
     def decide(self, offsets: Sequence[int], status: Status) -> None:
         letters = self.processor.letters
@@ -180,8 +182,14 @@ class DrivenTask:
         stands_at = replace(before, offset=0, keys=0, emitted_up_to=sent_before, stream_time_ms=-1)
         write_position(stands_at, self.processor.position_codec, self.store, self.writer, carried)
         left_out = frozenset(self.processor.letters.left_out_from(self.store, 0))
-        events = {at: given for at, given in enumerate(self.events) if at not in left_out}
+        events = {at: given for at, given in enumerate(self.events) if at not in left_out | self._removed}
         self.deliver(replace(self.batch(0, len(self.events), events), left_out=left_out))
+
+    def compact(self) -> None:
+        """Removes from the source what compaction may: records with a later one of their key, and tombstones."""
+        last = {key_of(self._read_model, self.stage, given): at for at, given in enumerate(self.events)}
+        kept = {at for at in last.values() if self.events[at].body is not None}
+        self._removed = {*range(len(self.events))} - kept
 
     def mend(self, cause: str) -> None:
         self.events = [replace(given, unreadable=None) if given.unreadable == cause else given for given in self.events]
@@ -385,6 +393,19 @@ class Driver:
         """
         for stage in self.stages:
             stage.restart()
+        return self
+
+    def compact(self) -> Self:
+        """Compacts a source with `compacted=True`: each key keeps its newest record, unless that is a tombstone.
+
+        The states stay as they are. `rebuild` then folds what is left.
+
+        Raises:
+            ValueError: the source is not compacted.
+        """
+        if not self.last_stage.stage.compacted:
+            raise ValueError(f"the source of {self._read_model.name} is not `Stream(…, compacted=True)`")
+        self.last_stage.compact()
         return self
 
     def rebuild(self) -> Self:

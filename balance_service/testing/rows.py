@@ -102,6 +102,8 @@ class InputEvent:
     file: str = field(default="", repr=False, compare=False)
     topic: str | None = None
     """The source that the event comes from; None for the first one that has its record."""
+    kind: str = ""
+    """The header that names the record of an event of bytes; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def encoded(given: InputEvent, stage: Stage) -> InputEvent:
         raise ValueError(f"{given.record} is not a record of {stage.owner}'s source")
     body = body_of(given.fields, stage.schemas[given.record])
     if stage.format != "avro":
-        codec = JsonCodec(stage.schemas[given.record], stage.told.field or None)
+        codec = JsonCodec(stage.schemas[given.record], stage.told.field or None, is_connect=stage.format == "connect")
         try:
             body = codec.frame(body)
         except PoisonRecordError as error:
@@ -140,9 +142,9 @@ def encoded(given: InputEvent, stage: Stage) -> InputEvent:
 def _read(given: InputEvent, stage: Stage) -> InputEvent:
     """Reads an event of bytes. One that is no record of the stage has the cause for which the service refuses it."""
     told = stage.told
-    records = JsonRecords([*stage.schemas.values()], told.field, told.data)
+    records = JsonRecords([*stage.wanted_schemas.values()], told.field, told.data, told.schema)
     try:
-        record, values = records.read(given.body or b"")
+        record, values = records.read(given.body or b"", given.kind)
     except PoisonRecordError as error:
         return replace(given, unreadable=error.cause, detail=error.detail)
     return replace(given, record=record, fields=values, values=values)

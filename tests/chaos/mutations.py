@@ -76,6 +76,7 @@ MUTATIONS = (
         "balance_service/spark/task_runner.py",
         "                elif began - looked_at > _LOOK_EVERY_SECONDS:\n"
         "                    passed = self._pass_over(start, frozenset(left_out), task, interrupted)\n"
+        "                    task.note_seen()\n"
         "                    looked_at = time.monotonic()\n"
         "                    start, is_unread = start if passed is None else passed, passed is None\n",
         "                elif (ends := self._topics.offsets(self._source, [partition], committed=True)) and (\n"
@@ -425,10 +426,10 @@ MUTATIONS = (
     Mutation(
         "an event at which an expression fails takes the next one along",
         "balance_service/spark/combine.py",
-        '            others = self.notes["offset"].filter(pc.is_valid(self.notes["cause"]))\n',
-        '            others = self.notes["offset"].filter(pc.is_valid(self.notes["cause"]))\n'
-        '            failed = self.notes["offset"].filter(pc.equal(self.notes["cause"], "transform-failed"))\n'
-        "            others = pa.chunked_array([*others.chunks, *pc.add(failed, 1).chunks], pa.int64())\n",
+        '        others = self.notes["offset"].filter(pc.is_valid(self.notes["cause"]))\n',
+        '        others = self.notes["offset"].filter(pc.is_valid(self.notes["cause"]))\n'
+        '        failed = self.notes["offset"].filter(pc.equal(self.notes["cause"], "transform-failed"))\n'
+        "        others = pa.chunked_array([*others.chunks, *pc.add(failed, 1).chunks], pa.int64())\n",
         QUIET,
         ("lost",),
         SYSTEMS,

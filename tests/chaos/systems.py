@@ -10,6 +10,8 @@ from collections import defaultdict
 from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from confluent_kafka import Producer
+
 from balance_service.devtools.local.processes import READY_TIMEOUT_SECONDS
 from balance_service.kafka.partitioner import partition_of
 from tests.chaos.audit import Decoder
@@ -29,7 +31,15 @@ TRANSFORMED = "item-sales"
 """The name of `item_sales.ItemSales`."""
 PARTITIONS = 2
 TOPICS = ("pos", "players", "products", "score-events")
-_CARDS, _GAMES, _PLAYERS = 12, (2, 10, 300), 20
+KEPT = "kept-rows"
+"""The name of `kept_rows.KeptRows`, and its topic."""
+COMPACTED = {
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "0.0",
+    "max.compaction.lag.ms": "1000",
+    "segment.ms": "1000",
+}
+_CARDS, _GAMES, _PLAYERS, _KEPT = 12, (2, 10, 300), 20, 10
 # Players without a row, so that their scores join nothing; one per partition, so that each has dead letters to retry.
 _STRANGERS = tuple(
     next(player for player in itertools.count(90_000) if partition_of(str(player).encode(), PARTITIONS) == partition)
@@ -57,6 +67,17 @@ class SystemWorkload:
             Rows(stack, topic, schema)
             for topic, schema in zip(TOPICS, ("PosInvoice", "Player", "Product", "ScoreEvent"), strict=True)
         )
+        # Records of a key stay in their order, also after a broker was restarted.
+        self._rows = Producer(
+            {
+                "bootstrap.servers": stack.bootstrap_servers,
+                "partitioner": "murmur2_random",
+                "enable.idempotence": True,
+                "message.timeout.ms": int(1000 * _FLUSH_SECONDS),
+            }
+        )
+        self.kept: dict[str, str | None] = {}
+        """The newest row of each key that can be applied, as an answer has it; None for a deleted one."""
         self._now_ms = int(time.time() * 1000)
         self.sent = 0
         self._stopping = threading.Event()
@@ -115,6 +136,7 @@ class SystemWorkload:
         elif chance < 0.25:
             self._pos.put_raw("store-1", b"no frame", timestamp=self._tick())
             self._scores.put_raw(None, b"no frame", timestamp=self._tick())
+        self._keep()
         for _ in range(_A_STEP):
             self._sell()
             self._score()
@@ -141,6 +163,16 @@ class SystemWorkload:
         scored = {"score": float(self.sent), "product_id": chooser.choice(_GAMES), "player_id": player}
         self._scores.put(None, scored, timestamp=self._tick())
 
+    def _keep(self) -> None:
+        key, chance = f"row-{self._chooser.randrange(_KEPT)}", self._chooser.random()
+        row = f'{{"name":"row {self.sent}","number":{self.sent}}}'
+        if chance < 0.05:
+            # The row before it stays, until the next one supersedes this.
+            self._rows.produce(KEPT, b"no JSON", key)
+            return
+        self.kept[key] = None if chance < 0.25 else row
+        self._rows.produce(KEPT, None if chance < 0.25 else row.encode(), key)
+
     def _rename(self, player: int) -> None:
         row: dict[str, Any] = {"id": player, "name": f"player {player} since {self._now_ms}"}
         self._players.put(str(player), row, timestamp=self._tick())
@@ -152,6 +184,7 @@ class SystemWorkload:
     def _flush(self) -> None:
         for rows in (self._pos, self._players, self._products, self._scores):
             rows.flush(_FLUSH_SECONDS)
+        assert self._rows.flush(_FLUSH_SECONDS) == 0
 
 
 _SHARE = Decimal("0.02")

@@ -27,8 +27,9 @@ from tests.chaos.cluster import Member, stage_in, stage_of, tasks_of, urls_of
 from tests.chaos.plan import Offers, plan_from_environment
 from tests.chaos.rebuilder import Rebuilder, check_nothing_left, history_of
 from tests.chaos.report import Journal, unstolen_time
-from tests.chaos.systems import MODELS, PARTITIONS, TRANSFORMED, Hops, SystemWorkload
+from tests.chaos.systems import COMPACTED, KEPT, MODELS, PARTITIONS, TRANSFORMED, Hops, SystemWorkload
 from tests.support.commands import run
+from tests.support.kafka import create_topic
 from tests.support.service import SESSION_TIMEOUT_SECONDS, on
 from tests.support.waiting import eventually
 
@@ -42,6 +43,7 @@ _SOURCES = {
     "purchases": "pos",
     "leaderboard-by-player_id": "score-events",
     "item-sales-by-storeId-item": "pos",
+    KEPT: KEPT,
 }
 _INNER = {
     "rewards": "rewards-by-customerCardNo",
@@ -90,7 +92,9 @@ class _Systems:
             self._stack,
             {
                 "BALANCE_APPLICATION_ID": self._application_id,
-                "BALANCE_MODELS": ",".join((*MODELS, "tests.chaos.item_sales:ItemSales")),
+                "BALANCE_MODELS": ",".join(
+                    (*MODELS, "tests.chaos.item_sales:ItemSales", "tests.chaos.kept_rows:KeptRows")
+                ),
                 "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
                 "BALANCE_PARTITIONS": str(PARTITIONS),
                 # Scores of players without a row are retried continuously.
@@ -108,6 +112,7 @@ class _Systems:
             )
             for number in range(3 if _MINUTES else 2)
         ]
+        create_topic(self._stack, KEPT, COMPACTED, PARTITIONS)
         # Spark analyses a transform.
         created = run(self._settings, "topics", "create", seconds=180)
         assert created.code == 0, created
@@ -238,8 +243,14 @@ class _Systems:
                     if f'"value":{{"lines":{lines},"revenue":{revenue:.2f}}}' not in answer.text:
                         sold = (lines, revenue)
                         yield Violation("wrong", f"{member.name} answers {answer.text} of {item}, not {sold}")
+                for key, row in self._workload.kept.items():
+                    answer = http.get(f"/api/models/{KEPT}/keys/{key}")
+                    should_be = (404, "") if row is None else (200, f'{{"key":"{key}","value":{row}}}')
+                    if (answer.status_code, answer.text if row else "") != should_be:
+                        yield Violation("wrong", f"{member.name} answers {answer.text} of {key}, not {row}")
                 answers = {
                     "/leaderboard": leaderboard,
+                    f"/api/models/{KEPT}/count": {"count": len([*filter(None, self._workload.kept.values())])},
                     "/leaderboard/count": {"count": len(leaderboard)},
                     "/api/models/rewards/count": {"count": len(points)},
                     "/api/models/item-sales/count": {"count": len(item_sales)},

@@ -38,7 +38,8 @@ topic, a changelog, or the topic of decisions or of generations may lose records
 _RETENTION = f"""\
 *forever*: {", ".join(f"`{name}={value}`" for name, value in specs.FOREVER.items())}. `max.message.bytes` of topics that
 take records of a source is the source's, at least 1 MiB, and 64 KiB more where the service adds headers. An output that
-another model joins, and none folds, is created compacted by an instance that hosts the joining model.
+another model joins, and none folds, is created compacted by an instance that hosts the joining model; so is a source
+that all its models declare as [compacted](../how-to/change-data-capture.md#a-compacted-topic).
 
 A source that the service creates has `BALANCE_PARTITIONS` partitions. Other topics have as many as their source,
 except: decisions, generations and application servers have one; a re-keyed topic that the next stage joins with a
@@ -55,7 +56,7 @@ subject of a schema is `TOPIC-FULL.NAME.OF.RECORD`; a schema that a model took f
 An application that [began without a registry](../how-to/json.md#without-a-registry) writes its own records in Avro's
 single-object encoding: `C3 01`, a fingerprint of the schema in 8 bytes, little-endian, and the body. The value of the
 key `FF`, `schema/` and the fingerprint in 16 hexadecimal digits, most significant first, in the same partition, is the
-schema's text. The fingerprint is CRC-64-AVRO of the Parsing Canonical Form, in which types keep their `logicalType`,
+schema's text. The fingerprint is CRC-64-AVRO of the Parsing Canonical Form whose types keep their `logicalType`,
 `precision` and `scale`, in this order behind the other attributes.
 
 A key is text in UTF-8, or a number in 8 bytes, big-endian, with the sign bit inverted; a composite key its columns in

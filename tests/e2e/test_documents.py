@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
 from balance_service.cli.init import write_project
+from balance_service.cli.main import cli
 from tests.support.commands import started
 from tests.support.documents import ROOT, Shell, blocks, files_of
 from tests.support.waiting import eventually
@@ -41,6 +44,10 @@ def scripts(path: str) -> list[str]:
     found = [block.text for block in blocks(path) if block.language == "sh"]
     left_out = (_INSTALLS, _SAMPLES, _HOSTS, "pytest\n", "balance-service serve")
     return [text for text in found if not any(part in text for part in left_out)]
+
+
+def words(output: str) -> list[list[str]]:
+    return [line.split() for line in output.splitlines() if "──" not in line]
 
 
 @contextmanager
@@ -81,6 +88,25 @@ def test_the_tutorial_on_joins(project: Path) -> None:
     with local(project, "shop.cities:Cities", "--instances", "1") as shell:
         for script in scripts("docs/tutorials/joins.md"):
             shell.run(script)
+
+
+def test_the_tutorial_on_a_json_topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = "docs/tutorials/json.md"
+    write_project(tmp_path / "shop", "json")
+    monkeypatch.chdir(tmp_path / "shop")
+    for file, text in files_of(page).items():
+        (tmp_path / "shop" / file).write_text(text, encoding="utf-8")
+    inits, tries, sends, again = scripts(page)
+    assert "balance-service init --format json" in inits
+    (shown,) = [block.text for block in blocks(page) if block.text.startswith("payments: ")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")
+        printed = CliRunner().invoke(cli, shlex.split(tries)[1:]).output
+    assert words(printed) == words(shown)
+
+    with local(tmp_path / "shop", "shop.payments:Payments", "--instances", "1") as shell:
+        shell.run(sends)
+        shell.run(again)
 
 
 def test_the_tutorial_on_dead_letters(project: Path) -> None:

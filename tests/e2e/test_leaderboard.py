@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from balance_service.kafka.partitioner import partition_of
 from tests.e2e.dead_letters import pages
 from tests.integration.test_leaderboard import Games
 from tests.support.observability import JOIN_METRICS_PREFIX, documented, exported
@@ -55,6 +56,27 @@ def get(instance: LocalInstance, path: str, **parameters: str) -> httpx.Response
     return retried(lambda: httpx.get(f"{instance.url}/leaderboard{path}", params=parameters, timeout=30))
 
 
+def row(instance: LocalInstance, table: str, key: int) -> httpx.Response:
+    """Asks an instance for the row of a joined table; retries on 503."""
+    return retried(lambda: httpx.get(f"{instance.url}/api/tables/{table}/keys/{key}", timeout=30))
+
+
+def check_rows(instance: LocalInstance) -> None:
+    """Checks that an instance answers for all rows: of the table of players through the owners of their partitions."""
+    for player, name in NAMES.items():
+        found = row(instance, "players", player)
+        assert found.json() == {"key": str(player), "value": {"id": player, "name": name}}
+        partition = partition_of(str(player).encode(), 2)
+        assert found.headers["Balance-Position"].startswith(f"{partition}:")
+        owners = [one["task"] for one in status(instance)["tasks"] if one["role"] == "active"]
+        is_here = found.headers["Balance-Application-Server"] == status(instance)["applicationServer"]
+        assert is_here == (f"leaderboard-by-product_id_{partition}" in owners)
+    for game, title in GAMES.items():
+        assert row(instance, "products", game).json()["value"]["name"] == title
+    assert row(instance, "players", 1 << 41).status_code == 404
+    assert row(instance, "racers", 1).status_code == 404
+
+
 def wait_for(instance: LocalInstance, expected: dict[str, Any]) -> None:
     def is_there() -> bool:
         answer = get(instance, f"/{SMASH}/{KART}")
@@ -93,6 +115,7 @@ def test_every_instance_answers_for_every_game_before_and_after_a_kill(
             assert page.json() == {str(SMASH): SMASHED}
             following = httpx.get(f"{instance.url}{page.links['next']['url']}", timeout=30)
             assert following.json() == {str(KART): DRIVEN}
+            check_rows(instance)
         tables = [table for instance in instances for table in status(instance)["tables"]]
         assert {(table["table"], table["partition"]) for table in tables} == {
             (name, partition) for name in ("players", "products") for partition in (0, 1)

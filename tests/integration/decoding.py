@@ -48,8 +48,14 @@ SCORED = {
 class Writers:
     """A registry with some writer schemas, numbered from 1."""
 
+    has_fingerprints = False
+
     def __init__(self, *schemas: Schema | WriterSchema) -> None:
         self.schemas = schemas
+
+    @property
+    def of_producers(self) -> Writers:
+        return self
 
     def writer_schema(self, schema_id: int) -> WriterSchema:
         schema = self.schemas[schema_id - 1]

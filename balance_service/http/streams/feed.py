@@ -141,8 +141,11 @@ class Feed:
     def begin(self, position: Position) -> None:
         """Knows nothing of the changes up to a position, which was read after the task began to tell."""
         self.end, self._changelog = position.offset, position.changelog_topic_id
+        # States that were begun again in this changelog lack what was deleted then.
+        known_up_to = max(self.end, position.emitted_up_to)
         # Commits that retry dead letters do not move the position. Without a dead letter, there was none of late.
-        self._forgotten = _Change(0, _mark(self.end, is_retry=bool(position.letters)))
+        is_retry = bool(position.letters) or known_up_to > self.end
+        self._forgotten = _Change(0, _mark(known_up_to, is_retry=is_retry))
 
     @property
     def is_followed(self) -> bool:

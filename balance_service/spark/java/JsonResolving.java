@@ -5,6 +5,7 @@ import java.io.IOException;
 import java.io.Serializable;
 import java.util.ArrayList;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
 import org.apache.avro.Schema;
 import org.apache.spark.sql.Column;
@@ -21,10 +22,17 @@ import scala.jdk.javaapi.CollectionConverters;
 public final class JsonResolving implements Serializable {
   // The columns before those of the records: cause, detail, schema id.
   private static final int FIRST_RECORD = 3;
+  // As `formats/json_values.py` has them: the name, the fields that such a record has, and those that it may have.
+  private static final String[][][] NO_ROWS = {
+    {{"Heartbeat"}, {"ts_ms"}, {"ts_us", "ts_ns"}},
+    {{"MessageValue"}, {"op", "source", "message"}, {"ts_ms", "ts_us", "ts_ns", "transaction"}},
+    {{"TransactionMetadataValue"}, {"status", "id", "event_count", "data_collections"}, {"ts_ms"}}
+  };
 
   private final ArrayList texts;
   private final String typeField;
   private final String dataField;
+  private final String schemaField;
   private transient StructType type;
   private transient JsonValues.Fields[] records;
   private transient HashMap kinds;
@@ -34,11 +42,14 @@ public final class JsonResolving implements Serializable {
    * @param typeField the field of a document that names its record; empty if there is only one record, or if a header
    *     names it.
    * @param dataField the field of a document that holds the record, if no header names it; empty if the document is it.
+   * @param schemaField the only other field of a document that holds the record, as Kafka Connect's may; a document with
+   *     other fields is the record. Empty if `dataField` tells.
    */
-  public JsonResolving(List texts, String typeField, String dataField) {
+  public JsonResolving(List texts, String typeField, String dataField, String schemaField) {
     this.texts = new ArrayList(texts);
     this.typeField = typeField;
     this.dataField = dataField;
+    this.schemaField = schemaField;
     this.make();
   }
 
@@ -89,7 +100,7 @@ public final class JsonResolving implements Serializable {
     try {
       try {
         String name = kind.length == 0 ? null : UTF8String.fromBytes(kind).toString();
-        boolean isWrapped = name == null && !this.dataField.isEmpty();
+        boolean isWrapped = this.schemaField.isEmpty() ? name == null && !this.dataField.isEmpty() : this.isEnvelope(value);
         int column = 0;
         if (name != null || !this.typeField.isEmpty()) {
           name = name == null ? this.kindOf(value) : name;
@@ -106,6 +117,9 @@ public final class JsonResolving implements Serializable {
         // What is wrong with the document goes before what is wrong with a value.
         if (in != null && !e.cause.toString().equals(Json.MALFORMED)) {
           in.finish();
+        }
+        if (!this.schemaField.isEmpty() && e.cause.toString().equals("field-missing")) {
+          this.ignoreNoRow(value);
         }
         throw e;
       }
@@ -153,6 +167,65 @@ public final class JsonResolving implements Serializable {
     return kind;
   }
 
+  /** Whether a document is an object of the fields of schema and data, and no other. */
+  private boolean isEnvelope(byte[] value) throws IOException {
+    Json in = new Json(value);
+    JsonToken token = in.needed();
+    if (token != JsonToken.START_OBJECT) {
+      return false;
+    }
+    int names = 0;
+    for (JsonToken next = in.needed(); next != JsonToken.END_OBJECT; next = in.needed()) {
+      if (!in.name().equals(this.schemaField) && !in.name().equals(this.dataField)) {
+        return false;
+      }
+      names++;
+      in.skip(in.needed());
+    }
+    return names == 2;
+  }
+
+  /** Raises, if the record of a document is one of Debezium that is no change of a row. */
+  private void ignoreNoRow(byte[] value) throws IOException {
+    boolean isWrapped = this.isEnvelope(value);
+    Json in = new Json(value);
+    JsonToken token = in.needed();
+    while (isWrapped && in.needed() == JsonToken.FIELD_NAME) {
+      boolean isData = in.name().equals(this.dataField);
+      token = in.needed();
+      if (isData) {
+        break;
+      }
+      in.skip(token);
+    }
+    HashSet names = new HashSet();
+    if (token == JsonToken.START_OBJECT) {
+      for (JsonToken next = in.needed(); next != JsonToken.END_OBJECT; next = in.needed()) {
+        names.add(in.name());
+        in.skip(in.needed());
+      }
+    }
+    for (int i = 0; i < NO_ROWS.length; i++) {
+      if (isOf(names, NO_ROWS[i][1], NO_ROWS[i][2])) {
+        throw new Reading.Unreadable("ignored", NO_ROWS[i][0][0]);
+      }
+    }
+  }
+
+  private static boolean isOf(HashSet names, String[] has, String[] may) {
+    int known = 0;
+    for (int i = 0; i < has.length; i++) {
+      if (!names.contains(has[i])) {
+        return false;
+      }
+      known++;
+    }
+    for (int i = 0; i < may.length; i++) {
+      known += names.contains(may[i]) ? 1 : 0;
+    }
+    return known == names.size();
+  }
+
   private Object inside(Json in, JsonToken token, int column) throws IOException {
     Object found = null;
     for (JsonToken next = in.needed(); next != JsonToken.END_OBJECT; next = in.needed()) {
@@ -172,6 +245,6 @@ public final class JsonResolving implements Serializable {
 
   // Public, because Janino makes private methods static.
   public Object readResolve() {
-    return new JsonResolving(this.texts, this.typeField, this.dataField);
+    return new JsonResolving(this.texts, this.typeField, this.dataField, this.schemaField);
   }
 }

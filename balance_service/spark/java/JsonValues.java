@@ -32,6 +32,8 @@ abstract class JsonValues {
   static final String MISFIT = "json-misfit";
   private static final int DIGITS = 38;
   private static final int LONG_DIGITS = 18;
+  // No decimal of 38 digits has more.
+  private static final int MOST_BITS = 127;
   // Further away, every number is too large or too small for any type.
   private static final int MOST_EXPONENT = 100000;
   // Of a time up to its seconds.
@@ -203,7 +205,10 @@ abstract class JsonValues {
   private static final class Single extends JsonValues {
     private final Schema wanted;
     private final String name;
-    private final boolean isEpoch;
+    // The property `json`: another form than the default of the type; empty if it has none.
+    private final String form;
+    // How many microseconds one of a time's number is; 0 if it is text.
+    private final long micros;
     private final int precision;
     private final int scale;
     private final HashMap symbols = new HashMap();
@@ -212,7 +217,8 @@ abstract class JsonValues {
       super(path);
       this.wanted = wanted;
       this.name = Reading.nameOf(wanted);
-      this.isEpoch = "epoch-millis".equals(wanted.getProp("json"));
+      this.form = wanted.getProp("json") == null ? "" : wanted.getProp("json");
+      this.micros = this.form.equals("epoch-millis") ? 1000 : this.form.equals("epoch-micros") ? 1 : 0;
       boolean isDecimal = wanted.getLogicalType() instanceof LogicalTypes.Decimal;
       this.precision = isDecimal ? ((LogicalTypes.Decimal) wanted.getLogicalType()).getPrecision() : 0;
       this.scale = isDecimal ? ((LogicalTypes.Decimal) wanted.getLogicalType()).getScale() : 0;
@@ -231,6 +237,11 @@ abstract class JsonValues {
           }
           return Boolean.valueOf(token == JsonToken.VALUE_TRUE);
         case INT:
+          if (this.name.equals("date") && this.form.equals("epoch-days")) {
+            long number = this.integer(in, token, 32);
+            this.inRange(number * DAY);
+            return Integer.valueOf((int) number);
+          }
           if (this.name.equals("date")) {
             return Integer.valueOf(this.day(this.text(in, token, "a date such as 2026-02-28")));
           }
@@ -239,7 +250,7 @@ abstract class JsonValues {
           if (this.name.equals("long") || this.name.startsWith("time-")) {
             return Long.valueOf(this.integer(in, token, 64));
           }
-          return Long.valueOf(this.isEpoch ? this.inRange(this.epoch(in, token)) : this.time(in, token));
+          return Long.valueOf(this.micros > 0 ? this.inRange(this.epoch(in, token)) : this.time(in, token));
         case FLOAT:
         case DOUBLE:
           return this.floating(in, token);
@@ -309,7 +320,14 @@ abstract class JsonValues {
         }
         return UTF8String.fromString(text.toLowerCase(java.util.Locale.ROOT));
       }
-      String text = this.text(in, token, "base64");
+      byte[] data = this.ofBase64(this.text(in, token, "base64"));
+      if (this.wanted.getType() == Schema.Type.FIXED && data.length != this.wanted.getFixedSize()) {
+        throw new Reading.Unreadable(MISFIT, this.path + " has not " + this.wanted.getFixedSize() + " bytes");
+      }
+      return data;
+    }
+
+    private byte[] ofBase64(String text) {
       byte[] data = null;
       try {
         data = Base64.getDecoder().decode(text);
@@ -319,33 +337,62 @@ abstract class JsonValues {
       if (data == null || !Base64.getEncoder().encodeToString(data).equals(text)) {
         throw new Reading.Unreadable(MISFIT, this.path + " is not base64");
       }
-      if (this.wanted.getType() == Schema.Type.FIXED && data.length != this.wanted.getFixedSize()) {
-        throw new Reading.Unreadable(MISFIT, this.path + " has not " + this.wanted.getFixedSize() + " bytes");
-      }
       return data;
     }
 
     private Object decimal(Json in, JsonToken token) throws IOException {
-      if (token != JsonToken.VALUE_NUMBER_INT && token != JsonToken.VALUE_NUMBER_FLOAT && token != JsonToken.VALUE_STRING) {
+      if (this.form.equals("base64")) {
+        return this.unscaled(this.text(in, token, "the base64 of a decimal"));
+      }
+      boolean isNumber = token == JsonToken.VALUE_NUMBER_INT || token == JsonToken.VALUE_NUMBER_FLOAT;
+      boolean isText = token == JsonToken.VALUE_STRING;
+      if (this.form.equals("digits") && !isText) {
+        throw this.misfit(token, "a string of digits");
+      } else if (this.form.equals("numeric") && !isNumber) {
+        throw this.misfit(token, "a number");
+      } else if (!isNumber && !isText) {
         throw this.misfit(token, "a number, or a string of digits,");
       }
       String text = in.text();
-      Decimal small = this.small(text);
+      boolean hasAllDigits = this.form.equals("numeric");
+      Decimal small = hasAllDigits ? null : this.small(text);
       if (small != null) {
         return small;
       }
-      if (!NUMBER.matcher(text).matches()) {
+      Matcher found = NUMBER.matcher(text);
+      if (!found.matches()) {
         throw new Reading.Unreadable(MISFIT, this.path + " is no number");
+      }
+      if (hasAllDigits && new BigDecimal(found.group(1)).scale() - exponentOf(found) != this.scale) {
+        throw new Reading.Unreadable(
+          MISFIT,
+          this.path + " has not " + this.scale + " digits after its point, so it may be a double, which loses digits");
       }
       BigDecimal exact = exactOf(text);
       if (exact.signum() == 0) {
         return new Decimal().set(0, DIGITS, this.scale);
       }
       if (exact.scale() > this.scale || exact.precision() - exact.scale() > this.precision - this.scale) {
-        throw new Reading.Unreadable(
-          "decimal-loses-digits", this.path + " has more digits than decimal(" + this.precision + "," + this.scale + ")");
+        throw this.loses();
       }
       return Decimal.apply(exact.setScale(this.scale), DIGITS, this.scale);
+    }
+
+    private Decimal unscaled(String text) {
+      byte[] data = this.ofBase64(text);
+      if (data.length == 0) {
+        throw new Reading.Unreadable(MISFIT, this.path + " is no number");
+      }
+      BigInteger number = new BigInteger(data);
+      if (number.bitLength() > MOST_BITS || new BigDecimal(number).precision() > this.precision) {
+        throw this.loses();
+      }
+      return Decimal.apply(new BigDecimal(number, this.scale), DIGITS, this.scale);
+    }
+
+    private Reading.Unreadable loses() {
+      return new Reading.Unreadable(
+        "decimal-loses-digits", this.path + " has more digits than decimal(" + this.precision + "," + this.scale + ")");
     }
 
     /** Returns a number of few digits; null if it has many, an exponent, or is none. */
@@ -398,8 +445,8 @@ abstract class JsonValues {
     }
 
     private long epoch(Json in, JsonToken token) throws IOException {
-      long millis = this.integer(in, token, 64);
-      return Math.max(FIRST / 1000 - 1, Math.min(END / 1000, millis)) * 1000;
+      long number = this.integer(in, token, 64);
+      return Math.max(FIRST / this.micros - 1, Math.min(END / this.micros, number)) * this.micros;
     }
 
     private long time(Json in, JsonToken token) throws IOException {
@@ -498,13 +545,16 @@ abstract class JsonValues {
       if (digits.signum() == 0) {
         return BigDecimal.ZERO;
       }
-      int exponent = 0;
-      if (found.group(2) != null) {
-        BigInteger given = new BigInteger(found.group(2).charAt(0) == '+' ? found.group(2).substring(1) : found.group(2));
-        BigInteger most = BigInteger.valueOf(MOST_EXPONENT);
-        exponent = given.min(most).max(most.negate()).intValue();
+      return digits.scaleByPowerOfTen(exponentOf(found)).stripTrailingZeros();
+    }
+
+    private static int exponentOf(Matcher found) {
+      String text = found.group(2);
+      if (text == null) {
+        return 0;
       }
-      return digits.scaleByPowerOfTen(exponent).stripTrailingZeros();
+      BigInteger most = BigInteger.valueOf(MOST_EXPONENT);
+      return new BigInteger(text.charAt(0) == '+' ? text.substring(1) : text).min(most).max(most.negate()).intValue();
     }
   }
 }

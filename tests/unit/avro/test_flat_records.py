@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec, parsed
-from balance_service.avro.flat_records import flat_writer
+from balance_service.avro.flat_records import flat_records
 from balance_service.testing.fakes import FakeRegistry
 from balance_service.testing.strategies import values_of
 
 HEADER = b"\0\0\0\0\1"
+LARGEST = 1 << 20
 MONEY = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2}
 KINDS: list[Any] = [
     *("int", "long", "string", "double", "boolean", "bytes"),
@@ -89,10 +90,12 @@ def test_a_record_has_the_bytes_that_fastavro_writes_and_is_read_as_it_was(drawn
     ],
 )
 def test_a_plain_value_is_written_here(kind: Any, value: Any) -> None:
-    write = flat_writer(schema(kind), HEADER)
+    flat = flat_records(schema(kind), HEADER)
 
-    assert write is not None
-    assert write({"f0": value}) == by_fastavro(schema(kind), {"f0": value})
+    assert flat is not None
+    assert flat.encode({"f0": value}) == by_fastavro(schema(kind), {"f0": value})
+    assert flat.are_exact([[value]], LARGEST)
+    assert flat.encode_all([[value, value]]).to_pylist() == 2 * [by_fastavro(schema(kind), {"f0": value})]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +122,46 @@ def test_a_plain_value_is_written_here(kind: Any, value: Any) -> None:
     ],
 )
 def test_what_does_not_fit_or_is_read_as_another_value_is_left_to_fastavro(kind: Any, value: Any) -> None:
-    assert AvroCodec(FakeRegistry(), "records", schema(kind)).encode_unchanged({"f0": value}) is None
+    codec = AvroCodec(FakeRegistry(), "records", schema(kind))
+
+    assert codec.encode_unchanged({"f0": value}) is None
+    assert codec.flat is not None
+    assert not codec.flat.are_exact([[value]], LARGEST)
+
+
+@given(
+    st.lists(st.sampled_from(KINDS), min_size=1, max_size=4, unique_by=str).flatmap(
+        lambda kinds: st.tuples(
+            st.just(kinds), st.lists(st.tuples(*map(values_of, kinds)), min_size=1, max_size=6), st.integers(5, 200)
+        )
+    )
+)
+def test_columns_have_the_bytes_of_records_and_the_bytes_are_never_more_than_was_asked(
+    drawn: tuple[list[Any], list[tuple[Any, ...]], int],
+) -> None:
+    kinds, rows, most_bytes = drawn
+    codec = AvroCodec(FakeRegistry(), "records", schema(*kinds))
+    records = [{f"f{n}": value for n, value in enumerate(row)} for row in rows]
+    one_by_one = [codec.encode_unchanged(record) for record in records]
+    assert codec.flat is not None
+    columns = [*zip(*map(codec.flat.values, records), strict=True)]
+
+    are_exact = codec.flat.are_exact(columns, most_bytes)
+
+    assert codec.flat.are_exact(columns, LARGEST) == (None not in one_by_one)
+    assert not are_exact or max(len(frame or b"") for frame in one_by_one) <= most_bytes
+    assert None in one_by_one or codec.flat.encode_all(columns).to_pylist() == one_by_one
+
+
+def test_numbers_and_texts_of_all_lengths_are_written_in_columns() -> None:
+    numbers = [sign * ((1 << bits) + one) for bits in range(63) for one in (-1, 0, 1) for sign in (1, -1)]
+    texts = ["x" * size for size in (0, 1, 63, 64, 8191, 8192, 1 << 14)]
+    of_numbers, of_texts = flat_records(schema("long"), HEADER), flat_records(schema(["null", "string"]), HEADER)
+    assert of_numbers is not None
+    assert of_texts is not None
+
+    assert of_numbers.encode_all([numbers]).to_pylist() == [of_numbers.encode({"f0": one}) for one in numbers]
+    assert of_texts.encode_all([[None, *texts]]).to_pylist() == [of_texts.encode({"f0": one}) for one in (None, *texts)]
 
 
 @pytest.mark.parametrize("record", [{}, {"f0": 1, "more": 2}, {"more": 2}])
@@ -139,4 +181,4 @@ def test_a_record_without_exactly_its_fields_is_left_to_fastavro(record: dict[st
     ],
 )
 def test_records_with_other_fields_are_left_to_fastavro(kind: Any) -> None:
-    assert flat_writer(schema("long", kind), HEADER) is None
+    assert flat_records(schema("long", kind), HEADER) is None

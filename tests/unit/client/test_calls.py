@@ -553,3 +553,16 @@ def test_a_key_may_be_a_number_a_uuid_or_bytes(key: Any, text: str) -> None:
         assert [*client.entries("m", start=key)] == []
 
     assert targets(received) == [f"/api/models/m/keys/{text}", f"/api/models/m/entries?from={text}&limit=1000"]
+
+
+def test_a_row_of_a_table_is_asked_for_by_its_topic_and_key(run: Run) -> None:
+    known, unknown = answer('{"key": "a/b", "value": {"name": "Ada"}}'), answer('{"detail": "no such row"}', 404)
+    with scripted(known, unknown) as (url, received):
+        found = run(url, "row", "players", "a/b", min_position=Position(1, 4), max_lag=3)
+        assert run(url, "row", "players", 5).value is None
+
+    assert found == State(key="a/b", value={"name": "Ada"}, **PROVENANCE)
+    assert [one.target for one in received] == [
+        "/api/tables/players/keys/a%2Fb?minPosition=1%3A4&maxLag=3",
+        "/api/tables/players/keys/5",
+    ]

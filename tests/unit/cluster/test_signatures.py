@@ -174,7 +174,7 @@ def test_without_a_secret_no_record_is_signed_and_all_are_accepted() -> None:
         instances.writer.check("a:1", RECORD, signature)
 
 
-def test_the_text_of_a_schema_is_signed_for_its_key_and_topic_for_ever() -> None:
+def test_the_text_of_a_schema_is_signed_for_its_key_and_topic_permanently() -> None:
     clock = Clock()
     ours = RecordSignatures(SECRET, "servers", lambda: int(clock.now * 1000))
     signature = ours.sign_text(b"key", b"text")[HEADER]

@@ -19,6 +19,8 @@ from balance_service.testing.fakes import FakeRegistry
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
+    from balance_service.model.record_keys import KeyFormat
+
 
 @dataclass
 class Delivered:
@@ -104,3 +106,21 @@ def test_an_unavailable_registry_is_an_error() -> None:
 
     with pytest.raises(RetriableError):
         line(registry, value_=frame_header(1))
+
+
+@pytest.mark.parametrize(
+    ("form", "key", "shown"),
+    [
+        ("long", (-5).to_bytes(8, "big", signed=True), '"key":"-5"'),
+        ("int", (7).to_bytes(4, "big"), '"key":"7"'),
+        ("bytes", b"\x00\xff", '"key":"00ff"'),
+        ("uuid", b"123e4567-e89b-12d3-a456-426614174000", '"key":"123e4567-e89b-12d3-a456-426614174000"'),
+        ("long", b"12345", '"keyBase64":"MTIzNDU="'),
+        ("uuid", b"\xff", '"keyBase64":"/w=="'),
+        ("long", None, '"key":null'),
+    ],
+)
+def test_a_key_is_shown_as_queries_name_it(form: KeyFormat, key: bytes | None, shown: str) -> None:
+    message = cast("Message", Delivered(key_=key))
+
+    assert shown in line_of(message, AnyRecordReader(FakeRegistry()), form)

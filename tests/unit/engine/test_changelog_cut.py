@@ -44,7 +44,15 @@ class Log:
         self._is_open = True
 
     def produce(
-        self, topic: str, value: bytes, key: bytes, _at: int, on_delivery: Any = None, timestamp: int = 0, **_: Any
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes,
+        _partition: int,
+        on_delivery: Any = None,
+        _callback: Any = None,
+        timestamp: int = 0,
+        _headers: Any = None,
     ) -> None:
         at = len(self.records)
         self.records.append((key, value))

@@ -24,6 +24,7 @@ from balance_service.engine.misplaced import MisplacedKeys
 from balance_service.engine.opening import check_same_changelog
 from balance_service.engine.processor import BatchOutcome, Tolerance
 from balance_service.engine.records import MISPLACED, POSITION_KEY, RESERVED_PREFIX, DeadLetter, Position
+from balance_service.engine.state_frames import StateFrames
 from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.kafka.partitioner import Partitioning, partition_of
@@ -46,8 +47,7 @@ PARTITION = 0
 FOLDING = FoldProcessor(
     read_model=Balance(),
     acceleration=Balance().acceleration(STATES),
-    state_codec=STATES,
-    largest_bytes=1 << 20,
+    frames=StateFrames(STATES, 1 << 20, are_of_standard_folds=True),
     position_codec=POSITIONS,
     letters=letters(REGISTRY),
     marker_codec=AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),

@@ -23,6 +23,7 @@ from balance_service.engine.hosted_stage import HostedStage
 from balance_service.engine.misplaced import MisplacedKeys
 from balance_service.engine.processor import Tolerance
 from balance_service.engine.records import POSITION_KEY, Compared, Position, TaskId
+from balance_service.engine.state_frames import StateFrames
 from balance_service.engine.store import StateStore
 from balance_service.engine.task import Task
 from balance_service.errors import RetriableError, StoreCorruptedError
@@ -54,8 +55,7 @@ def processor() -> FoldProcessor:
     return FoldProcessor(
         read_model=Balance(),
         acceleration=None,
-        state_codec=STATES,
-        largest_bytes=1 << 20,
+        frames=StateFrames(STATES, 1 << 20, are_of_standard_folds=True),
         position_codec=POSITIONS,
         letters=letters(REGISTRY),
         marker_codec=AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),

@@ -130,4 +130,4 @@ def test_a_state_may_be_as_large_as_both_changelog_and_producer_accept(takes: in
     processor = processor_of(stages[0], KNOWN["balance"], surroundings(settings, of_topics, prepared, FakeRegistry()))
 
     assert isinstance(processor, FoldProcessor)
-    assert processor.largest_bytes == largest
+    assert processor.frames.largest_bytes == largest

@@ -19,6 +19,7 @@ from balance_service.engine.idempotency import REUSED
 from balance_service.engine.misplaced import MisplacedKeys
 from balance_service.engine.processor import Tolerance
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter, Position
+from balance_service.engine.state_frames import StateFrames
 from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError
 from balance_service.kafka.partitioner import Partitioning
@@ -39,8 +40,7 @@ WINDOW_MS = 1_000
 FOLDING = FoldProcessor(
     read_model=Balance(),
     acceleration=None,
-    state_codec=STATES,
-    largest_bytes=1 << 20,
+    frames=StateFrames(STATES, 1 << 20, are_of_standard_folds=True),
     position_codec=POSITIONS,
     letters=letters(REGISTRY),
     marker_codec=MARKERS,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta, timezone
+from dataclasses import dataclass, field, make_dataclass
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
+from enum import Enum
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from balance_service import scale
+from balance_service.avro.flat_records import FlatRecords
+from balance_service.engine.fold import _OneByOne
 from balance_service.errors import PoisonRecordError
 from balance_service.model.events import DEAD_LETTER, EVENT, Emit
 from balance_service.model.read_model import ReadModel
@@ -191,8 +194,8 @@ def told(does: str, key: str = "k") -> InputEvent:
     return event("Deed", {"id": key, "does": does})
 
 
-def outcome(model: type[ReadModel], batches: Sequence[Sequence[InputEvent]]) -> Any:
-    with Driver(model) as driver:
+def outcome(model: type[ReadModel], batches: Sequence[Sequence[InputEvent]], *, in_columns: bool = True) -> Any:
+    with Driver(model, combines_few=in_columns, is_accelerated=in_columns) as driver:
         for batch in batches:
             driver.given(*batch)
         letters = [(one.event.fields, one.cause) for one in driver.dead_letters()]
@@ -210,9 +213,12 @@ def cuts(events: Sequence[InputEvent]) -> Iterator[list[Sequence[InputEvent]]]:
     "deeds", [["a", "refuse", "a", "fail"], ["a", "b", "beyond", "a", "a"], ["a", "delete", "refuse", "a"]]
 )
 def test_events_that_are_not_applied_leave_no_trace_at_any_border(model: type[ReadModel], deeds: list[str]) -> None:
-    first, *others = (outcome(model, batches) for batches in cuts([told(does) for does in deeds]))
+    events = [told(does) for does in deeds]
 
-    assert all(other == first for other in others)
+    defined = outcome(model, [events], in_columns=False)
+
+    assert outcome(model, [[one] for one in events], in_columns=False) == defined
+    assert all(outcome(model, batches) == defined for batches in cuts(events))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -223,20 +229,149 @@ def test_the_outcome_does_not_depend_on_batches(model: type[ReadModel], drawn: l
     batches = [[told("a"), told("a", "l")], *([told(*one) for one in batch] for batch in drawn)]
     events = [one for batch in batches for one in batch]
 
-    assert outcome(model, batches) == outcome(model, [[one] for one in events]) == outcome(model, [events])
+    defined = outcome(model, batches, in_columns=False)
+    assert outcome(model, batches) == outcome(model, [[one] for one in events]) == outcome(model, [events]) == defined
+
+
+class Suit(Enum):
+    HEARTS = 1
+    SPADES = 2
+
+
+@dataclass(frozen=True)
+class Inner:
+    share: float
+    pages: list[str]
+
+
+MONEY = Annotated[Decimal, scale(2, precision=6)]
+# Of each type, values that are kept as they are, and values that are refused or read as others.
+GIVEN: list[tuple[Any, list[Any]]] = [
+    (int, [0, -1, 1 << 62, True, 1 << 63, 1.0]),
+    (str, ["", "a", "Zürich", "\ud800", LARGE, None]),
+    (bool, [True, False, 1, None]),
+    (bytes, [b"", b"\xff", bytearray(b"a")]),
+    (date, [date(1, 1, 1), date(2020, 1, 1), datetime(2020, 1, 1, tzinfo=UTC)]),
+    (Suit, [Suit.HEARTS, "HEARTS"]),
+    (float, [0.1, -0.0, float("inf"), 1, Decimal(1)]),
+    (MONEY, [Decimal("1.10"), Decimal("1.1"), Decimal("-0.00"), Decimal("0.001"), Decimal("10000.00"), Decimal("NaN")]),
+    (datetime, [datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 1, 1, tzinfo=timezone(timedelta(hours=5)))]),
+    (list[float], [[], [0.1, 1]]),
+    (dict[str, int], [{}, {"a": 1}, {"a": None}]),
+    (Inner, [Inner(1, ["a"]), Inner(0.5, [])]),
+    (int | None, [None, 5, True]),
+    (str | None, [None, "b"]),
+    (MONEY | None, [None, Decimal("2.50"), Decimal(2)]),
+]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Fields and whether they can change; the values that its fold gives them, event by event."""
+
+    kinds: list[Any]
+    is_frozen: bool
+    states: list[list[Any]]
+
+    def model(self) -> type[ReadModel]:
+        fields = [("seen", str), *((f"f{at}", kind) for at, kind in enumerate(self.kinds))]
+        owner: Any = make_dataclass("Held", fields, frozen=self.is_frozen)
+        states = self.states
+
+        def fold(_model: ReadModel, state: Any, deed: Event) -> Any:
+            does = deed["does"]
+            if does in ("refuse", "fail"):
+                raise PoisonRecordError("no", "refused") if does == "refuse" else ValueError("failed")
+            # What was kept of the state before shows in the next one.
+            return None if does == "delete" else owner(repr(state)[-200:], *states[int(does)])
+
+        return type("OfGenerated", (Told, ReadModel), {"name": "test-own-generated", "state": owner, "fold": fold})
+
+
+@st.composite
+def generated(draw: st.DrawFn) -> Generated:
+    fields = draw(st.lists(st.sampled_from(GIVEN), min_size=1, max_size=3))
+    # Most values are kept as they are.
+    ways = [st.sampled_from([*values[:1] * 4, *values]) for _, values in fields]
+    states = draw(st.lists(st.tuples(*ways).map(list), min_size=3, max_size=3))
+    return Generated([kind for kind, _ in fields], draw(st.booleans()), states)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    generated(),
+    st.lists(
+        st.tuples(st.sampled_from(["0", "1", "2", "refuse", "fail", "delete"]), st.sampled_from("kl")),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_states_of_any_type_do_not_depend_on_borders(drawn: Generated, deeds: list[tuple[str, str]]) -> None:
+    model, events = drawn.model(), [told(*one) for one in deeds]
+
+    defined = outcome(model, [events], in_columns=False)
+
+    assert all(outcome(model, batches) == defined for batches in cuts(events))
+
+
+@pytest.mark.parametrize("model", [OfFlat, OfDeep, OfChanging, OfOutputs])
+def test_a_state_that_the_code_changes_once_it_has_returned_it_stays_as_it_was(model: type[ReadModel]) -> None:
+    events = [told("a"), told("a", "l"), told("b"), told("b", "l")]
+
+    assert outcome(model, [events]) == outcome(model, [[one] for one in events], in_columns=False)
+
+
+class OfOneRecord(LastingOutputs):
+    """Sends the same record each time, with other values."""
+
+    name = "test-own-one-record"
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._record: dict[str, Any] = {}
+
+    def emit(self, state: Lasting | None, told: Event) -> dict[str, Any]:
+        self._record |= super().emit(state, told)
+        return self._record
+
+
+def test_a_record_that_the_code_changes_once_it_is_sent_stays_as_it_was() -> None:
+    events = [told("a"), told("b"), told("c", "l")]
+
+    assert outcome(OfOneRecord, [events]) == outcome(LastingOutputs, [events])
 
 
 def test_a_state_that_lasts_is_encoded_once_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Driver(OfLasting) as driver:
+    with Driver(OfLasting, combines_few=True) as driver:
         processor: Any = driver.last_stage.processor
-        encoded: list[Any] = []
-        own = type(processor.state_codec).encode_unchanged
-        monkeypatch.setattr(
-            type(processor.state_codec),
-            "encode_unchanged",
-            lambda codec, record: encoded.append(record) if codec is processor.state_codec else own(codec, record),
-        )
+        encoded: list[int] = []
+        own = FlatRecords.encode_all
+
+        def encode_all(flat: FlatRecords, columns: Any) -> Any:
+            encoded.append(len(columns[0]))
+            return own(flat, columns)
+
+        monkeypatch.setattr(FlatRecords, "encode_all", encode_all)
         driver.given(*[told("a")] * 20)
 
-        assert len(encoded) == 2  # It is tried once by itself, and once by `encode`.
+        assert processor.steps is not None
+        assert encoded == [1]
         assert driver.view("k")["times"] == 20
+
+
+def test_one_event_that_is_refused_leaves_the_other_keys_in_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    folded: list[bytes] = []
+    own = _OneByOne.fold
+
+    def fold(one: _OneByOne, before: Any, events: Any, **more: Any) -> bool:
+        folded.append(events[0].key)
+        return own(one, before, events, **more)
+
+    monkeypatch.setattr(_OneByOne, "fold", fold)
+    with Driver(LastingOutputs, combines_few=True) as driver:
+        driver.given(*(told("a", key) for key in "abcde"))
+        driver.given(*(told("refuse" if key == "c" else "b", key) for key in "abcde"), told("wide", "e"))
+
+        assert set(folded) == {b"c", b"e"}
+        assert [one.cause for one in driver.dead_letters()] == ["no", "no"]
+        assert [driver.view(key)["times"] for key in "abcde"] == [2, 2, 1, 2, 2]

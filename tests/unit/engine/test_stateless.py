@@ -23,7 +23,7 @@ from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.hosted_stage import HostedStage
 from balance_service.engine.opening import starting_changes, starting_position
-from balance_service.engine.outputs import Target
+from balance_service.engine.outputs import Target, is_in_our_form
 from balance_service.engine.records import DeadLetter, Output, Position
 from balance_service.engine.stateless import JoinProcessor, RetryProcessor
 from balance_service.engine.store import StateStore
@@ -345,6 +345,27 @@ def test_a_record_with_a_future_timestamp_waits_no_longer_than_a_present_one(ret
     assert [letter.due_ms for letter in retries.letters] == [retries.now_ms + EVERY_MS]
 
 
+@pytest.mark.parametrize(
+    ("headers", "form"),
+    [
+        ([], b"unchanged"),
+        ([("key-format", b"long"), ("sent-by", b"app-days:id")], b"long"),
+        # Of a record in the order of our stores, the key is not one of Java's.
+        ([("sent-by", b"app-days:id")], None),
+    ],
+)
+def test_the_key_of_a_retry_is_taken_for_what_it_was(
+    retries: RetryStage, headers: list[tuple[str, bytes | None]], form: bytes | None
+) -> None:
+    retries.take((b"\0\0\0\0\0\0\0\5", b"v", 77, headers))
+    retries.now_ms += 16 * EVERY_MS
+    retries.retry()
+
+    (sent,) = retries.sent
+    assert dict(sent.headers).get("key-format") == form
+    assert is_in_our_form(sent.headers) == (form is None)
+
+
 def test_the_output_is_the_record_with_its_origin_and_one_more_attempt(retries: RetryStage) -> None:
     headers = [
         ("origin", b"elsewhere:0:1"),
@@ -366,6 +387,7 @@ def test_the_output_is_the_record_with_its_origin_and_one_more_attempt(retries: 
         ("empty", None),
         ("trace", b"u"),
         ("retry-attempt", b"5"),
+        ("key-format", b"unchanged"),
         ("origin", f"{SOURCE}:1:0".encode()),
         ("sent-by", f"app-{STAGE}:id".encode()),
     ]

@@ -65,7 +65,7 @@ def task_in(state: TaskState, hosted: object = None, *, has_store: bool = False)
     """Returns a task, if it has a store, with VIEW. The machine alone needs no `hosted`: that is used by opening."""
     task = Task(TaskId("balance", 0), cast("HostedStage", hosted))
     if has_store:
-        task.replica.store = cast("StateStore", SimpleNamespace(view=VIEW, close=lambda: None))
+        task.replica.store = cast("StateStore", SimpleNamespace(view=VIEW, position=None, close=lambda: None))
     for step in WAYS[state]:
         task._to(step)
     assert task.state is state
@@ -312,7 +312,9 @@ def test_a_standby_that_halts_just_before_its_promotion_is_not_promoted() -> Non
 
 def test_a_watcher_that_begins_during_a_commit_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     generations = SimpleNamespace(serves=lambda _stage: True)
-    hosted = SimpleNamespace(processor=None, stage=SimpleNamespace(outputs=()), generations=generations)
+    hosted = SimpleNamespace(
+        processor=None, stage=SimpleNamespace(outputs=(), compacted=False), generations=generations
+    )
     task = task_in(TaskState.RUNNING, hosted, has_store=True)
     task._writer = cast("ChangelogWriter", SimpleNamespace(close=lambda: None))
     task._sends = True
@@ -389,7 +391,10 @@ def test_a_task_that_has_committed_waits_from_the_next_wait_on(monkeypatch: pyte
     now = [1000]
     monkeypatch.setattr("balance_service.engine.task.now_ms", lambda: now[0])
     generations = SimpleNamespace(serves=lambda _stage: True)
-    task = task_in(TaskState.RUNNING, SimpleNamespace(processor=None, stage=None, generations=generations))
+    task = task_in(
+        TaskState.RUNNING,
+        SimpleNamespace(processor=None, stage=SimpleNamespace(compacted=False), generations=generations),
+    )
     task.replica.store = cast("StateStore", SimpleNamespace(view=None, close=lambda: None, position=None))
     task._writer = cast("ChangelogWriter", SimpleNamespace(close=lambda: None))
     committed = Committed(1, 0, 0, 0, changed_keys=lambda _most: None)

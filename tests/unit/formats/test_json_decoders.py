@@ -5,12 +5,18 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import random
 from datetime import UTC, datetime
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
 from balance_service.errors import PoisonRecordError
@@ -19,7 +25,8 @@ from balance_service.formats.json_rows import JsonRows
 from balance_service.formats.json_values import JsonRecords
 from balance_service.model.stage import Stage
 from balance_service.spark.session import any_session
-from tests.unit.formats.corpus import ANY, DOCUMENTS, FIELDS, STRICT
+from tests.unit.formats.corpus import ANY, DOCUMENTS, FIELDS, STRICT, TYPES
+from tests.unit.formats.suite import INVALID, KEPT, LIMITS, VALID
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _SYNTAX = "it is not JSON"
+_SUITE = "JSON_TEST_SUITE"
 Document = bytes | tuple[bytes, bytes]
 
 
@@ -68,7 +76,7 @@ def by_spark(spark: SparkSession, of: Stage, documents: Sequence[Document]) -> l
 
 def by_python(of: Stage, documents: Sequence[Document]) -> list[Any]:
     told = of.told
-    records = JsonRecords(of.schemas.values(), told.field, told.data)
+    records = JsonRecords(of.schemas.values(), told.field, told.data, told.schema)
     found: list[Any] = []
     for one in documents:
         value, kind = one if isinstance(one, tuple) else (one, b"")
@@ -77,6 +85,39 @@ def by_python(of: Stage, documents: Sequence[Document]) -> list[Any]:
         except PoisonRecordError as error:
             found.append((error.cause, error.detail))
     return found
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> bytes:
+    """Objects of the fields of the corpus and others, with any values, and with some bytes changed."""
+    space = st.sampled_from(["", "", "", " ", "\n\t"])
+    texts = st.one_of(
+        st.text(max_size=6).map(json.dumps),
+        st.text(max_size=6).map(lambda text: json.dumps(text, ensure_ascii=False).encode(errors="replace").decode()),
+        st.from_regex(r"\A\"(?:\\u[dD][89a-fA-F][0-9a-f]{2}|\\[\"\\/bfnrtu]|[ -!#-Z])*\"\Z"),
+        st.sampled_from([f'"{text}"' for _, text, _ in FIELDS if len(text) < 40 and '"' not in text]),
+    )
+    numbers = st.from_regex(r"\A-?(?:0|[1-9][0-9]{0,24})(?:\.[0-9]{1,24})?(?:[eE][+-]?[0-9]{1,12})?\Z")
+    known = st.sampled_from([text for _, text, _ in FIELDS if len(text) < 200])
+    single = st.one_of(texts, numbers, known, st.sampled_from(["true", "false", "null"]))
+
+    def nested(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+        member = st.builds(lambda name, between, value: f"{name}{between}:{between}{value}", texts, space, inner)
+        return st.one_of(
+            st.lists(inner, max_size=4).map(lambda items: f"[{','.join(items)}]"),
+            st.lists(member, max_size=4).map(lambda items: f"{{{', '.join(items)}}}"),
+        )
+
+    values = st.recursive(single, nested, max_leaves=8)
+    names = st.one_of(st.sampled_from([f'"{name}"' for name in TYPES]), texts)
+    members = draw(st.lists(st.tuples(names, space, values), max_size=6))
+    inside = ",".join(f"{name}{between}:{between}{value}" for name, between, value in members)
+    document = bytearray(f"{{{inside}}}".encode(errors="replace"))
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(document) - 1))
+        document[at : at + draw(st.integers(0, 1))] = draw(st.binary(max_size=2))
+        document = document or bytearray(b"{}")
+    return draw(st.sampled_from([b"", b"", b"\0\0\0\0\7"])) + bytes(document)
 
 
 def plain(value: Any) -> Any:
@@ -124,6 +165,52 @@ def test_both_decoders_refuse_the_same_documents(spark: SparkSession) -> None:
 
     for (document, wanted), (first, found) in zip(DOCUMENTS, by_python(of, given), strict=True):
         assert first == (wanted or "Any"), (document, found)
+
+
+@pytest.mark.parametrize(
+    ("documents", "is_json"),
+    [(VALID, True), (KEPT, True), (INVALID, False), (LIMITS, False)],
+    ids=["valid", "kept", "invalid", "limits"],
+)
+def test_hostile_documents_are_read_alike_and_only_json_is_taken(
+    spark: SparkSession, documents: Sequence[bytes], is_json: bool
+) -> None:
+    of = stage(ANY)
+    # Also as a field that is passed over: its value is checked all the same.
+    inside = [b'{"other":' + document + b"}" for document in documents]
+
+    assert differences(spark, of, [*documents, *inside]) == []
+
+    for found, wanted in ((by_python(of, documents), "json-misfit"), (by_python(of, inside), "Any")):
+        for document, (first, _) in zip(documents, found, strict=True):
+            kept = {wanted, "Any", "field-null"} if is_json else {"json-malformed"}
+            assert first in kept, document
+
+
+@pytest.mark.skipif(not os.environ.get(_SUITE), reason=f"{_SUITE} names no folder with the documents of a public suite")
+def test_the_documents_of_a_public_suite_are_read_alike(spark: SparkSession) -> None:
+    of, files = stage(ANY), sorted(Path(os.environ[_SUITE]).glob("*.json"))
+    documents = [file.read_bytes() for file in files]
+
+    assert differences(spark, of, [*documents, *(b'{"other":' + one + b"}" for one in documents)]) == []
+
+    found = {
+        file.name: first != "json-malformed" for file, (first, _) in zip(files, by_python(of, documents), strict=True)
+    }
+    assert [name for name, is_taken in found.items() if is_taken and name.startswith("n_")] == []
+    # Names twice are JSON that is refused.
+    refused = [name for name, is_taken in found.items() if not is_taken and name.startswith("y_")]
+    assert all("duplicated_key" in name for name in refused)
+
+
+# The differences are shown by themselves, and each step of shrinking would be a job of Spark.
+@settings(max_examples=15, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.explicit, Phase.generate])
+@given(st.lists(documents(), min_size=30, max_size=50))
+def test_documents_of_any_form_are_read_alike(spark: SparkSession, some: list[bytes]) -> None:
+    found = differences(spark, stage(ANY), some)
+
+    # Of a document with several faults, each parser may name another one first.
+    assert [one for one in found if not one[1][0] == one[2][0] == "json-malformed"] == []
 
 
 def test_a_detail_has_the_path() -> None:
@@ -214,7 +301,46 @@ def test_cloud_events_are_read_in_both_modes(spark: SparkSession) -> None:
     ]
 
 
-def test_random_decimals_are_exact_or_dead_letters(spark: SparkSession) -> None:
+@pytest.mark.timeout(36_000)
+def test_random_decimals_of_all_scales_are_exact_or_dead_letters(spark: SparkSession) -> None:
+    chosen, each = random.Random(50), -(-int(os.environ.get("RANDOM_DECIMALS", "4000")) // 39)
+    counts = dict.fromkeys(("exact", "lost", "misfits"), 0)
+    for scale in range(39):
+        precision = chosen.randint(max(scale, 1), 38)
+        kind = {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
+        of = stage({"type": "record", "name": "D", "fields": [{"name": "d", "type": kind}]})
+        texts = [_number(chosen) for _ in range(each)]
+        given = [f'{{"d":{quote}{text}{quote}}}'.encode() for text in texts for quote in [chosen.choice(["", '"'])]]
+        found = by_python(of, given)
+
+        assert [*map(repr, by_spark(spark, of, given))] == [*map(repr, found)]
+
+        for text, (first, value) in zip(texts, found, strict=True):
+            exact = _exact_at(text, precision, scale)
+            assert (first, value["d"] if first == "D" else None) == (
+                ("decimal-loses-digits", None) if exact is None else ("D", exact)
+            ), (text, kind)
+            counts["lost" if exact is None else "exact"] += 1
+    assert min(counts["exact"], counts["lost"]) > each
+
+
+def _number(chosen: random.Random) -> str:
+    digits = "".join(chosen.choices("0123456789", k=chosen.randint(1, chosen.choice([3, 12, 45]))))
+    point = chosen.randint(0, len(digits))
+    whole, fraction = (digits[:point].lstrip("0") or "0"), digits[point:]
+    text = chosen.choice(["", "-"]) + whole + (f".{fraction}" if fraction else "")
+    return text + chosen.choice(["", "", "", f"e{chosen.randint(-40, 40)}", f"E+{chosen.randint(0, 40)}"])
+
+
+def _exact_at(text: str, precision: int, scale: int) -> Decimal | None:
+    """Returns a number as a decimal, by another way than the decoders'; None if it has more digits."""
+    number = Fraction(text) * 10**scale
+    if number.denominator != 1 or abs(number) >= 10**precision:
+        return None
+    return Decimal((int(number < 0), [*map(int, str(abs(number.numerator)))], -scale))
+
+
+def test_random_numbers_are_read_alike(spark: SparkSession) -> None:
     chosen, documents = random.Random(50), []
     for _ in range(4_000):
         digits = "".join(chosen.choices("0123456789", k=chosen.randint(1, 45)))
@@ -277,3 +403,47 @@ def test_a_document_of_more_than_16_mib_is_refused(spark: SparkSession) -> None:
 
     assert differences(spark, stage(ANY), documents) == []
     assert [first for first, _ in by_python(stage(ANY), documents)] == ["Any", "json-malformed"]
+
+
+def test_documents_of_kafka_connect_are_read_with_their_schema_and_without(spark: SparkSession) -> None:
+    row = {
+        "type": "record",
+        "name": "Row",
+        "fields": [{"name": "id", "type": "long"}, {"name": "payload", "type": ["null", "string"], "default": None}],
+    }
+    of = stage(row, format="connect")
+    given: list[Document] = [
+        b'{"id": 1}',
+        b'{"schema": {"type": "struct"}, "payload": {"id": 1}}',
+        b'{"payload": {"id": 1}, "schema": null}',
+        b'{"schema": {}, "payload": {"id": 1.5}}',
+        b'{"schema": {}, "payload": null}',
+        b'{"schema": {}, "payload": []}',
+        b'{"schema": {}, "payload": {"id": 1, "id": 2}}',
+        b'{"schema": {"a": 1, "a": 2}, "payload": {"id": 1}}',
+        b'{"schema": {}, "payload": {"id": 1}} x',
+        # The row of a table with such columns.
+        b'{"schema": "s", "payload": "p", "id": 1}',
+        b'{"payload": "p", "id": 1}',
+        b'{"schema": {}}',
+        b'{"payload": {"id": 1}}',
+        b"null",
+        b"[]",
+        b"",
+        # What Debezium sends to say no more than that.
+        b'{"ts_ms": 1}',
+        b'{"schema": {}, "payload": {"ts_ms": 1, "ts_us": 2}}',
+        b'{"ts_ms": 1, "more": 2}',
+        b'{"status": "END", "data_collections": [], "event_count": 1, "ts_ms": 1}',
+        b'{"status": "END", "id": "1", "data_collections": [], "event_count": 1, "ts_ms": 1}',
+        b'{"status": "END", "data_collections": [], "event_count": 1, "id": 1}',
+        b'{"op": "m", "ts_ms": 1, "source": {"id": 5}, "message": {"prefix": "p", "content": "AA=="}}',
+        b'{"op": "m", "ts_ms": 1, "message": {}}',
+    ]
+
+    assert differences(spark, of, given) == []
+    assert [first for first, _ in by_python(of, given)] == [
+        *("Row", "Row", "Row", "json-misfit", "field-null", "json-misfit", *["json-malformed"] * 3),
+        *("Row", "Row", "field-missing", "json-misfit", "field-null", "json-misfit", "json-malformed"),
+        *("ignored", "ignored", "field-missing", "field-missing", "json-misfit", "Row", "ignored", "field-missing"),
+    ]

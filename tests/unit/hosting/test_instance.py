@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -317,6 +318,21 @@ def test_a_wait_for_a_broker_is_logged_once_for_each_reason(monkeypatch: pytest.
 
 def test_a_healthy_instance_has_no_cause() -> None:
     assert causes(running(stage("balance"))) == []
+
+
+def test_a_partition_that_is_folded_again_is_a_cause_that_heals_and_not_that_of_a_task_that_stands_still() -> None:
+    again = stage("rows")
+    (task,) = again.all()
+    before = task.snapshot()
+    task.snapshot = lambda: replace(before, again_up_to=120)
+
+    instance = running(again)
+
+    ((kind, urgency, what),) = causes(instance)
+    assert (kind, urgency) == ("begun-again", "SOON")
+    assert "rows_0 is folded again from its beginning" in what
+    assert "it is at 90 of 120" in what
+    assert instance.problems() == []
 
 
 def test_an_instance_that_nothing_answers_reports_the_broker_alone() -> None:

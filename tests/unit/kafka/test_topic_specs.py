@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from balance_service.kafka.topic_specs import (
     changelog_spec,
     copy_spec,
     dead_letters_spec,
+    losses,
     prepare_topics,
     source_spec,
 )
@@ -23,6 +25,8 @@ from balance_service.kafka.topics import Topic
 from balance_service.model.events import LAST, Emit
 from balance_service.model.placing import stages_of, stages_of_retries
 from balance_service.model.read_model import ReadModel
+from balance_service.model.record_folds import Upsert
+from balance_service.model.record_keys import RECORD_KEY
 from balance_service.model.stream import Global, Stream
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.leaderboard import Leaderboard
@@ -39,6 +43,26 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("no_environment")
 
 DEFAULTS = InMemoryTopics.DEFAULTS
+
+
+@dataclass
+class Row:
+    name: str
+
+
+class Kept(ReadModel):
+    name = "kept"
+    source = Stream("rows", Row, compacted=True)
+    key = RECORD_KEY
+    state = Row
+    fold = Upsert(Row)
+
+
+class NeedsAll(Kept):
+    name = "needs-all"
+    source = Stream("rows", Row)
+
+
 SOURCE = {**DEFAULTS, **FOREVER}
 THEIRS = "orders-dead-letters"
 STAGE = f"retries-{THEIRS}"
@@ -390,3 +414,45 @@ def test_a_retries_topic_that_would_change_timestamps_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="'app-retries' puts its own timestamps on records"):
         prepare_retries(topics, "a")
+
+
+KEPT = stages_of(Kept(), load_settings())
+ALL = stages_of(NeedsAll(), load_settings())
+
+
+@pytest.mark.shows("lossy-topics")
+def test_a_compacted_source_is_accepted_for_the_models_that_declare_it_and_no_others() -> None:
+    settings = load_settings()
+    topics: Any = InMemoryTopics()
+    prepare_topics(topics, settings, KEPT)
+    assert topics.configs["rows"]["cleanup.policy"] == "compact"
+    assert losses(topics, settings, KEPT[0]) == []
+
+    (told,) = losses(topics, settings, ALL[0], with_changelog=False)
+    assert "the source topic 'rows' is compacted" in told
+    for stages in ([*KEPT, *ALL], [*ALL, *KEPT]):
+        with pytest.raises(ConfigurationError, match="is compacted, so the model cannot be rebuilt"):
+            prepare_topics(topics, settings, stages)
+    both: Any = InMemoryTopics()
+    prepare_topics(both, settings, [*KEPT, *ALL])
+    assert both.configs["rows"]["cleanup.policy"] == "delete"
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"delete.retention.ms": "599999"}, "so a deletion may be gone before it is read"),
+        ({"cleanup.policy": "compact,delete", "retention.ms": "86400000"}, "so rows are lost"),
+        ({"cleanup.policy": "delete", "retention.ms": "86400000"}, "has a finite retention.ms"),
+    ],
+    ids=["deletions", "rows", "events"],
+)
+def test_a_compacted_source_that_loses_rows_or_deletions_is_refused(changed: dict[str, str], why: str) -> None:
+    settings = load_settings()
+    topics: Any = InMemoryTopics()
+    prepare_topics(topics, settings, KEPT)
+    topics.configs["rows"] |= changed
+
+    with pytest.raises(ConfigurationError, match=why):
+        prepare_topics(topics, settings, KEPT)
+    assert why in losses(topics, settings, KEPT[0])[0]

@@ -164,6 +164,46 @@ def test_a_dead_letter_of_a_key_that_is_stored_in_another_form_is_superseded_too
         assert driver.view("7") is None
 
 
+# A compacted topic
+
+
+class Kept(Articles):
+    name = "test-articles-kept"
+    source = Stream("articles", ARTICLE, compacted=True)
+
+
+def test_what_compaction_leaves_has_the_same_states() -> None:
+    check_contract(Kept, seconds=4.0)
+    with Driver(Kept) as kept:
+        kept.given(article(name="one"), article("b"), article(name="two"), article("c"), tombstone("c"))
+        before = kept.states()
+
+        assert kept.compact().rebuild().states() == before
+        assert (named(kept), named(kept, "c"), kept.counted) == ("two", None, 2)
+
+
+def test_only_a_declared_topic_is_compacted(articles: Driver) -> None:
+    with pytest.raises(ValueError, match=r"is not `Stream\(…, compacted=True\)`"):
+        articles.compact()
+
+
+@pytest.mark.shows("newest")
+def test_a_dead_letter_whose_record_compaction_removed_is_superseded() -> None:
+    with Driver(Kept) as kept:
+        kept.given(article(name="old", unreadable=UNKNOWN), article(name="new", unreadable=INCOMPATIBLE))
+
+        kept.compact().mend(UNKNOWN).advance(minutes=5)
+
+        assert (named(kept), statuses(kept)) == (None, ["superseded", "waiting"])
+        kept.mend(INCOMPATIBLE).redrive(1)
+        assert (named(kept), statuses(kept)) == ("new", ["superseded", "applied"])
+
+
+def test_a_compacted_source_is_part_of_the_declaration() -> None:
+    assert declaration_of(Kept()).fingerprint != declaration_of(Articles()).fingerprint
+    assert declaration_of(Kept()).reads == declaration_of(Articles()).reads
+
+
 # Dead letters
 
 
@@ -262,6 +302,24 @@ def test_dead_letters_of_a_version_that_kept_another_order_are_superseded_too() 
         assert statuses(articles) == ["superseded"] * 3
 
 
+@pytest.mark.shows("key-order")
+def test_a_version_that_keeps_order_again_waits_behind_the_records_that_block_and_no_others() -> None:
+    with Driver(Articles) as articles:
+        articles.given(article(unreadable=INCOMPATIBLE), article("b", unreadable="key-malformed"), article("c"))
+        task = articles.last_stage
+        codec = task.processor.letters.codec
+        in_order = Letters(codec=codec, every_ms=300_000, keeps_order=True)
+        object.__setattr__(task.processor, "letters", in_order)
+        assert in_order.blocked_after(task.store, [b"a", b"b", b"c"], frozenset()) == {b"a": 0, b"b": 1}
+
+        task.store.write(in_order.on_open(task.store).records, 99)
+
+        assert in_order.blocked_after(task.store, [b"a", b"b", b"c"], frozenset()) == {b"a": 0}
+        assert not in_order.on_open(task.store).records
+        articles.given(article(name="waits"), article("b", name="applied"))
+        assert (statuses(articles)[2], named(articles, "b")) == ("behind", "applied")
+
+
 @pytest.mark.shows("newest")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
@@ -322,6 +380,9 @@ SHORT = ship("ArticleShort", {"sku": "string", "price": {**MONEY, "precision": 6
         ({"count": Count(ARTICLE)}, "and folds of its fields"),
         ({"fold": Articles.fold, "name_": Upsert(ARTICLE)}, "name Upsert as the model's `fold`"),
         ({"order": ANY}, "and an `order`"),
+        ({"source": Kept.source, "emits": Emit("changed")}, "its source is compacted: a record that compaction"),
+        ({"source": Kept.source.by("name")}, "compacted=True, and a step"),
+        ({"source": Kept.source, "fold": lambda *_: None}, "and for no other"),
         ({"state": OTHER}, "the state has 'name': it may be null"),
         ({"state": ODD}, "the state has 'weight', and the record has no such column; it has sku, name, price"),
         ({"state": SHORT}, "keeps every digit"),

@@ -16,11 +16,12 @@ from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.model.generations import Comparison, Generations, Switch
 from balance_service.model.loading import load_models
 from balance_service.model.placing import hosted_stages, newest
-from balance_service.model.versions import OTHER_TRANSFORM, Versions, declaration_of
+from balance_service.model.versions import OTHER_TRANSFORM, Versions, declaration_of, differences
 from balance_service.read_models.leaderboard import Leaderboard
 from balance_service.read_models.purchases import Purchases
 from balance_service.read_models.rewards import Rewards
 from balance_service.settings import load_settings
+from balance_service.settings.spark import VALUE_SETTINGS
 from tests.support.fakes import FakeAnalysis
 
 if TYPE_CHECKING:
@@ -107,14 +108,14 @@ def test_the_fingerprint_is_the_same_in_every_process(seed: str) -> None:
         "from balance_service.model.versions import declaration_of as d\n"
         "from balance_service.read_models.rewards import Rewards\n"
         "from balance_service.read_models.leaderboard import Leaderboard\n"
-        "print(d(Rewards()).fingerprint, d(Leaderboard()).fingerprint)"
+        "print(d(Rewards()).fingerprint, d(Leaderboard()).fingerprint, sep='\\n')"
     )
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
 
     expected = [declaration_of(Rewards()).fingerprint, declaration_of(Leaderboard()).fingerprint]
     # Spark's start says so.
-    assert done.stdout.split()[-2:] == expected
+    assert done.stdout.splitlines()[-2:] == expected
 
 
 @pytest.mark.parametrize(
@@ -238,6 +239,34 @@ def test_a_generation_that_another_transform_began_is_not_folded(monkeypatch: py
     # What Python code computes has no fingerprint.
     (folded,) = versions(changed(emits=Emit("sums")), now=begun(Former())).live("funds")
     assert versions(changed(emits=Emit("sums")), now=begun(Former())).why_still(folded) == ""
+
+
+ANSI = "spark.sql.ansi.enabled"
+
+
+def test_a_setting_of_spark_that_a_release_adds_stops_no_generation_and_a_changed_one_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = transformed(monkeypatch, "amount * 2")
+    now = begun(model)
+    stage = versions(model, now=now).live("funds")[0]
+    with monkeypatch.context() as release:
+        release.setattr("balance_service.model.versions.VALUE_SETTINGS", {**VALUE_SETTINGS, "spark.sql.new": "default"})
+        assert versions(model, now=now).why_still(stage) == ""
+        release.setattr("balance_service.model.versions.VALUE_SETTINGS", {**VALUE_SETTINGS, ANSI: "false"})
+        told = versions(model, now=now).why_still(stage)
+        # A rebuild begins a generation with what is here.
+        assert versions(model, now=begun(model)).why_still(stage) == ""
+
+    assert f"What differs: Spark's {ANSI}, which was true and is false. Give back" in told
+
+
+def test_what_differs_between_two_declarations_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    former, other = transformed(monkeypatch, "amount * 2"), transformed(monkeypatch, "amount * 3")
+    more = changed(emits=Emit("sums"))
+
+    assert differences(declaration_of(former), declaration_of(other)) == ["its `transform`"]
+    assert differences(declaration_of(Former()), declaration_of(more)) == ["its outputs"]
 
 
 def test_a_model_without_states_has_no_generations() -> None:

@@ -78,7 +78,7 @@ class Partition:
 
     def __post_init__(self) -> None:
         self.arrivals = Arrivals(self.time)
-        self.gathering = Gathering(self.most_rows, self.combine, self.time.clock, self.time.sleep)
+        self.gathering = Gathering(self.most_rows, self.combine, clock=self.time.clock, sleep=self.time.sleep)
 
     def begin_again(self) -> None:
         """Starts another query from the beginning."""

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any
-from uuid import UUID
+from decimal import Decimal
+from itertools import product
+from typing import Annotated, Any
+from uuid import NAMESPACE_DNS, UUID, uuid5
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from balance_service.engine.outputs import SENDER_HEADER
 from balance_service.errors import ConfigurationError
+from balance_service.kafka.partitioner import Partitioning
 from balance_service.model.events import LAST, Emit, OfState
 from balance_service.model.folds import Count, RunningSum
 from balance_service.model.read_model import ReadModel
-from balance_service.model.record_keys import KEY_FORMAT_HEADER, KEY_FORMATS, RECORD_KEY, KeyFormat
+from balance_service.model.record_keys import KEY_FORMAT_HEADER, KEY_FORMATS, RECORD_KEY, KeyFormat, RecordKey
 from balance_service.model.stream import Global, Stream
+from balance_service.model.value_types import scale
 from balance_service.model.versions import declaration_of
 from balance_service.testing import Driver, event, row
 from balance_service.testing.contract import CONTRACT, Check
@@ -168,7 +173,51 @@ def keys_sent(model: type[ReadModel], topic: str, days: list[int]) -> list[Any]:
         return [(output.key, dict(output.headers).get(KEY_FORMAT_HEADER)) for output in driver.last_stage.sent(topic)]
 
 
-NUMBERS = [-1, 0, 2**62]
+NUMBERS = [-1, 0, 2**62, -(2**63)]
+
+
+@dataclass
+class Paid:
+    amount: Annotated[Decimal, scale(2)]
+
+
+@dataclass
+class Sum:
+    total: Annotated[Decimal, scale(2)]
+
+
+def sums_of(form: KeyFormat) -> type[ReadModel]:
+    members = {
+        "name": "own-sums",
+        "source": Stream("own-orders", Paid, key_format=form),
+        "key": RECORD_KEY,
+        "state": Sum,
+        "total": RunningSum("Paid.amount"),
+    }
+    return type("OwnSums", (ReadModel,), members)
+
+
+@pytest.mark.parametrize("form", KEY_FORMATS)
+def test_a_sum_under_the_records_own_key_is_added_in_columns(form: KeyFormat) -> None:
+    model = sums_of(form)
+    keys = [KEYS[form], *([-1, 0, 2**31 - 1] if form in ("int", "long") else [])]
+    for key, amounts in product(keys, [("1.00", "-0.25"), ("0.00",), ("12345678901234.56", "0.01")]):
+        with Driver(model, combines_few=True) as fast, Driver(model, combines_few=True, is_accelerated=False) as slow:
+            assert (fast.last_stage.processor.acceleration is None) == (form == "uuid")  # type: ignore[attr-defined]
+            for amount in amounts:
+                event_of_it = event("Paid", {"amount": Decimal(amount)}, record_key=key)
+                assert fast.given(event_of_it).states() == slow.given(event_of_it).states()
+            assert fast.view(key) == {"total": sum(map(Decimal, amounts))}
+
+
+@pytest.mark.parametrize("form", KEY_FORMATS)
+def test_partitions_of_keys_in_rows_are_those_of_each(form: KeyFormat) -> None:
+    kind, partitioning = RecordKey.of_format(form), Partitioning(7, "murmur2", form)
+    values = {"string": ["a1", "b2"], "bytes": ["00ff", "ff00"], "uuid": [str(uuid5(NAMESPACE_DNS, t)) for t in "ab"]}
+    keys = [kind.encode(value) for value in values.get(form, [-1, 0, 5, 2**31 - 1])]
+    rows = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(len(keys), -1)
+
+    assert partitioning.of_rows(rows).tolist() == partitioning.of_keys(keys)
 
 
 def test_the_keys_of_outputs_are_as_before_without_a_key_format() -> None:
@@ -178,6 +227,14 @@ def test_the_keys_of_outputs_are_as_before_without_a_key_format() -> None:
 @pytest.mark.parametrize(("model", "topic"), [(DaysAsLongs, "day-totals"), (PassesDays, "by-day")])
 def test_an_output_may_have_longs_as_java_writes_them(model: type[ReadModel], topic: str) -> None:
     assert keys_sent(model, topic, NUMBERS) == [(long(day), b"long") for day in NUMBERS]
+
+
+def test_the_greatest_numbers_of_a_column_are_dead_letters_since_their_keys_are_reserved() -> None:
+    with Driver(DaysAsLongs) as driver:
+        driver.given(Purchase("c", 2**63 - 1, 1), Purchase("c", 2**63 - 2**56, 1), Purchase("c", 2**63 - 2**56 - 1, 1))
+
+        assert [one.cause for one in driver.dead_letters()] == ["key-reserved"] * 2
+        assert [output.key for output in driver.last_stage.sent("day-totals")] == [long(2**63 - 2**56 - 1)]
 
 
 def test_a_key_format_changes_the_fingerprint_of_the_model_that_names_it() -> None:

@@ -15,6 +15,7 @@ const NOW = ["live", "paused"];
 const ICONS = { warn: "icon-soon.svg", bad: "icon-now.svg" };
 // The panel that says more.
 const PANELS = {
+  "begun-again": "partitions",
   behind: "partitions",
   building: "generations",
   halted: "instances",

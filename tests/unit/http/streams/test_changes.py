@@ -457,6 +457,19 @@ def test_a_feed_begins_behind_a_retry_at_the_position_of_its_first_view(owner: O
     asyncio.run(run())
 
 
+@pytest.mark.shows("listener", "deleted-keys")
+def test_a_feed_of_states_that_were_begun_again_begins_behind_their_former_position(owner: Owner) -> None:
+    async def run() -> None:
+        begun = feed.Feed(owner.one, feed.Pace())
+        # What was deleted at the beginning is in no commit.
+        begun.begin(Position(0, 2, "t", emitted_up_to=10))
+        begun.note_commit(0, 12, [b"c1"])
+
+        assert [begun.number_at(feed.Point(at, "")) for at in (9, 10, 11)] == [None, None, 0]
+
+    asyncio.run(run())
+
+
 @pytest.mark.shows("listener")
 @pytest.mark.parametrize("last", ["1/0:10@former", "1/0:10"])
 @pytest.mark.parametrize("through_peer", [False, True])
