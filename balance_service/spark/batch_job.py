@@ -410,7 +410,7 @@ class _Driver:
             source=stage.source,
             source_topic_id=job.source.topic_id,
             partitioner=plan.partitioner,
-            state_schema_id=processor.state_codec.schema_id,
+            state_schema_id=processor.frames.codec.schema_id,
             made_with=made_here(job.settings),
             partitions=tuple(partitions),
         )

@@ -265,7 +265,7 @@ def test_discarded_and_open_dead_letters_are_taken_over_and_their_records_are_no
     done = batch.fold(batch.deal(*splits))
 
     states = {key: of for key, of in batch.records(done).items() if not key.startswith(RESERVED_PREFIX)}
-    decode = batch.plan.processor().state_codec.decode
+    decode = batch.plan.processor().frames.codec.decode
     assert {key: decode(of)["names"] for key, of in states.items()} == {b"a": ["one", "two"]}
     letters = Counter[str]()
     for one in done:
