@@ -82,6 +82,9 @@ def fold(
 ) -> Folded | None:
     """Executes step 2; returns None if a dead letter that the batch retries was closed since it was read.
 
+    Args:
+        seen_to_ms: as `Position.seen_to_ms`, at the end of the batch.
+
     Raises:
         TaskMigratedError: the batch does not start at the store's position.
         TaskHaltedError: the stage's code fails.
@@ -128,7 +131,7 @@ def commit(
 
     Args:
         audit: records of the decision that makes the batch, if an operator does.
-        seen_to_ms: as `Position.seen_to_ms`, at the end of the batch.
+        seen_to_ms: as of `fold`.
 
     Raises:
         TaskMigratedError: as `fold`, or the task was fenced.

@@ -126,6 +126,11 @@ def run(job: BatchJob, scratch: Scratch, progress: Callable[[int, int], None]) -
         FatalError: Spark fails; the message says at what.
     """
     check_cluster(job.master, job.conf)
+    if job.stage.compacted:
+        raise ConfigurationError(
+            f"the source of '{job.stage.owner}' is compacted, and a batch job does not know until when it has seen its "
+            "deletions; run the rebuild without --master"
+        )
     folder = job.folder
     folder.delete()
     folder.check()
