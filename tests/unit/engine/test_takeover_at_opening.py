@@ -17,6 +17,7 @@ from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.inheritance import inherit, predecessors
 from balance_service.engine.opening import starting_changes
 from balance_service.engine.records import MISPLACED, NEVER, POSITION_KEY, Position, Role, TaskId
+from balance_service.engine.schema_records import NO_SCHEMAS
 from balance_service.engine.store import StateStore
 from balance_service.engine.task import Task
 from balance_service.errors import RetriableError, TaskHaltedError, TaskMigratedError
@@ -151,6 +152,7 @@ class Opening:
         self.decided: Mapping[int, Letter] = {}
         self.writer = FakeWriter()
         self.hosted: Any = SimpleNamespace(
+            schemas=NO_SCHEMAS,
             stage=stage(generation),
             settings=SimpleNamespace(allow_finite_retention=False),
             topics=broker,
