@@ -118,6 +118,10 @@ class MemoryDatabase:
                 self.values[key] = value
                 self._of_first[first].add(key)
 
+    def ingest(self, records: Sequence[Record]) -> None:
+        """As `Database.ingest`."""
+        self.write(records)
+
     def require_room(self, *, serves: bool = True) -> None:
         """Does nothing: a process that lacks memory ends by itself. Arguments as of `Database.require_room`."""
 

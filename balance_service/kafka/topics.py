@@ -52,8 +52,6 @@ _MOVED = {
 _UNKNOWN_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
-
-
 def in_sync_replicas(replicas: int) -> int:
     """How many of a topic's replicas have a record before it is acknowledged, unless a topic's configuration differs.
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.bulk.folder import Folder
     from balance_service.engine.dead_letter import Letter
+    from balance_service.engine.joined_tables import JoinedTables
     from balance_service.engine.records import DeadLetter
-    from balance_service.engine.tables import JoinedTables
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.model.stream import Partitioner

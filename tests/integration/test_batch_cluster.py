@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import pyspark
 import pytest
 
-from balance_service.process.jars import java_executable
+from balance_service.process.java import java_executable
 from balance_service.spark.jvm import MODULE_OPTIONS
 from tests.integration.engines import settings_for
 from tests.integration.test_batch_job import assert_equal, built_online, processor, rebuilding

@@ -16,7 +16,7 @@ from balance_service.cluster.directory import ServerTable
 from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.hosting.online_rebuilds import Rebuilds
-from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.kafka.messages import IDEMPOTENCY_HEADER
 from balance_service.model.generations import Switch
 from tests.integration.engines import customers_in, running_engine, settings_for
 from tests.integration.purchases import Till, invoice
