@@ -39,6 +39,9 @@ _LATER = tuple(
     )
 )
 
+# `make chaos` also restarts brokers in turn, and upgrades instances.
+_CHAOS = tuple(f"tests/chaos/test_{name}.py" for name in ("checks", "chaos", "systems"))
+
 # The time of CI is limited: it plays a third of the other end-to-end tests a day, each file every third day.
 _DAYS = 3
 
@@ -98,7 +101,7 @@ def _turns(which: str) -> Sequence[Mapping[str, Sequence[str]]]:
             day = int(time.time() // 86_400) % _DAYS
             others = _shares(others, _DAYS)[day]
             print(f"of {_DAYS} shares of the other end-to-end tests, CI plays number {day + 1} today", flush=True)
-        return _lanes("e2e", others, 3), {"chaos": ["tests/chaos"]}
+        return _lanes("e2e", others, 3), {"chaos": _CHAOS}
     soon = [path for path in (_TESTS / "integration").glob("test_*.py") if path.name not in _LATER]
     integration = _lanes("integration", soon, 2)
     return [{"stories": _STORIES, **integration, "unit": ["tests/unit"]}]
