@@ -34,7 +34,7 @@ _STORIES = tuple(
 _LATER = tuple(
     f"test_{name}.py"
     for name in (
-        *("spark_faults", "recorded_data", "memory", "batch_cluster"),
+        *("spark_faults", "recorded_data", "memory", "batch_cluster", "batch_job"),
         *("transformed_rows", "transforms_refused", "transform_fingerprints", "transform_bounds"),
     )
 )
@@ -57,6 +57,8 @@ _MINUTES = {
     "e2e/test_dead_letter_operations.py": 6,
     "e2e/test_retry_topics.py": 5,
     "integration/test_recorded_data.py": 5,
+    "integration/test_batch_job.py": 6,
+    "e2e/test_loads.py": 6,
     "integration/test_spark_faults.py": 4,
     "e2e/test_network_and_clock.py": 4,
     "e2e/test_files.py": 4,

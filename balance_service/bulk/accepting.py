@@ -99,7 +99,7 @@ class Wanted:
                 [one.partition for one in manifest.partitions],
                 [*range(self.partitions)],
             ),
-            ("version of balance-service", made.package, ours.package),
+            ("version of balance-read-models", made.package, ours.package),
             ("version of Spark", made.spark, ours.spark),
             ("rules of the decoder", made.decoder_rules, ours.decoder_rules),
             ("BALANCE_IDEMPOTENCY_WINDOW in ms", made.idempotency_window_ms, ours.idempotency_window_ms),

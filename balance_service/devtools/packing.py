@@ -6,6 +6,7 @@ The archive has packages alone, in its root: the executors have Python, of the s
 from __future__ import annotations
 
 import io
+import re
 import sys
 import tarfile
 from importlib.metadata import Distribution, distribution
@@ -19,8 +20,10 @@ from balance_service.process.package import resource
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_NAME = "balance-service"
+_NAME = "balance-read-models"
 _PACKAGE = "balance_service"
+# What an instance needs, apart from Java: executors fold as an instance does.
+_EXTRA = re.compile(r"""\s*extra\s*==\s*['"]service['"]\s*""")
 # Spark's jars and its examples: the executors have Spark.
 _LEFT_OUT = ("pyspark/jars/", "pyspark/examples/", "pyspark/data/", "pyspark/python/lib/")
 _RESOURCES = ("samples", "schemas", "deploy/ivy.xml", "deploy/jars.sha256", "deploy/log4j2.properties")
@@ -85,11 +88,14 @@ def _tree(path: Path, name: str) -> Iterator[tuple[str, Path]]:
 
 
 def _required(of: Distribution) -> Iterator[Distribution]:
-    """Yields the installed distributions that one requires, and those that they require, without its extras."""
+    """Yields the distributions that one requires for instances, and those that they require without extras."""
     known, waiting = {_normal(_NAME)}, [of]
     while waiting:
-        for requirement in waiting.pop().requires or ():
+        by = waiting.pop()
+        for requirement in by.requires or ():
             told, _, condition = requirement.partition(";")
+            if by is of:
+                condition = _EXTRA.sub("", condition)
             name = _normal(_name_in(told))
             if name in known or "extra" in condition:
                 continue

@@ -192,7 +192,7 @@ def test_a_job_makes_what_an_online_rebuild_makes_of_balances_and_activity(
     assert sum(len(one.letters) for one in manifest.partitions) > 0
 
 
-@pytest.mark.shows("rebuild", "transform")
+@pytest.mark.shows("rebuild")
 def test_a_job_makes_what_an_online_rebuild_makes_of_rewards(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:

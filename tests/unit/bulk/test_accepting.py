@@ -58,7 +58,7 @@ def test_what_this_process_would_have_made_is_accepted(tmp_path: Path) -> None:
         ({"source_topic_id": "anew"}, "id of the source topic is 'anew', and here it is 'the source'"),
         ({"partitioner": "crc32"}, "partitioner is 'crc32', and here it is 'murmur2'"),
         ({"parts": [(5, [])]}, r"partitions is \[0\], and here it is \[0, 1\]"),
-        ({"made_with": replace(MADE, package="9.9.9")}, "version of balance-service is '9.9.9'"),
+        ({"made_with": replace(MADE, package="9.9.9")}, "version of balance-read-models is '9.9.9'"),
         ({"made_with": replace(MADE, spark="9.9.9")}, "version of Spark is '9.9.9'"),
         ({"made_with": replace(MADE, decoder_rules=99)}, "rules of the decoder is 99"),
         ({"made_with": replace(MADE, idempotency_window_ms=1)}, "BALANCE_IDEMPOTENCY_WINDOW in ms is 1, and"),
