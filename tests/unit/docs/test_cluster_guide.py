@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from balance_service.bulk.folder import MANIFEST, RECORDS, Folder, Split
+from balance_service.bulk.folder import RECORDS, Folder, Split
+from balance_service.bulk.manifest import MANIFEST
 from balance_service.errors import InvalidInputError
 
 GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "cluster.md"
