@@ -46,7 +46,9 @@ def with_handlers(work: Callable[[Handlers], Coroutine[Any, Any, None]]) -> None
         table.hear("peer:1", {"address": "peer:1", "incarnation": "i", "models": [published], "tasks": []}, live=True)
         generations = SimpleNamespace(serving=lambda _model: 1, of=lambda _model: SimpleNamespace(live=[1]))
         instance: Any = SimpleNamespace(
-            engine=SimpleNamespace(models={}, stages=[], serving_stages=[], generations=generations),
+            engine=SimpleNamespace(
+                models={}, stages={}, tables={}, table_watermarks=None, serving_stages=[], generations=generations
+            ),
             directory=SimpleNamespace(table=table, is_read=True),
             rebuilds=SimpleNamespace(checks=SimpleNamespace()),
             commands=[Command()],
