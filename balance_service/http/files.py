@@ -82,11 +82,8 @@ class PeerFiles:
 
 
 async def _answer(handlers: Handlers, request: web.Request) -> web.StreamResponse:
-    given, requests, peers = (
-        FilesParameters.of(request),
-        handlers.of(GenerationRequests),
-        handlers.of(PeerFiles),
-    )
+    requests, peers = handlers.of(GenerationRequests), handlers.of(PeerFiles)
+    given = FilesParameters.of(request)
     requests.require_known(given.model)
     own = asyncio.to_thread(requests.checks.check_files, given.model, given.files)
     if FORWARDED_HEADER in request.headers:

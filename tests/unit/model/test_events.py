@@ -243,7 +243,7 @@ def test_each_state_of_a_standard_fold_is_emitted_with_the_schema_of_its_topic()
         assert isinstance(folding, FoldProcessor)
         assert folding.emission is not None
         codec: Any = folding.emission.codec
-        codec.schema_id = 7
+        codec.schema_id, codec.header = 7, frame_header(7)
         driver.given(*(event(SCORED, {"id": "g", "paid": Decimal(paid)}) for paid in ("1.00", "2.00")))
 
         first, second = (output.value for output in driver.last_stage.sent("paid"))
