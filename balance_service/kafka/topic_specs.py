@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MAX_MESSAGE_BYTES = "max.message.bytes"
-MIN_IN_SYNC = "min.insync.replicas"
 BATCH_BYTES = 1 << 20
 """The largest size of a batch of small records that a producer sends."""
 # Room for the headers that the service adds to a record.
@@ -306,6 +305,9 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
     _prepare(topics, directory_spec(settings))
     _prepare(topics, decisions_spec(settings))
     prepare_generations(topics, settings)
+    # At first use, as in `losses`.
+    from balance_service.kafka.topics import MIN_IN_SYNC
+
     brokers = topics.brokers()
     if brokers >= _RECOMMENDED_REPLICAS > settings.replication_factor:
         log.warning(

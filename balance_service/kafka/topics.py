@@ -16,7 +16,6 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 
 from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
 from balance_service.kafka.clients import ConnectionErrors, by_remedy, common_config, new_client
-from balance_service.kafka.topic_specs import MIN_IN_SYNC
 from balance_service.process.runtime import Attempts, elapsed
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 
+MIN_IN_SYNC = "min.insync.replicas"
 # Shorter than the time an instance may take to stop: it waits for the request in flight.
 _REQUEST_TIMEOUT_SECONDS = 5.0
 _METADATA_TIMEOUT_SECONDS = 1.0

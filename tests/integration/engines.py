@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -56,9 +56,11 @@ def settings_for(stack: LocalStack, names: dict[str, str], state_dir: Path, **ov
 @contextmanager
 def running_engine(settings: Settings) -> Iterator[Engine]:
     """Runs an engine and stops it at the end."""
-    engine = Engine(
-        settings, state_directory(settings), stages_in(settings), hosted_models(settings), Metrics(), startup_retries()
-    )
+    directory = state_directory(settings)
+    with ExitStack() as on_failure:
+        on_failure.callback(directory.close)
+        engine = Engine(settings, directory, stages_in(settings), hosted_models(settings), Metrics(), startup_retries())
+        on_failure.pop_all()
     engine.start()
     try:
         yield engine

@@ -336,7 +336,6 @@ def test_an_application_that_began_with_a_registry_keeps_to_it(
     with hosted(began, monkeypatch, model) as engine:
         eventually(lambda: totals(engine, model.name) == {"a": Decimal("1.00")}, lambda: str(engine.problems), 150)
 
-    # An engine that fails to start keeps its folder.
     changed = {"schema_registry_url": None, "state_dir": tmp_path / "another"}
     without = replace(began, settings=began.settings.model_copy(update=changed))
     with (

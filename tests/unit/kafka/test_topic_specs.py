@@ -14,7 +14,6 @@ from balance_service.errors import ConfigurationError
 from balance_service.kafka.topic_specs import (
     CHANGELOG,
     FOREVER,
-    MIN_IN_SYNC,
     changelog_spec,
     copy_spec,
     dead_letters_spec,
@@ -22,7 +21,7 @@ from balance_service.kafka.topic_specs import (
     prepare_topics,
     source_spec,
 )
-from balance_service.kafka.topics import Topic
+from balance_service.kafka.topics import MIN_IN_SYNC, Topic
 from balance_service.model.events import LAST, Emit
 from balance_service.model.placing import stages_of, stages_of_retries
 from balance_service.model.read_model import ReadModel

@@ -102,7 +102,7 @@ def test_tracing_is_off_by_default_and_needs_no_sdk() -> None:
 
 @pytest.mark.usefixtures("no_sdk")
 def test_tracing_without_the_sdk_is_rejected_with_the_remedy() -> None:
-    with pytest.raises(ConfigurationError, match=r"BALANCE_TRACING_ENDPOINT .*'\.\[tracing\]'"):
+    with pytest.raises(ConfigurationError, match=r"BALANCE_TRACING_ENDPOINT .* install balance-read-models\[tracing\]"):
         start_tracing(load_settings(tracing_endpoint="http://localhost:4318"))
 
 

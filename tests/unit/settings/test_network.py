@@ -44,7 +44,7 @@ def test_the_registry_client_refuses_an_unusable_proxy(monkeypatch: pytest.Monke
     monkeypatch.setenv("ALL_PROXY", proxy)
 
     with pytest.raises(ConfigurationError) as caught:
-        SchemaRegistry.from_settings(load_settings())
+        SchemaRegistry.from_settings(load_settings(schema_registry_url="http://registry.example"))
 
     assert str(caught.value) == refusal_of("ALL_PROXY")
 

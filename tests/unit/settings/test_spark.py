@@ -163,7 +163,7 @@ def test_a_file_that_cannot_be_read_is_refused(conf: Path) -> None:
 def test_a_wrong_file_is_refused_before_the_jvm_starts(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(conf, "spark.sql.ansi.enabled false\n")
     started: list[object] = []
-    monkeypatch.setattr(jvm, "SparkJvm", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(jvm, "SparkJvm", lambda *arguments, **_: started.append(arguments))
     monkeypatch.setattr(jvm, "_launched", [])
 
     with pytest.raises(ConfigurationError, match=r"spark\.sql\.ansi\.enabled is set by the service"):
