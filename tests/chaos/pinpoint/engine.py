@@ -24,8 +24,8 @@ BUGS = (
     in_one_test(
         "a store that has a part of the files has a position",
         "engine/store.py",
-        "StoreView(self._db, None if is_loading else position)",
-        "StoreView(self._db, position)",
+        "StoreView(self._db.snapshot(), None if is_loading else position)",
+        "StoreView(self._db.snapshot(), position)",
         "unit/engine/test_loading",
         "test_the_first_record_and_the_end_of_each_part_say_that_the_store_is_loaded",
     ),

@@ -26,8 +26,17 @@ def test_recorded_frames_are_read(one: dict[str, Any]) -> None:
 
     read = json.loads(exact_json(codec.decode(bytes.fromhex(one["frame"]))), parse_float=str)
 
-    # A later schema may have more fields.
-    assert {name: read[name] for name in one["value"]} == one["value"]
+    assert known(read, one["value"]) == one["value"]
+
+
+def known(read: Any, recorded: Any) -> Any:
+    """Returns what is read, without fields that a later schema has added."""
+    match recorded:
+        case dict():
+            return {name: known(read[name], value) for name, value in recorded.items()}
+        case list() if len(recorded) == len(read):
+            return [known(one, of) for one, of in zip(read, recorded, strict=True)]
+    return read
 
 
 def test_each_record_of_the_service_is_recorded() -> None:
