@@ -74,7 +74,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    (wheel,) = folder.glob("balance_service-*.whl")
+    (wheel,) = folder.glob("balance_read_models-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "site-packages")
     return folder / "site-packages"

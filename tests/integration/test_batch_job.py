@@ -280,6 +280,12 @@ def test_a_record_at_which_spark_fails_becomes_a_dead_letter_within_the_job(
             at = 1 << 61 if number in (7, 8, 30) else 0
             writer.send(customer, writer.frame(customer, "1.00"), partition=0, timestamp=at)
         assert writer.producer.flush(20) == 0
+        served = engine.models["balance"]
+        eventually(
+            lambda: (task := served.task(0)) is not None and task.view is not None and task.position == 40,
+            lambda: str(engine.problems),
+            _SECONDS,
+        )
         online = built_online(engine, "balance")
         codecs = processor(engine, "balance")
 
