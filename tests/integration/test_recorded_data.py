@@ -121,7 +121,11 @@ class _Recording:
     def heal(self) -> None:
         """Redrives an event whose schema was not registered when it was read."""
         event = self.expected["healing"]
-        self._decide("redrive", "applied", *(f"{model}/{event['place']}" for model in ("balance", "activity")))
+        for model in ("balance", "activity"):
+            answer = decide(self._instance, "redrive", letter := f"{model}/{event['place']}")
+            # A task that has opened retries its dead letters.
+            assert answer.status_code == 202 or "applied already" in answer.text, answer.text
+            wait_for(self._instance, "applied", letter)
         self._count(event["customer"], event["amount"], event["occurredOn"])
 
     def discard(self) -> None:
