@@ -126,6 +126,8 @@ class _Recording:
             # A task that has opened retries its dead letters.
             assert answer.status_code == 202 or "applied already" in answer.text, answer.text
             wait_for(self._instance, "applied", letter)
+            self.letters[letter] = [self.letters[letter][0], "applied"]
+            self.records[f"{self._application_id}-dead-letter-decisions"] += answer.status_code == 202
         self._count(event["customer"], event["amount"], event["occurredOn"])
 
     def discard(self) -> None:
