@@ -116,6 +116,8 @@ class ChildProcess:
         """Start `command` and return at once; `environment` is added to that of this process."""
         if self.running:
             raise RuntimeError(f"{self.name} is already running")
+        # Closes the pipe of a child that has ended by itself.
+        self.begin_stop()
         if self.log.exists():
             self.log.replace(self.log.with_name(self.log.name + ".1"))
         with self.log.open("wb") as output:
