@@ -53,8 +53,7 @@ def models_of_topic(settings: Settings, topic: str) -> list[ReadModel]:
     hosted = hosted_models(settings)
     if topic in topics_read(hosted, settings):
         return hosted
-    names = {model.name for model in hosted}
-    return [*hosted, *(model() for name, model in SHIPPED.items() if name not in names)]
+    return [*hosted, *(model() for model in _shipped_besides(hosted))]
 
 
 def with_shipped(hosted: Iterable[ReadModel]) -> list[ReadModel]:
@@ -64,8 +63,12 @@ def with_shipped(hosted: Iterable[ReadModel]) -> list[ReadModel]:
     to answer for it.
     """
     known = newest(hosted)
+    return [*known, *(model() for model in _shipped_besides(known) if not transforms(model))]
+
+
+def _shipped_besides(known: Iterable[ReadModel]) -> list[type[ReadModel]]:
     names = {model.name for model in known}
-    return [*known, *(model() for name, model in SHIPPED.items() if name not in names and not transforms(model))]
+    return [model for name, model in SHIPPED.items() if name not in names]
 
 
 def chosen_models(settings: Settings, names: Sequence[str]) -> list[ReadModel]:

@@ -94,11 +94,6 @@ class IdempotencyKeys:
         known = {name: _marker(codec.decode(frame)) for name, frame in frames if frame is not None}
         return IdempotencyKeys(window_ms, codec, repeated, known, times, now)
 
-    @property
-    def are_none(self) -> bool:
-        """Whether no update of the batch has an idempotency key."""
-        return not self.times
-
     def is_repeated(self, update: KeyedUpdate) -> bool:
         """Whether an event with the same idempotency key was applied to the same state within the window.
 
