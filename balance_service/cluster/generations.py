@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, KafkaException, Producer
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Producer
 
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import (
@@ -237,7 +237,7 @@ class GenerationLog(PeriodicThread):
             yield producer
             if wait_for_deliveries(producer, _TRANSACTION_SECONDS):
                 raise RetriableError(f"{doing}: the broker did not confirm in time")
-            producer.commit_transaction(_TRANSACTION_SECONDS)
+            _commit(producer, doing)
             failpoint("generations-written")
         except KafkaException as error:
             raise by_remedy(error, doing, grant) from error
@@ -333,6 +333,17 @@ class GenerationLog(PeriodicThread):
                     self._reader.close()
                 self._reader = None
             time.sleep(_RETRY_SECONDS)
+
+
+def _commit(producer: Producer, doing: str) -> None:
+    """Commits a transaction. Raises TaskMigratedError if another writer may have fenced this one meanwhile."""
+    try:
+        producer.commit_transaction(_TRANSACTION_SECONDS)
+    except KafkaException as error:
+        # So a broker answers a commit that arrives while it fences the producer.
+        if error.args[0].code() == KafkaError.UNKNOWN:
+            raise TaskMigratedError(f"fenced while {doing}: {error.args[0].str()}") from error
+        raise
 
 
 def _begun(declaration: Declaration, now: Generations) -> Generations:
