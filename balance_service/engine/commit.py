@@ -20,7 +20,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from balance_service.engine.deletions import without_states
 from balance_service.engine.records import NEVER, POSITION_KEY
 from balance_service.errors import ChangelogCutError, RetriableError, StoreFullError, TaskHaltedError, TaskMigratedError
 from balance_service.model.record_folds import TRUNCATED
@@ -215,28 +214,20 @@ def write_part(
 
 
 def write_records(
-    records: Sequence[Record], position: Position, codec: AvroCodec, store: StateStore, writer: ChangelogWriter
-) -> None:
-    """Commits any other records with a position. Raises as `commit`."""
-    _require_whole(store)
-    _write(position, codec, store, writer, lambda: iter(records))
-
-
-def begin_again(
+    records: Callable[[], Iterable[Record]],
     position: Position,
     codec: AvroCodec,
     store: StateStore,
     writer: ChangelogWriter,
-    schemas: Sequence[Record],
-    outputs: Sequence[Output],
+    outputs: Iterable[Output] = (),
 ) -> None:
-    """Commits a position without states, and deletes those that there are. Raises as `commit`.
+    """Commits any other records with a position. Raises as `commit`.
 
     Args:
-        schemas, outputs: as `SchemaRecords.missing` returns them.
+        records: returns the same records at each call.
     """
     _require_whole(store)
-    _write(position, codec, store, writer, lambda: itertools.chain(schemas, without_states(store)), (), outputs)
+    _write(position, codec, store, writer, records, (), outputs)
 
 
 def _require_no_truncation(batch: TaskBatch, stands_at: Position) -> None:

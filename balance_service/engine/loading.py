@@ -209,8 +209,8 @@ def _deleted(position: Position, hosted: HostedStage, store: StateStore, writer:
     start, codec = b"", hosted.processor.position_codec
     while keys := store.recorded_keys(start, part_size(_DELETED)):
         # Its position is encoded under one of these.
-        gone = [key for key in keys if not key.startswith(SCHEMA_PREFIX)]
-        write_records([(key, None) for key in gone], position, codec, store, writer)
+        gone = [(key, None) for key in keys if not key.startswith(SCHEMA_PREFIX)]
+        write_records(gone.__iter__, position, codec, store, writer)
         start = keys[-1] + b"\0"
         yield
 

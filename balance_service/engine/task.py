@@ -11,16 +11,17 @@ from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from balance_service.engine.batch import PartitionUpdates, TaskBatch
-from balance_service.engine.commit import Committed, begin_again, commit, decide, write_position
+from balance_service.engine.commit import Committed, commit, decide, write_position, write_records
 from balance_service.engine.dead_letter import open_letters
 from balance_service.engine.dead_letters import DueLetters
 from balance_service.engine.decisions import Decision
-from balance_service.engine.deletions import Deletions, begun_again
+from balance_service.engine.deletions import Deletions, begun_again, without_states
 from balance_service.engine.inheritance import check_owner, inherit, last_positions, open_writer
 from balance_service.engine.loading import loads, require_loaded
 from balance_service.engine.opening import (
@@ -789,7 +790,8 @@ class Task:
         start = self._hosted.topics.offsets(source, [partition], earliest=True)[partition]
         codec, letters = self._hosted.processor.position_codec, self._hosted.processor.letters
         schemas, outputs = self._hosted.schemas.missing(store, start, letters.now_ms())
-        begin_again(begun_again(position, start), codec, store, writer, schemas, outputs)
+        begun, records = begun_again(position, start), lambda: chain(schemas, without_states(store))
+        write_records(records, begun, codec, store, writer, outputs)
         self._log.warning("the partition is folded again from its beginning", reason=why, stood_at=position.offset)
 
     def _check_owner(self, store: StateStore) -> None:

@@ -16,7 +16,7 @@ import threading
 from collections import Counter
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -38,7 +38,7 @@ from balance_service.kafka.log_reader import records_at
 from balance_service.kafka.topics import Topics
 from balance_service.model.events import OnFailure
 from balance_service.model.versions import declaration_of
-from balance_service.spark.batch_plan import Answers, Asking, Plan, UnresolvedError, id_named, told
+from balance_service.spark.batch_plan import Answers, Asked, Plan, UnresolvedError, id_named, told
 from balance_service.spark.batch_session import check_cluster, map_in_arrow, start_batch_spark
 from balance_service.spark.batch_share import FOLDED, FoldedShare, folded
 from balance_service.spark.batch_split import DEALT, SHARE, dealt
@@ -184,12 +184,7 @@ class _Driver:
 
     def _plan(self) -> Plan:
         job, settings = self._job, self._job.settings
-        answers = Answers(
-            largest_bytes=int(str(producer_config(settings)["message.max.bytes"])),
-            retry_every_ms=int(settings.retry_every_seconds * 1000),
-            idempotency_window_ms=int(settings.idempotency_window_seconds * 1000),
-        )
-        stage = job.stage
+        stage, registry = job.stage, self._schemas.of_producers
 
         def config(name: str) -> Mapping[str, str]:
             return self._topics.config(job.former_changelog if name == stage.changelog else name)
@@ -200,17 +195,22 @@ class _Driver:
                 raise ConfigurationError(f"topic '{name}' does not exist: start an instance with the model first")
             return topic
 
-        asking = Asking(
-            answers,
-            self._schemas.of_producers,
-            lambda name: found(name).partitions,
-            lambda name: found(name).topic_id,
-            config,
+        asked = Asked(registry, lambda name: found(name).partitions, lambda name: found(name).topic_id, config)
+        answers = Answers(
+            largest_bytes=int(str(producer_config(settings)["message.max.bytes"])),
+            retry_every_ms=int(settings.retry_every_seconds * 1000),
+            idempotency_window_ms=int(settings.idempotency_window_seconds * 1000),
+            asked=asked,
+            is_set=registry.is_set,
+            has_fingerprints=self._schemas.has_fingerprints,
         )
-        plan = Plan(
+        services = answers.services()
+        processor_of(stage, job.read_model, services)
+        self._texts = services.schemas.records(stage.changelog)
+        return Plan(
             stage=stage,
             read_model=job.read_model,
-            answers=answers,
+            answers=replace(answers, asked=None),
             folder=job.folder,
             source_topic_id=job.source.topic_id,
             partitioner=stage.partitioner,
@@ -219,10 +219,6 @@ class _Driver:
             letters=job.letters,
             shares=self._shares(),
         )
-        services = asking.services(has_fingerprints=self._schemas.has_fingerprints)
-        processor_of(stage, job.read_model, services)
-        self._texts = services.schemas.records(stage.changelog)
-        return plan
 
     def _shares(self) -> int:
         """Returns how many shares each partition has: so many that they fit into memory and occupy all cores."""
@@ -232,20 +228,33 @@ class _Driver:
         wanted = max(-(-largest // _SHARE_EVENTS), -(-2 * cores // partitions))
         return max(1, min(wanted, _MOST_SHARES // partitions))
 
-    def _records(self, plan: Plan, begins: Mapping[int, int], ends: Mapping[int, int]) -> DataFrame:
-        """Returns records as Kafka's source gives them, those that name their schema in a header with their frames."""
+    def _rows(self, plan: Plan, begins: Mapping[int, int], ends: Mapping[int, int]) -> DataFrame | None:
+        """Returns `Decoder.updates` of the records in these ranges; None if the plan reads none of them.
+
+        Spark's Kafka source reads one range of a partition, so the ranges between records at which Spark fails are read
+        by further sources. A condition would not leave these records out: the source fails before it is evaluated.
+        """
+        ranges = {partition: plan.readable(partition, begin, ends[partition]) for partition, begin in begins.items()}
+        sources = [
+            self._read({p: of[number] for p, of in ranges.items() if number < len(of)})
+            for number in range(max(map(len, ranges.values()), default=0))
+        ]
+        if not sources:
+            return None
+        records = reduce(lambda some, more: some.union(more), sources)
+        # Records that name their schema in a header get their frames.
+        return self._decoder.updates(self._decoder.framed_records(records, self._frames))
+
+    def _read(self, ranges: Mapping[int, tuple[int, int]]) -> DataFrame:
+        """Returns one range of each partition, as Kafka's source gives the records."""
         job = self._job
         topic = job.source.name
         options = {
-            **source_options(job.settings, topic, begins),
-            "endingOffsets": json.dumps({topic: {str(partition): end for partition, end in ends.items()}}),
+            **source_options(job.settings, topic, {partition: begin for partition, (begin, _) in ranges.items()}),
+            "endingOffsets": json.dumps({topic: {str(partition): end for partition, (_, end) in ranges.items()}}),
             "maxRecordsPerPartition": str(job.split_records),
         }
-        records = self._spark.read.format("kafka").options(**options).load()
-        for partition, failing in plan.failing.items():
-            if failing:
-                records = records.where((F.col("partition") != partition) | ~F.col("offset").isin(sorted(failing)))
-        return self._decoder.framed_records(records, self._frames)
+        return self._spark.read.format("kafka").options(**options).load()
 
     def _folded(self, plan: Plan) -> dict[int, FoldedShare]:
         job = self._job
@@ -258,8 +267,7 @@ class _Driver:
             F.lit(None).cast("binary").alias("rows"),
         )
         all_rows = begun
-        if read:
-            rows = self._decoder.updates(self._records(plan, {p: job.begins[p] for p in read}, read))
+        if (rows := self._rows(plan, {p: job.begins[p] for p in read}, read)) is not None:
             rows = rows.withColumn(SHARE, self._share(plan))
             all_rows = begun.unionByName(map_in_arrow(rows, partial(dealt, plan), DEALT))
         together = all_rows.repartitionById(shares, F.col("share")).sortWithinPartitions("first")
@@ -354,8 +362,9 @@ class _Driver:
     def _error_in(self, plan: Plan, partition: int, begin: int, end: int) -> str | None:
         """Returns what Spark says when it decodes a range of records; None if it can."""
         try:
-            rows = self._decoder.updates(self._records(plan, {partition: begin}, {partition: end}))
-            rows.write.format("noop").mode("overwrite").save()
+            rows = self._rows(plan, {partition: begin}, {partition: end})
+            if rows is not None:
+                rows.write.format("noop").mode("overwrite").save()
         except Exception as error:  # Spark and py4j raise many types of errors.
             return in_short(error)
         return None

@@ -9,7 +9,7 @@ import json
 import re
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from balance_service import errors
 from balance_service.avro.own_schemas import OwnSchemas
@@ -37,109 +37,73 @@ _TOLD = re.compile(f"{_BEGIN}(.*?){_END}", re.DOTALL)
 _ID = "id:"
 
 
-@dataclass(slots=True)
+class Asked(NamedTuple):
+    """Whom the driver asks: the registry, and by the names of topics the brokers."""
+
+    registry: SchemaRegistry
+    partitions: Callable[[str], int]
+    topic_id: Callable[[str], str]
+    config: Callable[[str], Mapping[str, str]]
+
+
+@dataclass(slots=True, kw_only=True)
 class Answers:
-    """What the registry and the brokers said while the driver made the processor, for workers, which ask neither."""
+    """What the registry and the brokers said while the driver made the processor, for workers, which ask neither.
+
+    Attributes:
+        asked: of the driver; None in a worker.
+        is_set: whether the application has a registry.
+        has_fingerprints: as of `OwnSchemas`.
+        known: by kind and name.
+    """
 
     largest_bytes: int
     retry_every_ms: int
     idempotency_window_ms: int
-    schema_ids: dict[str, int] = field(default_factory=dict)
-    """By subject and schema."""
-    partitions: dict[str, int] = field(default_factory=dict)
-    topic_ids: dict[str, str] = field(default_factory=dict)
-    configs: dict[str, Mapping[str, str]] = field(default_factory=dict)
-    is_set: bool = True
-    """Whether the application has a registry."""
-    has_fingerprints: bool = False
-    """As of `OwnSchemas`."""
+    asked: Asked | None
+    is_set: bool
+    has_fingerprints: bool
+    known: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     url = ""
 
     def register(self, subject: str, schema: Schema) -> int:
-        """As `SchemaRegistry.register`, of a schema that is registered."""
-        return self.schema_ids[_subject(subject, schema)]
+        """As `SchemaRegistry.register`."""
+        name = f"{subject}\0{json.dumps(schema, sort_keys=True, default=str)}"
+        found: int = self._answer("schema", name, lambda asked: asked.registry.register(subject, schema))
+        return found
 
-    def writer_schema(self, schema_id: int) -> NoReturn:
-        """The states of one job are of one schema."""
-        raise RetriableError(f"schema {schema_id} is not one that this job registered")
+    def writer_schema(self, schema_id: int) -> Any:
+        """As `SchemaRegistry.writer_schema`, in the driver. The states of one job are of one schema."""
+        if self.asked is None:
+            raise RetriableError(f"schema {schema_id} is not one that this job registered")
+        return self.asked.registry.writer_schema(schema_id)
 
     def services(self) -> StageServices:
+        """Returns services of these answers. In the driver, they ask for those that are not known yet."""
         schemas = OwnSchemas(cast("SchemaRegistry", self))
         schemas.has_fingerprints = self.has_fingerprints
         return StageServices(
             schemas=schemas,
-            partitions=self.partitions.__getitem__,
-            topic_id=self.topic_ids.__getitem__,
-            config=self.configs.__getitem__,
+            partitions=lambda name: self._answer("partitions", name, lambda asked: asked.partitions(name)),
+            topic_id=lambda name: self._answer("topic id", name, lambda asked: asked.topic_id(name)),
+            config=lambda name: self._answer("config", name, lambda asked: asked.config(name)),
             joined=no_tables,
             largest_bytes=self.largest_bytes,
             retry_every_ms=self.retry_every_ms,
             idempotency_window_ms=self.idempotency_window_ms,
         )
 
+    def _answer(self, kind: str, name: str, ask: Callable[[Asked], Any]) -> Any:
+        if (kind, name) not in self.known:
+            if self.asked is None:
+                raise FatalError(f"the driver of the job has not asked for the {kind} of {name!r}")
+            self.known[kind, name] = ask(self.asked)
+        return self.known[kind, name]
+
 
 def no_tables(stage: Stage) -> JoinedTables:
     raise FatalError(f"{stage.name} joins with tables, and a stage with states does not")
-
-
-def _subject(subject: str, schema: Schema) -> str:
-    return f"{subject}\0{json.dumps(schema, sort_keys=True, default=str)}"
-
-
-class Asking:
-    """Asks the registry and the brokers, and keeps the answers."""
-
-    def __init__(
-        self,
-        answers: Answers,
-        registry: SchemaRegistry,
-        partitions: Callable[[str], int],
-        topic_id: Callable[[str], str],
-        config: Callable[[str], Mapping[str, str]],
-    ) -> None:
-        self._answers = answers
-        self._registry = registry
-        self._partitions = partitions
-        self._topic_id = topic_id
-        self._config = config
-        self.url, self.is_set = registry.url, registry.is_set
-
-    def register(self, subject: str, schema: Schema) -> int:
-        found = self._answers.schema_ids[_subject(subject, schema)] = self._registry.register(subject, schema)
-        return found
-
-    def writer_schema(self, schema_id: int) -> Any:
-        return self._registry.writer_schema(schema_id)
-
-    def services(self, *, has_fingerprints: bool) -> StageServices:
-        """Returns services that keep what they answer.
-
-        Args:
-            has_fingerprints: as of `OwnSchemas`.
-        """
-        answers = self._answers
-        answers.is_set, answers.has_fingerprints = self.is_set, has_fingerprints
-        schemas = OwnSchemas(cast("SchemaRegistry", self))
-        schemas.has_fingerprints = has_fingerprints
-
-        def kept(of: dict[str, Any], ask: Callable[[str], Any]) -> Callable[[str], Any]:
-            def answer(name: str) -> Any:
-                of[name] = found = ask(name)
-                return found
-
-            return answer
-
-        return StageServices(
-            schemas=schemas,
-            partitions=kept(answers.partitions, self._partitions),
-            topic_id=kept(answers.topic_ids, self._topic_id),
-            config=kept(answers.configs, self._config),
-            joined=no_tables,
-            largest_bytes=answers.largest_bytes,
-            retry_every_ms=answers.retry_every_ms,
-            idempotency_window_ms=answers.idempotency_window_ms,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +130,7 @@ class Plan:
     shares: int = 1
 
     def processor(self) -> FoldProcessor:
-        """Returns the processor of the service."""
+        """Returns the processor of the service, made of the answers."""
         found = processor_of(self.stage, self.read_model, self.answers.services())
         if not isinstance(found, FoldProcessor):
             raise FatalError(f"{self.stage.name} has no states")
@@ -177,6 +141,15 @@ class Plan:
         letters = self.letters.get(partition, {})
         not_now = (offset for offset, letter in letters.items() if letter.status is not Status.APPLIED)
         return frozenset(not_now).union(self.failing.get(partition, ()))
+
+    def readable(self, partition: int, begin: int, end: int) -> list[tuple[int, int]]:
+        """Returns `[begin, end)` without the offsets of `failing`, as ranges in order, none of them empty."""
+        ranges = []
+        for offset in sorted(self.failing.get(partition, ())):
+            if begin <= offset < end:
+                ranges.append((begin, offset))
+                begin = offset + 1
+        return [(first, last) for first, last in (*ranges, (begin, end)) if first < last]
 
     def share_of(self, record_key: bytes | None) -> int:
         """Returns the share of a record's key, as `spark.batch_job` computes it for the rows."""

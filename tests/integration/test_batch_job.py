@@ -263,7 +263,6 @@ def test_a_job_makes_what_an_online_rebuild_makes_of_a_fold_of_ones_own_in_order
     assert_equal(codecs, online, manifest, tmp_path / "files")
 
 
-@pytest.mark.xfail(strict=True, reason="the search within a job ends with: Spark failed, and at no single record")
 @pytest.mark.shows("rebuild", "dead-letter")
 def test_a_record_at_which_spark_fails_becomes_a_dead_letter_within_the_job(
     stack: LocalStack, names: dict[str, str], tmp_path: Path

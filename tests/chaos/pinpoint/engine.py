@@ -96,9 +96,9 @@ BUGS = (
     ),
     pinpoint(
         "a partition is folded again over its former states",
-        "engine/commit.py",
-        "itertools.chain(schemas, without_states(store))",
-        "itertools.chain(schemas)",
+        "engine/task.py",
+        "chain(schemas, without_states(store))",
+        "chain(schemas)",
         "unit/engine/test_deletions",
         "test_a_task_that_was_away_for_too_long_begins_again_without_states",
     ),

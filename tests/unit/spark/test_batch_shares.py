@@ -23,7 +23,7 @@ from balance_service.model.events import DEAD_LETTER, HALT
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream
 from balance_service.read_models.balance import Balance
-from balance_service.spark.batch_plan import Answers, Asking, Plan, UnresolvedError, told
+from balance_service.spark.batch_plan import Answers, Asked, Plan, UnresolvedError, told
 from balance_service.spark.batch_share import FoldedShare, folded
 from balance_service.spark.batch_split import SHARE, dealt
 from balance_service.testing import Driver, event
@@ -100,11 +100,19 @@ class Batch:
         self._model = model
         self._registry = FakeRegistry()
         self._stage = task.stage
-        answers = Answers(1 << 20, 300_000, task.processor.idempotency_window_ms)
+        answers = Answers(
+            largest_bytes=1 << 20,
+            retry_every_ms=300_000,
+            idempotency_window_ms=task.processor.idempotency_window_ms,
+            asked=Asked(self._registry, lambda _: 1, lambda _: "source", lambda _: _CONFIG),
+            is_set=True,
+            has_fingerprints=False,
+        )
+        processor_of(self._stage, model, answers.services())
         plan = Plan(
             stage=self._stage,
             read_model=model,
-            answers=answers,
+            answers=replace(answers, asked=None),
             folder=Folder(str(path / "files")),
             source_topic_id="source",
             partitioner="murmur2",
@@ -114,8 +122,6 @@ class Batch:
             shares=_SHARES,
         )
         self.plan = replace(plan, **of_plan)
-        asking = Asking(answers, self._registry, lambda _: 1, lambda _: "source", lambda _: _CONFIG)
-        processor_of(self._stage, model, asking.services(has_fingerprints=False))
         # As Spark hands it to a worker.
         self.plan = cloudpickle.loads(cloudpickle.dumps(self.plan))  # type: ignore[no-untyped-call]
 
@@ -289,6 +295,16 @@ def test_a_record_at_which_spark_fails_is_a_dead_letter_and_blocks_its_key(tmp_p
     for one in done:
         letters.update(one.letters)
     assert letters == {"decoder-failed/waiting": 1, "behind-another/behind": 1}
+
+
+def test_a_job_reads_the_ranges_between_the_records_at_which_spark_fails(tmp_path: Path) -> None:
+    letters = {at: DeadLetter(at, 0, b"a", b"", "decoder-failed", "it fails") for at in (9, 8, 30, 10, 19)}
+    plan = Batch(Names(), tmp_path, driven(Names()).last_stage, failing={0: letters}).plan
+
+    assert plan.readable(0, 0, 40) == [(0, 8), (11, 19), (20, 30), (31, 40)]
+    assert plan.readable(0, 10, 20) == [(11, 19)]
+    assert plan.readable(0, 8, 11) == []
+    assert plan.readable(1, 0, 40) == [(0, 40)]
 
 
 @pytest.mark.shows("exactly-once")
