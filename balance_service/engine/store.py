@@ -220,6 +220,7 @@ class StateStore:
         RocksDB takes them as a file that is made here, which is a fraction of the work. Queries see them at once with
         the position, whose record comes last.
         """
+        failpoint("part-committed")
         self._db.write([(_WRITTEN_UP_TO_KEY, changelog_offset.to_bytes(8, "big"))])
         self._db.ingest(records)
         failpoint("part-ingested")

@@ -32,6 +32,7 @@ FAILPOINTS = {
     "part-stored": "the store has a part of a large commit, not all of it",
     "stored": "the store is written",
     "load-begun": "a load from files is in the changelog; it has none of them",
+    "part-committed": "the changelog has a part of the files; the store does not have it yet",
     "part-ingested": "the store has a part of the files, and not its position",
     "files-loaded": "the changelog has all records of the files, and not the position that they belong to",
     "files-deleted": "the files of a loaded generation are deleted; the topic of generations still names them",

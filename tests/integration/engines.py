@@ -20,6 +20,7 @@ from balance_service.model.placing import stages_of
 from balance_service.observability.metrics import Metrics
 from balance_service.settings import Settings, load_settings
 from balance_service.spark.jvm import launch_jvm
+from tests.support.background import Background
 from tests.support.recount import recount
 from tests.support.shipped import KNOWN, jvm_scratch, stages_in
 from tests.support.shipped import hosted as hosted_models
@@ -97,17 +98,17 @@ def opened_standby(engine: Engine, path: Path, partition: int = 0) -> Iterator[T
 def standing_by(engine: Engine, path: Path, partition: int = 0) -> Iterator[Task]:
     """Runs a tailing standby of the engine's partition."""
     with opened_standby(engine, path, partition) as task:
-        tailing = threading.Thread(target=_tail, args=(task,))
-        tailing.start()
-        yield task
-        task.close(5)
-        tailing.join()
 
+        def tail(ending: threading.Event) -> None:
+            with suppress(TaskMigratedError):
+                while task.role is Role.STANDBY and not ending.is_set():
+                    task.tail()
 
-def _tail(task: Task) -> None:
-    with suppress(TaskMigratedError):
-        while task.role is Role.STANDBY:
-            task.tail()
+        with Background(tail, "tailing"):
+            try:
+                yield task
+            finally:
+                task.close(5)
 
 
 @contextmanager
@@ -119,11 +120,10 @@ def observed(engine: Engine, customers: Sequence[str], view_of: Callable[[], Sto
     """
     torn: list[tuple[int, int]] = []
     seen: set[int] = set()
-    stopping = threading.Event()
     decode = hosted(engine).state
 
-    def look() -> None:
-        while not stopping.is_set():
+    def look(ending: threading.Event) -> None:
+        while not ending.is_set():
             view = view_of()
             if view is None or view.position is None:
                 continue
@@ -133,13 +133,8 @@ def observed(engine: Engine, customers: Sequence[str], view_of: Callable[[], Sto
             if total != view.position.offset:
                 torn.append((total, view.position.offset))
 
-    looking = threading.Thread(target=look)
-    looking.start()
-    try:
+    with Background(look, "looking"):
         yield seen
-    finally:
-        stopping.set()
-        looking.join()
     assert torn == [], torn[:5]
 
 
@@ -257,24 +252,22 @@ class Load:
         self._writer = writer
         self._frames: Mapping[str, bytes] = {customer: writer.frame(customer, "1.00") for customer in customers}
         self._every_seconds = 1 / per_second
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="load")
+        self._thread = Background(self._run, "load")
         self.events = 0
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._thread.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
+    def __exit__(self, *raised: object) -> None:
+        self._thread.__exit__(*raised)
         assert self._writer.producer.flush(20) == 0
 
-    def _run(self) -> None:
+    def _run(self, ending: threading.Event) -> None:
         due = time.monotonic()
         for customer in itertools.cycle(self._frames):
             due += self._every_seconds
-            if self._stopping.wait(max(0.0, due - time.monotonic())):
+            if ending.wait(max(0.0, due - time.monotonic())):
                 return
             self._writer.send(customer, self._frames[customer])
             self.events += 1
@@ -286,24 +279,22 @@ class Progress:
     def __init__(self, engine: Engine, partition: int) -> None:
         self._engine = engine
         self._partition = partition
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="progress")
+        self._thread = Background(self._run, "progress")
         self._moved = time.monotonic()
         self.longest_pause = 0.0
         self.states: set[TaskState] = set()
 
     def __enter__(self) -> Self:
         self._moved = time.monotonic()
-        self._thread.start()
+        self._thread.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
+    def __exit__(self, *raised: object) -> None:
+        self._thread.__exit__(*raised)
 
-    def _run(self) -> None:
+    def _run(self, ending: threading.Event) -> None:
         position: Any = None
-        while not self._stopping.wait(_LOOK_EVERY_SECONDS):
+        while not ending.wait(_LOOK_EVERY_SECONDS):
             task, now = tasks_of(self._engine).task(self._partition), time.monotonic()
             self.longest_pause = max(self.longest_pause, now - self._moved)
             if task is None:
