@@ -333,6 +333,14 @@ BUGS = (
         "test_a_split_that_is_read_twice_is_noticed",
     ),
     pinpoint(
+        "a batch job reads a record at which Spark fails once more",
+        "spark/batch_plan.py",
+        "                ranges.append((begin, offset))\n",
+        "                ranges.append((begin, offset + 1))\n",
+        "unit/spark/test_batch_shares",
+        "test_a_job_reads_the_ranges_between_the_records_at_which_spark_fails",
+    ),
+    pinpoint(
         "splits of a batch job may overlap",
         "bulk/folder.py",
         "            if later.first <= one.last:\n",
