@@ -132,6 +132,7 @@ _BESIDE = {
         _key("rewards", "100,000 cards", "rate_with_start"): _at_least(1.0, ratio=True),
         _key("rewards", "100,000 cards", "cpu_with_start"): _at_most(45),
         _key("purchases", "200,000 invoices", "rate_with_start"): _at_least(1.0, ratio=True),
+        _key("own", "100,000 cards", "rate_with_start"): _at_least(0.8, ratio=True),
         _key("restore", "1,000,000 keys", "keys"): _at_least(1.1, ratio=True, every=True),
         _key(GENERATIONS, rebuild_case(EVENTS), "rate"): _at_least(0.8, ratio=True),
         _key(GENERATIONS, building_case(1_000, None), "p50"): _at_most(3, ratio=True),

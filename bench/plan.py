@@ -17,6 +17,7 @@ MEASURES = (
     "listeners",
     "rewards",
     "purchases",
+    "own",
     "leaderboard",
     "postgresql",
     "quix",
@@ -87,7 +88,7 @@ class Plan:
     invoices: int
     cards: int
     rewards: int
-    """Repetitions of `rewards` and `purchases`."""
+    """Repetitions of `rewards`, `purchases` and `own`."""
     players: int
     """Rows of the table of players."""
     scores: int

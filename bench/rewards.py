@@ -33,30 +33,33 @@ _CHECKED_CARDS = 300
 _ANSWER_SECONDS = 10.0
 
 
-def measure_rewards(stack: LocalStack, load: Invoices, plan: Plan, figures: Figures) -> None:
+def measure_rewards(stack: LocalStack, load: Invoices, plan: Plan, figures: Figures, measure: str, model: str) -> None:
     """Measure both sides; the first repetition tries all settings of Kafka Streams, and the fastest counts.
+
+    Args:
+        model: ours, a shipped one or a class.
 
     Raises:
         BalanceServiceError: a side makes no progress, or its output or state is wrong.
     """
-    ours, variants = _sides(stack, plan)
+    ours, variants = _sides(stack, plan, model)
 
     def replay(side: Side) -> dict[str, float | None]:
         return replayed(
             stack, side, [NOTIFICATIONS], load.invoices, load.members, lambda instance: _check(side, instance, load)
         )
 
-    measure_both("rewards", f"{len(load.cents):,} cards", plan.rewards, figures, ours, variants, replay)
+    measure_both(measure, f"{len(load.cents):,} cards", plan.rewards, figures, ours, variants, replay)
 
 
-def _sides(stack: LocalStack, plan: Plan) -> tuple[Side, Sequence[Side]]:
+def _sides(stack: LocalStack, plan: Plan, model: str) -> tuple[Side, Sequence[Side]]:
     """Our side, and the settings of Kafka Streams."""
     created(stack, NOTIFICATIONS)
     more = {
         "output-topic": NOTIFICATIONS,
         "notification-schema-id": str(registered(stack, NOTIFICATIONS, "Notification")),
     }
-    return OurSide(stack, models=["rewards"]), settings_of(stack, plan, "RewardsStreams", more)
+    return OurSide(stack, models=[model]), settings_of(stack, plan, "RewardsStreams", more)
 
 
 def _check(side: Side, instance: Instance, load: Invoices) -> None:

@@ -83,6 +83,7 @@ class Run:
             "listeners": self._listeners,
             "rewards": self._rewards,
             "purchases": self._purchases,
+            "own": self._own_folds,
             "leaderboard": self._leaderboard,
             "postgresql": self._postgresql,
             "quix": self._quix,
@@ -278,12 +279,25 @@ class Run:
     def _rewards(self) -> None:
         load = self._invoices()
         self._say("rewards: both sides in turn")
-        measure_rewards(self._stack, load, self._plan, self._figures)
+        measure_rewards(self._stack, load, self._plan, self._figures, "rewards", "rewards")
 
     def _purchases(self) -> None:
         load = self._invoices()
         self._say("purchases: both sides in turn")
         measure_purchases(self._stack, load, self._plan, self._figures)
+
+    def _own_folds(self) -> None:
+        """The models of `replay` and `rewards`, with folds in Python on our side too."""
+        plan, ours = self._plan, OurSide(self._stack, models=["bench.own_folds:Balance"])
+        load = self._invoices()
+        self._say("own folds: rewards, both sides in turn")
+        measure_rewards(self._stack, load, plan, self._figures, "own", "bench.own_folds:Rewards")
+        self._keep()
+        events, customers = plan.events, plan.customers[0]
+        for repetition in range(1, plan.rewards + 1):
+            for side in (ours, self._theirs) if repetition % 2 else (self._theirs, ours):
+                run = self._replay(side, events, customers, f"{repetition}/{plan.rewards}")
+                self._figures.add(side.name, "own", replay_case(events, customers), **run.figures())
 
     def _invoices(self) -> Invoices:
         if self._before is not None:

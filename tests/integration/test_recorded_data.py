@@ -191,7 +191,7 @@ def _restored(folder: Path, tmp_path: Path, *, has_stores: bool) -> Iterator[_Re
     _unpack(folder / "broker.tar.gz", tmp_path)
     with LocalStack(tmp_path) as stack:
         # The shipped `rewards` has a transform since: under the same version, it would not fold those generations.
-        models = expected["settings"]["BALANCE_MODELS"].replace("rewards", "tests.support.former_rewards:Rewards")
+        models = expected["settings"]["BALANCE_MODELS"].replace("rewards", "bench.own_folds:Rewards")
         environment = {**expected["settings"], "BALANCE_MODELS": models, "PYTHONPATH": str(_ROOT)}
         instance = LocalInstance(1, stack, environment=environment)
         with PoisonWriter(stack, expected["settings"]) as poison:

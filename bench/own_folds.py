@@ -1,10 +1,12 @@
-"""The read model `rewards` as d5926fb had it, with a fold of its own, whose data `tests/data/d5926fb` has."""
+"""Read models with folds of their own, which Python runs for each event, and the results of the models that ship."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from balance_service import api, scale
 from balance_service.errors import PoisonRecordError
 from balance_service.model.conditions import col
 from balance_service.model.events import EVENT, Emit
@@ -21,8 +23,29 @@ _NO_POINTS = Decimal("0.0000")
 _LIMIT = Decimal(10) ** 34
 
 
+@dataclass(frozen=True)
+class Total:
+    """A customer's balance."""
+
+    amount: Annotated[Decimal, scale(2)]
+
+
+class Balance(ReadModel):
+    """FundsAdded → Total."""
+
+    name = "balance"
+    source = Stream("balance", "FundsAdded")
+    key = "customerId"
+    state = Total
+    queries = Routes(api.GET_BALANCE, key="customerId", noun="customer")
+
+    def fold(self, total: Total | None, funds: Event) -> Total:
+        """Adds the funds."""
+        return Total(total.amount + funds["amount"] if total else funds["amount"])
+
+
 class Rewards(ReadModel):
-    """PosInvoice → Rewards, and a Notification for each invoice."""
+    """PosInvoice → Rewards, and a Notification for each invoice: as d5926fb had it, whose recorded data tests read."""
 
     name = "rewards"
     source = (
