@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -14,6 +15,8 @@ from balance_service.devtools.local.stack import LocalStack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_SLOWEST = 30
 
 # The duration of an example depends on the machine more than on the code.
 hypothesis.settings.register_profile("developers", deadline=None)
@@ -44,3 +47,16 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.upper().startswith("BALANCE_"):
             monkeypatch.delenv(name)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints the seconds of the slowest files, by which `tests.lanes` distributes them."""
+    spent = Counter[str]()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                spent[report.nodeid.partition("::")[0]] += round(report.duration * 1000)
+    if len(spent) > 1:
+        terminalreporter.section("slowest files")
+        for path, milliseconds in spent.most_common(_SLOWEST):
+            terminalreporter.write_line(f"{milliseconds / 1000:7.1f} s {path}")

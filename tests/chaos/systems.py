@@ -62,11 +62,13 @@ class SystemWorkload:
     Waits until a row is acknowledged before it sends a later score, so that a recount knows which row a score joins.
     """
 
-    def __init__(self, stack: LocalStack, seed: int, mistakes: float = 1.0) -> None:
+    def __init__(self, stack: LocalStack, seed: int, mistakes: float = 1.0, *, keeps_rows: bool = False) -> None:
         """Args:
         mistakes: factor of the share of records that become dead letters, and of new schemas.
+        keeps_rows: whether there is a topic of kept rows.
         """
         self._mistakes = mistakes
+        self._keeps_rows = keeps_rows
         self._chooser = random.Random(seed)
         self._pos, self._players, self._products, self._scores = (
             Rows(stack, topic, schema)
@@ -141,7 +143,8 @@ class SystemWorkload:
         elif chance < 0.2 + 0.05 * self._mistakes:
             self._pos.put_raw("store-1", b"no frame", timestamp=self._tick())
             self._scores.put_raw(None, b"no frame", timestamp=self._tick())
-        self._keep()
+        if self._keeps_rows:
+            self._keep()
         for _ in range(_A_STEP):
             self._sell()
             self._score()

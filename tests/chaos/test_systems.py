@@ -116,7 +116,7 @@ class _Systems:
         # Spark analyses a transform.
         created = run(self._settings, "topics", "create", seconds=180)
         assert created.code == 0, created
-        self._workload = resources.enter_context(SystemWorkload(self._stack, plan.seed))
+        self._workload = resources.enter_context(SystemWorkload(self._stack, plan.seed, keeps_rows=True))
         for member in self._members:
             resources.callback(member.stop)
         self._rebuilders = {model: Rebuilder(model, partial(urls_of, self._members), plan.seed) for model in _REBUILT}

@@ -95,8 +95,10 @@ class Story(Operator):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.workload.stop()
-        self._stop()
+        try:
+            self.workload.stop()
+        finally:
+            self._stop()
         for member in self.members:
             member.keep_log()
         assert [line for member in self.members for line in member.unexpected()] == []
