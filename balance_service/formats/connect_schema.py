@@ -15,6 +15,8 @@ from balance_service.avro.schemas import fields_of, without_null
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from balance_service.avro.schemas import Schema
+
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _OF_TIMES = ("org.apache.kafka.connect.data.", "io.debezium.time.")
 # The last part of the name of a time, by the form that declares it.
@@ -43,7 +45,7 @@ def contradiction(kind: Any, schema: Any, path: str = "") -> str:
     return ""
 
 
-def _of_fields(record: Mapping[str, Any], fields: Any, inside: str) -> str:
+def _of_fields(record: Schema, fields: Any, inside: str) -> str:
     types = fields_of(record)
     for field in fields if isinstance(fields, list) else ():
         name = field.get("field") if isinstance(field, dict) else None
