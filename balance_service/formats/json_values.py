@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from balance_service.avro.codec import VALUES_TOO_MANY, of_default
 from balance_service.avro.schemas import fields_of, full_name, is_fixed_uuid, simple_name, without_null
 from balance_service.errors import PoisonRecordError
+from balance_service.formats.connect_schema import contradiction
 from balance_service.formats.json_document import MALFORMED, MalformedJsonError, Number, parsed, without_frame
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class JsonRecords:
             other fields is the record. Empty if `data_field` tells.
         """
         schemas = [*schemas]
+        self._schemas = {schema["name"]: schema for schema in schemas}
         self._readers = {schema["name"]: _record(schema, "") for schema in schemas}
         self._kinds = {kind: schema["name"] for schema in schemas for kind in kinds_of(schema)}
         self._type_field = type_field
@@ -129,16 +131,25 @@ class JsonRecords:
             if kind not in self._kinds:
                 raise PoisonRecordError(IGNORED, kind)
             record = self._kinds[kind]
-        if is_wrapped:
-            if self._data_field not in found:
-                raise PoisonRecordError(MISSING, f"{self._data_field} is missing, and holds the record")
-            found = found[self._data_field]
+        if is_wrapped and self._data_field not in found:
+            raise PoisonRecordError(MISSING, f"{self._data_field} is missing, and holds the record")
         try:
-            return record, self._readers[record](found, budget)
+            return record, self._inside(record, found, budget) if is_wrapped else self._readers[record](found, budget)
         except PoisonRecordError as error:
-            if self._schema_field and error.cause == MISSING and (other := _no_row(found)):
+            row = found[self._data_field] if is_wrapped else found
+            if self._schema_field and error.cause == MISSING and (other := _no_row(row)):
                 raise PoisonRecordError(IGNORED, other) from None
             raise
+
+    def _inside(self, record: str, found: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
+        read: dict[str, Any] = {}
+        # In the order of the document, as Java's: what is wrong first, is said.
+        for name, member in found.items():
+            if name == self._data_field:
+                read = self._readers[record](member, budget)
+            elif self._schema_field and (said := contradiction(self._schemas[record], member)):
+                raise PoisonRecordError(MISFIT, said)
+        return read
 
     def _kind_of(self, found: Any) -> str:
         name = self._type_field

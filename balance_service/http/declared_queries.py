@@ -16,7 +16,6 @@ from balance_service.http.requests import (
     Limit,
     Parameters,
     ScanParameters,
-    example_of,
     key_of_type,
     key_parameters,
     text_type,
@@ -164,9 +163,9 @@ class CollectionQueries:
     @staticmethod
     def of(model: ReadModel, declared: Collection) -> CollectionQueries:
         noun = declared.noun
-        example = ["1" if model.key_type.is_composite else example_of(model.key_type)]
         kind: Any = Annotated[str, key_of_type(model.key_type)]
         *firsts, last = model.key_type.parts
+        example = ["1" if firsts else last.example]
         end_kind: Any = Annotated[str, key_of_type(last)]
         after = Field(
             None,

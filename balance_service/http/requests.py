@@ -16,7 +16,6 @@ from typing_extensions import TypeAliasType
 
 from balance_service.errors import InvalidInputError
 from balance_service.model.keys import CONTROL_CHARACTERS, MAX_KEY_BYTES, checked_key
-from balance_service.model.record_keys import MOST_BYTES, RecordKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -108,10 +107,6 @@ Key = TypeAliasType(
         ),
     ],
 )
-NumberKey = Annotated[str, Field(pattern="^(?:0|-?[1-9][0-9]{0,18})$")]
-_HEX = "[0-9a-fA-F]"
-UuidKey = Annotated[str, Field(pattern=f"^{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}$")]
-BytesKey = Annotated[str, Field(pattern=f"^(?:{_HEX}{{2}}){{1,{MOST_BYTES}}}$")]
 
 
 def key_text(name: str) -> PlainValidator:
@@ -139,18 +134,10 @@ def key_of_type(key_type: KeyType) -> PlainValidator:
 
 def text_type(key_type: KeyType) -> Any:
     """The type of the texts of keys, for the OpenAPI document; any text for composite keys, whose text is a query."""
-    if isinstance(key_type, RecordKey) and key_type.key_format in _OWN_KEYS:
-        return _OWN_KEYS[key_type.key_format][0]
     if key_type.is_composite:
         return str
-    return NumberKey if key_type.is_number else Key
-
-
-_OWN_KEYS: Mapping[str, tuple[Any, str]] = {
-    "uuid": (UuidKey, "123e4567-e89b-12d3-a456-426614174000"),
-    "bytes": (BytesKey, "00ff"),
-}
-"""The types of texts of records' own keys that are neither text nor numbers, with an example."""
+    (column,) = key_type.parts
+    return Annotated[str, Field(pattern=column.pattern)] if column.pattern else Key
 
 
 class Validated(BaseModel):
@@ -393,15 +380,9 @@ def key_parameters(names: str | tuple[str, ...], key_type: KeyType, description:
         return _composite_key_parameters(names, key_type, description)
     name = names
     kind = Annotated[str, key_text(name) if key_type.is_text else key_of_type(key_type)]
-    field = Field(alias=name, description=description, examples=[example_of(key_type)])
+    (column,) = key_type.parts
+    field = Field(alias=name, description=description, examples=[column.example])
     return create_model("KeyParameters", __base__=KeyParameters, key=(kind, field))
-
-
-def example_of(key_type: KeyType) -> str:
-    """The text of a key of one column, as an example."""
-    if isinstance(key_type, RecordKey) and key_type.key_format in _OWN_KEYS:
-        return _OWN_KEYS[key_type.key_format][1]
-    return "1" if key_type.is_number else "c1"
 
 
 def _composite_key_parameters(names: Sequence[str], key_type: KeyType, description: str) -> type[KeyParameters]:

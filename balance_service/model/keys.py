@@ -54,6 +54,9 @@ def checked_key(key: str, name: str) -> str:
 _NUMBER = struct.Struct(">Q")
 SIGN_BIT = 1 << 63
 NUMERAL = re.compile(r"0|-?[1-9][0-9]{0,18}")
+NUMBERS = f"^(?:{NUMERAL.pattern})$"
+A_NUMBER, A_TEXT = "1", "c1"
+"""Examples of keys."""
 # UTF-8, so that Spark can write them as text. A text ends before any text that it begins.
 ESCAPED_NUL, END_OF_TEXT = "\0\2", "\0\1"
 _ESCAPED, _END = ESCAPED_NUL.encode(), END_OF_TEXT.encode()
@@ -155,6 +158,15 @@ class ColumnKey(KeyType):
 
     column: str
     is_number: bool
+
+    @property
+    def pattern(self) -> str:
+        """What texts of keys match, as a regular expression of Python and of JSON Schema; empty for any text."""
+        return NUMBERS if self.is_number else ""
+
+    @property
+    def example(self) -> str:
+        return A_NUMBER if self.is_number else A_TEXT
 
     @staticmethod
     def from_column(column: str, kind: Any) -> ColumnKey | None:

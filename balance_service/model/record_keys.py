@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from balance_service.errors import InvalidInputError
-from balance_service.model.keys import MAX_KEY_BYTES, NUMERAL, ColumnKey, after, checked_key
+from balance_service.model.keys import A_NUMBER, A_TEXT, MAX_KEY_BYTES, NUMBERS, NUMERAL, ColumnKey, after, checked_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,9 +48,10 @@ RECORD_KEY: Final = _RecordKey("key")
 """The key of Kafka's record as the key of the states; answers and clients call it `key`."""
 
 
-UUID_PATTERN = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_UUID = re.compile(UUID_PATTERN)
+_UUID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _BYTES = re.compile("(?:[0-9a-f]{2})+")
+_HEX_DIGIT = "[0-9a-fA-F]"
+_A_UUID, _SOME_BYTES = "123e4567-e89b-12d3-a456-426614174000", "00ff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +60,13 @@ class _Form:
 
     `stored` takes a producer's bytes, and returns ours; `sent` is its inverse. `decode` takes ours, and returns the
     value; `encode` is its inverse. `value` takes the text of a query. `said` and `asked` name a producer's key and that
-    text for people.
+    text for people; `pattern` and `example` are of that text, as those of `ColumnKey`.
     """
 
     said: str
     asked: str = ""
+    pattern: str = ""
+    example: str
     is_number: bool = False
     stored: Callable[[bytes], bytes] = bytes
     sent: Callable[[bytes], bytes] = bytes
@@ -102,6 +105,8 @@ def _number(said: str, width: int) -> _Form:
     return _Form(
         said=f"{said}, which takes {width} bytes",
         asked=f"a number of at most {bits} bits, such as 42",
+        pattern=NUMBERS,
+        example=A_NUMBER,
         is_number=True,
         stored=stored,
         sent=lambda key: _flipped(key[1:]),
@@ -127,6 +132,7 @@ _FORMS: Mapping[KeyFormat, _Form] = {
     # Checked with the first state, as other keys are.
     "string": _Form(
         said=f"text of 1 to {MAX_KEY_BYTES} bytes of UTF-8 without control characters",
+        example=A_TEXT,
         decode=lambda key: _text(key.decode()),
         value=_text,
     ),
@@ -134,13 +140,17 @@ _FORMS: Mapping[KeyFormat, _Form] = {
     "long": _number("a long", 8),
     "uuid": _Form(
         said="a UUID as text in lower case, such as Kafka's UUIDSerializer writes",
-        asked="a UUID, such as 123e4567-e89b-12d3-a456-426614174000",
+        asked=f"a UUID, such as {_A_UUID}",
+        pattern=f"^{_HEX_DIGIT}{{8}}(?:-{_HEX_DIGIT}{{4}}){{3}}-{_HEX_DIGIT}{{12}}$",
+        example=_A_UUID,
         decode=lambda key: _canonical(key.decode()),
         value=lambda text: _canonical(text.lower()),
     ),
     "bytes": _Form(
         said=f"1 to {MOST_BYTES} bytes",
-        asked=f"1 to {MOST_BYTES} bytes in hexadecimal digits, such as 00ff",
+        asked=f"1 to {MOST_BYTES} bytes in hexadecimal digits, such as {_SOME_BYTES}",
+        pattern=f"^(?:{_HEX_DIGIT}{{2}}){{1,{MOST_BYTES}}}$",
+        example=_SOME_BYTES,
         stored=_stored_bytes,
         sent=lambda key: key[1:],
         decode=lambda key: key[1:].hex(),
@@ -170,6 +180,14 @@ class RecordKey(ColumnKey):
     @property
     def is_text(self) -> bool:
         return self.key_format == "string"
+
+    @property
+    def pattern(self) -> str:
+        return _FORMS[self.key_format].pattern
+
+    @property
+    def example(self) -> str:
+        return _FORMS[self.key_format].example
 
     def stored(self, record_key: bytes) -> bytes:
         """Raises InvalidInputError: the record's key has another form."""
@@ -241,7 +259,7 @@ class RecordKey(ColumnKey):
         first, stop = ColumnKey.range(self, start, end, None, within)
         prefix = prefix.lower()
         if self.key_format == "bytes" and not _BYTES.fullmatch(prefix):
-            raise InvalidInputError("prefix must be bytes in hexadecimal digits, such as 00ff")
+            raise InvalidInputError(f"prefix must be bytes in hexadecimal digits, such as {_SOME_BYTES}")
         begun = self.encode(prefix)
         return max(first, begun), min(stop, after(begun))
 

@@ -28,6 +28,7 @@ final class Json {
   private static final JsonFactory FACTORY = factory();
 
   private final JsonParser parser;
+  private final int start;
   // Whether a text may have half of a surrogate pair: UTF-8 cannot, but an escape can.
   private final boolean hasSurrogates;
   private long values;
@@ -49,6 +50,7 @@ final class Json {
     }
     this.hasSurrogates = hasSurrogates;
     this.values = VALUES + VALUES_PER_BYTE * (data.length - start);
+    this.start = start;
     this.parser = FACTORY.createParser(data, start, data.length - start);
   }
 
@@ -129,6 +131,16 @@ final class Json {
 
   String text() throws IOException {
     return this.parser.getText();
+  }
+
+  /** Returns where the token begins, in the data. */
+  int tokenStart() {
+    return this.start + (int) this.parser.currentTokenLocation().getByteOffset();
+  }
+
+  /** Returns where the token ends, in the data. */
+  int tokenEnd() {
+    return this.start + (int) this.parser.currentLocation().getByteOffset();
   }
 
   /** Passes over the value that begins with a token. */

@@ -35,6 +35,7 @@ public final class JsonResolving implements Serializable {
   private final String schemaField;
   private transient StructType type;
   private transient JsonValues.Fields[] records;
+  private transient ConnectSchema[] schemas;
   private transient HashMap kinds;
 
   /**
@@ -56,11 +57,13 @@ public final class JsonResolving implements Serializable {
   private void make() {
     StructType type = new StructType().add("cause", "string").add("detail", "string").add("schema_id", "bigint");
     this.records = new JsonValues.Fields[this.texts.size()];
+    this.schemas = new ConnectSchema[this.records.length];
     this.kinds = new HashMap();
     for (int i = 0; i < this.records.length; i++) {
       Schema wanted = Resolving.parsed((String) this.texts.get(i));
       type = type.add(wanted.getName(), Reading.typeOf(wanted));
       this.records[i] = new JsonValues.Fields(wanted, "");
+      this.schemas[i] = new ConnectSchema(wanted);
       Integer column = Integer.valueOf(i);
       if (wanted.getProp("kind") == null) {
         this.kinds.put(wanted.getName(), column);
@@ -111,7 +114,7 @@ public final class JsonResolving implements Serializable {
         }
         in = new Json(value);
         JsonToken first = in.needed();
-        row[FIRST_RECORD + column] = isWrapped ? this.inside(in, first, column) : this.records[column].read(in, first);
+        row[FIRST_RECORD + column] = isWrapped ? this.inside(in, value, column) : this.records[column].read(in, first);
         in.finish();
       } catch (Reading.Unreadable e) {
         // What is wrong with the document goes before what is wrong with a value.
@@ -226,13 +229,18 @@ public final class JsonResolving implements Serializable {
     return known == names.size();
   }
 
-  private Object inside(Json in, JsonToken token, int column) throws IOException {
+  private Object inside(Json in, byte[] value, int column) throws IOException {
     Object found = null;
     for (JsonToken next = in.needed(); next != JsonToken.END_OBJECT; next = in.needed()) {
-      boolean isData = in.name().equals(this.dataField);
+      String name = in.name();
       next = in.needed();
-      if (isData) {
+      if (name.equals(this.dataField)) {
         found = this.records[column].read(in, next);
+      } else if (!this.schemaField.isEmpty() && name.equals(this.schemaField)) {
+        String contradiction = this.schemas[column].contradiction(in, next, value);
+        if (contradiction != null) {
+          throw new Reading.Unreadable(JsonValues.MISFIT, contradiction);
+        }
       } else {
         in.skip(next);
       }

@@ -447,3 +447,121 @@ def test_documents_of_kafka_connect_are_read_with_their_schema_and_without(spark
         *("Row", "Row", "field-missing", "json-misfit", "field-null", "json-misfit", "json-malformed"),
         *("ignored", "ignored", "field-missing", "field-missing", "json-misfit", "Row", "ignored", "field-missing"),
     ]
+
+
+_CONNECT, _DEBEZIUM = "org.apache.kafka.connect.data.", "io.debezium.time."
+_UNSCALED = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2, "json": "base64"}
+_MILLIS = {"type": "long", "logicalType": "timestamp-millis", "json": "epoch-millis"}
+_MICROS = {"type": "long", "logicalType": "timestamp-micros", "json": "epoch-micros"}
+_DAYS = {"type": "int", "logicalType": "date", "json": "epoch-days"}
+_ITEM = {"type": "record", "name": "Item", "fields": [{"name": "price", "type": _UNSCALED}]}
+_OF_UNITS: dict[str, tuple[Any, Any]] = {
+    # Each field's type, and a value that any unit has.
+    "ms": (_MILLIS, 5),
+    "us": (_MICROS, 5),
+    "day": (_DAYS, 5),
+    "price": (_UNSCALED, "BNI="),
+    "plain": ("long", 5),
+    "items": ({"type": "array", "items": _ITEM}, [{"price": "BNI="}]),
+    "named": ({"type": "map", "values": _MICROS}, {"a": 5}),
+}
+
+
+def _of(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "int64", "optional": True, "name": name, "version": 1, **more}
+
+
+def _decimal_of(scale: object) -> dict[str, Any]:
+    return _of(f"{_CONNECT}Decimal", type="bytes", parameters={"scale": scale})
+
+
+@pytest.mark.parametrize(
+    ("field", "said", "detail"),
+    [
+        ("ms", _of(f"{_CONNECT}Timestamp"), ""),
+        ("ms", _of(f"{_DEBEZIUM}Timestamp"), ""),
+        ("ms", _of(f"{_DEBEZIUM}MicroTimestamp"), "ms is of io.debezium.time.MicroTimestamp by"),
+        ("ms", _of(f"{_CONNECT}Date"), "ms is of org.apache.kafka.connect.data.Date by"),
+        ("us", _of(f"{_DEBEZIUM}MicroTimestamp"), ""),
+        ("us", _of(f"{_DEBEZIUM}Timestamp"), "us is of io.debezium.time.Timestamp by the document's schema, and the"),
+        ("us", _of(f"{_CONNECT}Timestamp"), "us is of org.apache.kafka.connect.data.Timestamp by"),
+        ("us", _of(f"{_DEBEZIUM}NanoTimestamp"), "us is of io.debezium.time.NanoTimestamp by"),
+        ("us", _of(f"{_DEBEZIUM}MicroTime"), "us is of io.debezium.time.MicroTime by"),
+        ("day", _of(f"{_CONNECT}Date"), ""),
+        ("day", _of(f"{_DEBEZIUM}Date"), ""),
+        ("day", _of(f"{_DEBEZIUM}Year"), "day is of io.debezium.time.Year by"),
+        ("price", _decimal_of("2"), ""),
+        ("price", _decimal_of("4"), "price is a decimal of scale 4 by the document's schema, and the reader has 2"),
+        ("price", _decimal_of("-2"), "price is a decimal of scale -2 by"),
+        ("items", {"type": "array", "items": {"type": "struct", "fields": [{"field": "price", **_decimal_of("3")}]}},
+         "items[].price is a decimal of scale 3 by"),
+        ("items", {"type": "array", "items": {"type": "struct", "fields": [{"field": "price", **_decimal_of("2")}]}},
+         ""),
+        ("named", {"type": "map", "values": _of(f"{_DEBEZIUM}Timestamp")}, "named{} is of io.debezium.time.Timestamp"),
+        # A number that the reader takes as it is has any unit, and so has one whose schema has no name that tells.
+        ("plain", _of(f"{_DEBEZIUM}Timestamp"), ""),
+        ("us", {"type": "int64"}, ""),
+        ("us", _of("acme.Instant"), ""),
+        ("us", _of("Timestamp"), ""),
+        # Schemas of no known form say nothing.
+        ("us", {"type": "int64", "name": 7}, ""),
+        ("price", _decimal_of(4), ""),
+        ("price", _of(f"{_CONNECT}Decimal", parameters="4"), ""),
+        ("items", {"type": "array", "items": [1]}, ""),
+        ("named", "struct", ""),
+    ],
+)  # fmt: skip
+def test_a_unit_or_a_scale_that_the_schema_of_a_document_says_is_that_of_the_reader(
+    spark: SparkSession, field: str, said: Any, detail: str
+) -> None:
+    kind, value = _OF_UNITS[field]
+    of = stage({"type": "record", "name": "Row", "fields": [{"name": field, "type": kind}]}, format="connect")
+    of_field = {**said, "field": field} if isinstance(said, dict) else said
+    schema = {"type": "struct", "fields": [{"type": "string", "field": "other"}, 5, of_field]}
+    texts = [
+        json.dumps({"schema": schema, "payload": {field: value}}),
+        json.dumps({"payload": {field: value}, "schema": schema}),
+    ]
+    given: list[Document] = [*map(str.encode, texts), b"\0\0\0\0\7" + texts[0].encode()]
+
+    assert differences(spark, of, given) == []
+
+    for first, found in by_python(of, given):
+        assert (first, found[: len(detail)] if detail else "") == ("json-misfit" if detail else "Row", detail)
+
+
+def test_the_schema_of_each_document_is_compared_although_the_last_one_is_remembered(spark: SparkSession) -> None:
+    inner = {"type": "record", "name": "Value", "fields": [{"name": "at", "type": _MICROS}]}
+    of = stage(
+        {"type": "record", "name": "Envelope", "fields": [{"name": "after", "type": ["null", inner], "default": None}]},
+        format="connect",
+    )
+
+    def document(name: str, space: str, value: str = '{"after":{"at":5}}') -> bytes:
+        schema = _of(name)
+        of_value = json.dumps([{"type": "struct", "field": "after", "fields": [{**schema, "field": "at"}]}])
+        return f'{space}{{{space}"schema":{space}{{"fields":{of_value}}}{space},"payload":{value}{space}}}'.encode()
+
+    chosen = random.Random(119)
+    # Two names of one length, and spaces that move the schema.
+    names = [f"{_DEBEZIUM}MicroTimestamp", f"{_DEBEZIUM}MicroTimestamq", f"{_DEBEZIUM}Timestamp"]
+    given = [
+        chosen.choice([b"", b"\0\0\0\0\7"]) + document(name, chosen.choice(["", " ", "\n \t"]))
+        for name in chosen.choices(names, k=300)
+    ]
+    given += [document(names[0], "", '{"after":{"at":"x"}}'), document(names[2], "", '{"after":{"at":"x"}}')]
+    given += [document(names[2], "", "{"), document(names[2], "", "null"), document(names[0], "", "null")]
+
+    assert differences(spark, of, given) == []
+
+    found = by_python(of, given)
+    for one, (first, _) in zip(given[:300], found, strict=False):
+        assert first == ("Envelope" if f'{names[0]}"'.encode() in one else "json-misfit")
+    assert found[300:302] == [
+        ("json-misfit", "after.at is a string, and a number is expected"),
+        (
+            "json-misfit",
+            "after.at is of io.debezium.time.Timestamp by the document's schema, and the reader has epoch-micros",
+        ),
+    ]
+    assert [first for first, _ in found[302:]] == ["json-malformed", "json-misfit", "field-null"]

@@ -108,6 +108,10 @@ JAVA: dict[str, dict[str, list[str]]] = {
     "java/Json.java": {
         "org.apache.spark.unsafe.types.UTF8String": ["static fromBytes(byte[], int, int)", "isValid()"],
     },
+    "java/ConnectSchema.java": {
+        "org.apache.avro.LogicalTypes": [],
+        "org.apache.avro.Schema": ["getProp(String)", "getField(String)", "getElementType()", "getValueType()"],
+    },
     "java/JsonValues.java": {
         "org.apache.avro.LogicalTypes": [],
         "org.apache.avro.Schema": ["getProp(String)", "getEnumDefault()", "getFixedSize()"],

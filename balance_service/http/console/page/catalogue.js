@@ -1,4 +1,5 @@
-// The read models as the API lists them, with their keys and fields. They are asked for once.
+// The read models as the API lists them, with their keys and fields, and the tables that they join with. They are asked
+// for once.
 
 import { askJson, isPassing, pause } from "./api.js";
 import { live } from "./live.js";
@@ -7,19 +8,19 @@ const RETRY_MS = 2000;
 const REFUSED_MS = 60_000;
 
 // `error` is why they are not known.
-export const catalogue = { models: [], error: null };
+export const catalogue = { models: [], tables: [], error: null };
 
 const changed = new Set();
 let isAsking = false;
 
-// Calls back when the read models become known.
+// Calls back when they become known.
 export function onCatalogue(callback) {
   changed.add(callback);
 }
 
 // Starts over with another token.
 export function forget() {
-  Object.assign(catalogue, { models: [], error: null });
+  Object.assign(catalogue, { models: [], tables: [], error: null });
   isAsking = false;
 }
 
@@ -28,8 +29,8 @@ export async function readCatalogue() {
   if (catalogue.models.length || isAsking || !live.status || live.status.partitions === null || live.state !== "live") return;
   isAsking = true;
   try {
-    const { models } = await askJson("api/models");
-    Object.assign(catalogue, { models: models.filter((model) => model.key !== "" || model.source === ""), error: null });
+    const [{ models }, { tables }] = await Promise.all([askJson("api/models"), askJson("api/tables")]);
+    Object.assign(catalogue, { models: models.filter((model) => model.key !== "" || model.source === ""), tables, error: null });
     for (const callback of changed) callback();
   } catch (error) {
     catalogue.error = error;

@@ -1,4 +1,5 @@
-// Looks up keys: one with its position and owner, live; or many by range, prefix or greatest value.
+// Looks up keys: one with its position and owner, live; or many by range, prefix or greatest value. Of the tables that
+// read models join with, one row at a time.
 
 import { addressOf, ask, events, exactJson, hasToken, pause, Refusal, text } from "./api.js";
 import { catalogue, onCatalogue } from "./catalogue.js";
@@ -66,7 +67,7 @@ function stopWhileUnseen() {
 
 function askChosen() {
   if (chosen("key")) lookUp();
-  if (chosen("list") && page === null) list();
+  if (chosen("list") && page === null && !asks().isTable) list();
 }
 
 // Starts over with another token, when the read models are known again.
@@ -97,7 +98,7 @@ function restore() {
   if (!catalogue.models.length) return;
   fillForms();
   const first = live.status.models[0]?.model ?? "";
-  showOptions(byId("keys-model"), catalogue.models.map(({ name }) => [name, name]), chosen("keyModel") || first);
+  showOptions(byId("keys-model"), askable().map(({ label }) => [label, label]), chosen("keyModel") || first);
   showFields();
   asked.choices = choices();
   page = null;
@@ -110,12 +111,26 @@ const formOf = (columns) => columns.map((column) => `${column}=…`).join("&");
 const keyText = (key) =>
   typeof key === "string" ? key : new URLSearchParams(Object.entries(key).map(([column, value]) => [column, text(value)])).toString();
 
-const model = () => catalogue.models.find(({ name }) => name === byId("keys-model").value);
+// What has keys: a read model has states, and a table rows. No name of a read model has a space.
+const askable = () => [
+  ...catalogue.models.map((model) => ({ ...model, label: model.name, path: `api/models/${encodeURIComponent(model.name)}`, noun: "state", isTable: false })),
+  ...catalogue.tables.map(({ name, keyFormat }) => ({
+    name,
+    label: `table ${name}`,
+    path: `api/tables/${encodeURIComponent(name)}`,
+    noun: "row",
+    key: `Key (${keyFormat})`,
+    fields: {},
+    isTable: true,
+  })),
+];
+const asks = () => askable().find(({ label }) => label === byId("keys-model").value);
 
 function showFields() {
-  const { key, fields } = model();
+  const { key, fields, isTable } = asks();
   const composite = isComposite({ key });
   byId("key-label").textContent = composite ? formOf(key) : key || "Key";
+  byId("range-form").hidden = isTable;
   byId("within").hidden = !composite;
   byId("within-label").textContent = composite ? `Of ${formOf(key.slice(0, -1))}` : "";
   const numbers = Object.keys(fields).filter((name) => NUMBERS.test(fields[name]));
@@ -128,13 +143,13 @@ export async function lookUp() {
   asked.controller.abort();
   asked = { controller: new AbortController(), choices: choices() };
   const { signal } = asked.controller;
-  const { name } = model();
+  const of = asks();
   const key = byId("key").value;
-  const keys = `api/models/${encodeURIComponent(name)}/keys`;
-  const path = isComposite(model()) ? `${keys}?${new URLSearchParams(key)}` : `${keys}/${encodeURIComponent(key)}`;
-  const shown = { model: name, key, path, at: null, value: undefined, error: null, isLive: false, about: {} };
+  const path = isComposite(of) ? `${of.path}/keys?${new URLSearchParams(key)}` : `${of.path}/keys/${encodeURIComponent(key)}`;
+  const shown = { of, key, path, at: null, value: undefined, error: null, isLive: false, about: {} };
   try {
-    await follow(shown, signal);
+    // The API has no stream of rows.
+    await (of.isTable ? query : follow)(shown, signal);
   } catch (error) {
     shown.isLive = false;
     if (signal.aborted && asked.controller.signal !== signal) return;
@@ -192,35 +207,35 @@ function takeSource(shown, comment) {
 }
 
 // A stream does not tell the lag of its owner; the status does.
-function lagOf({ model, about }) {
-  const task = `${stageName(model, Number(about.generation || 1))}_${about.position.split(":")[0]}`;
+function lagOf({ of, about }) {
+  const task = `${stageName(of.name, Number(about.generation || 1))}_${about.position.split(":")[0]}`;
   const owner = owners(live.status).find((one) => one.task === task);
   return owner ? count(owner.lag) : "";
 }
 
 function showKey(shown) {
   keyShown = shown;
-  const { value, about, at, error } = shown;
+  const { of, value, about, at, error } = shown;
   // While nobody answers for its partition, the stream stays open and silent.
-  const unanswered = live.status ? troubleOf(live.status, shown.model, about.position ?? "") : "";
+  const unanswered = live.status && !of.isTable ? troubleOf(live.status, of.name, about.position ?? "") : "";
   const isLive = shown.isLive && !unanswered;
   const rows = [
     ["Position", about.position],
     ["Epoch", about.epoch],
     ["Role", about.role],
     ["Answered by", about.server],
-    ["Generation", about.generation],
+    ...(of.isTable ? [] : [["Generation", about.generation]]),
     ["Lag", isLive ? lagOf(shown) : about.lag],
   ];
   show(
     byId("key-result"),
     h("p", { class: "live" }, isLive ? mark("ok", "live") : mark("unknown", "not live"), at ? [" received ", moment(at)] : ""),
     error ? trouble(error) : unanswered ? h("p", { class: "waits", role: "alert" }, `Not as of now: ${unanswered}`) : "",
-    value === undefined ? "" : value === null ? h("p", {}, `${shown.key} has no state.`) : valueTable(value),
+    value === undefined ? "" : value === null ? h("p", {}, `${shown.key} has no ${of.noun}.`) : valueTable(value),
     h("dl", { class: "facts" }, rows.map(([name, said]) => h("div", {}, h("dt", {}, name), h("dd", {}, said || UNKNOWN)))),
     h("h4", {}, "The same by command"),
     command(`curl -i ${quoted(addressOf(shown.path).href)}${tokenOption(hasToken())}`),
-    shown.model === "balance" ? command(`balance-service get-balance ${quoted(shown.key)} --url ${location.origin}`) : "",
+    of.label === "balance" ? command(`balance-service get-balance ${quoted(shown.key)} --url ${location.origin}`) : "",
   );
 }
 
@@ -237,17 +252,17 @@ function valueTable(value) {
 
 async function list() {
   asked.choices = choices();
-  const { name, fields } = model();
+  const of = asks();
   const kind = chosen("list");
   const given =
     kind === "top"
       ? { by: byId("top-by").value, limit: chosen("limit") }
-      : { ...withinOf(model()), from: chosen("from"), to: chosen("to"), prefix: chosen("prefix"), limit: chosen("limit") };
-  page = { path: `api/models/${encodeURIComponent(name)}/${kind}`, given, name, fields, entries: [], next: null, keys: null };
+      : { ...withinOf(of), from: chosen("from"), to: chosen("to"), prefix: chosen("prefix"), limit: chosen("limit") };
+  page = { path: `${of.path}/${kind}`, given, entries: [], next: null, keys: null };
   show(byId("entries"), h("p", {}, "Asking all instances …"));
   await more(page);
   try {
-    page.keys = exactJson((await ask(`api/models/${encodeURIComponent(name)}/count`)).text).count.text;
+    page.keys = exactJson((await ask(`${of.path}/count`)).text).count.text;
     showEntries(page);
   } catch {
     // The entries are shown without the number of all keys.
