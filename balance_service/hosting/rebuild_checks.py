@@ -12,7 +12,7 @@ from balance_service.engine.inheritance import last_positions
 from balance_service.engine.opening import rekeyed_was_cut
 from balance_service.engine.records import Role
 from balance_service.engine.task import TaskState
-from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError
+from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError, RetriableError
 from balance_service.kafka.topic_specs import losses
 
 if TYPE_CHECKING:
@@ -244,7 +244,11 @@ class RebuildChecks:
             made_with=made_here(engine.settings),
         )
         folder = Folder.of(load.files, engine.settings.application_id, model, load.generation)
-        manifest = wanted.read(folder, load.digest)
+        try:
+            manifest = wanted.read(folder, load.digest)
+        except ConfigurationError as error:
+            # It is what the request names that cannot be read here.
+            raise InvalidInputError(str(error)) from error
         serving = self._versions.stage(model, engine.generations.of(model).serving)
         stands = self._last_positions(serving, self.partitions(model))
         for one in manifest.partitions:

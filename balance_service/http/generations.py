@@ -50,7 +50,18 @@ BodyModel = Annotated[ModelName, BeforeValidator(_refuse_number)]
 
 class RebuildBody(JsonBody):
     example: ClassVar[str] = '{"model": "balance", "reason": "states were lost"}'
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"files": {"type": "null"}, "digest": {"type": "null"}}},
+                {
+                    "properties": {"files": {"type": "string"}, "digest": {"type": "string"}},
+                    "required": ["files", "digest"],
+                },
+            ]
+        },
+    )
 
     model: BodyModel
     switch: Annotated[

@@ -230,6 +230,8 @@ def test_files_that_are_altered_are_refused_with_a_sentence_and_deleted_with_the
         body = {"model": "balance", "files": str(one.files), "digest": digest, "reason": "a test"}
         refused = http.post("/api/models.rebuild", json=body)
         assert (refused.status_code, "id of the source topic is 'another'" in refused.text) == (409, True)
+        refused = http.post("/api/models.rebuild", json={**body, "files": "no-place"})
+        assert (refused.status_code, "is neither an absolute path nor a URI" in refused.text) == (409, True)
         digest = one.folder(3)
         refused = http.post("/api/models.rebuild", json={**body, "digest": digest})
         assert (refused.status_code, "manifest.json has digest" in refused.text) == (409, True)
