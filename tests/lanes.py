@@ -29,8 +29,8 @@ _STORIES = tuple(
     f"tests/e2e/test_{name}.py" for name in ("two_instances", "standbys", "kill", "rebuild", "dead_letters")
 )
 
-# They take minutes: a record that ends the JVM restarts it five times, recorded instances start twice, each transform is
-# analysed and run by Spark, and others start many queries or brokers.
+# They take minutes: a record that ends the JVM restarts it five times, recorded instances start twice, Spark analyses
+# and runs each transform, and others start many queries or brokers.
 _LATER = tuple(
     f"test_{name}.py"
     for name in (
