@@ -29,13 +29,15 @@ _STORIES = tuple(
     f"tests/e2e/test_{name}.py" for name in ("two_instances", "standbys", "kill", "rebuild", "dead_letters")
 )
 
-# They take minutes: a record that ends the JVM restarts it five times, recorded instances start twice, and each
-# transform is analysed and run by Spark.
+# They take minutes: a record that ends the JVM restarts it five times, recorded instances start twice, Spark analyses
+# and runs each transform, and others start many queries or brokers.
 _LATER = tuple(
     f"test_{name}.py"
     for name in (
-        *("spark_faults", "recorded_data", "memory", "batch_cluster", "batch_job"),
-        *("transformed_rows", "transforms_refused", "transform_fingerprints", "transform_bounds"),
+        *("spark_faults", "recorded_data", "memory", "batch_cluster", "batch_job", "leaderboard", "real_time"),
+        *("transformed_rows", "transforms_refused", "transform_fingerprints", "transform_bounds", "transformed_events"),
+        *("writer_schemas", "decoded_types", "conditions", "retries", "spark_settings", "jvm"),
+        *("local_stack", "topic_copy", "log_faults", "storage_faults"),
     )
 )
 
@@ -49,7 +51,7 @@ _DAYS = 3
 _MINUTES = {
     "e2e/test_generation_kills.py": 24,
     "e2e/test_generations.py": 15,
-    "e2e/test_generation_faults.py": 12,
+    "e2e/test_generation_faults.py": 15,
     "e2e/test_demo_and_samples.py": 12,
     "e2e/test_versions.py": 7,
     "e2e/test_ten_models.py": 6,
@@ -60,6 +62,15 @@ _MINUTES = {
     "integration/test_batch_job.py": 6,
     "e2e/test_loads.py": 6,
     "integration/test_spark_faults.py": 4,
+    "integration/test_real_time.py": 3,
+    "integration/test_writer_schemas.py": 3,
+    "integration/test_decoded_types.py": 3,
+    "integration/test_log_faults.py": 3,
+    "integration/test_changelog_faults.py": 2,
+    "integration/test_generations.py": 2,
+    "integration/test_local_stack.py": 2,
+    "integration/test_no_registry.py": 2,
+    "integration/test_outputs.py": 3,
     "e2e/test_network_and_clock.py": 4,
     "e2e/test_files.py": 4,
     "e2e/test_generation_letters.py": 3,

@@ -162,9 +162,12 @@ class _Share:
         )
         self._write((), start)
         letters = plan.letters.get(partition, {})
-        ours = [one for one in letters.values() if one.status is not Status.APPLIED and self._is_ours(one.key)]
+        kept = {at: one for at, one in letters.items() if one.status is not Status.APPLIED}
+        ours = [one for one in kept.values() if self._is_ours(one.key)]
         self._take_over(ours)
-        failing = [one for _, one in sorted(plan.failing.get(partition, {}).items()) if self._is_ours(one.key)]
+        # Most have a letter already, of the generation that serves.
+        found = sorted(plan.failing.get(partition, {}).items())
+        failing = [one for at, one in found if at not in kept and self._is_ours(one.key)]
         if failing:
             self._apply(PartitionUpdates(start.offset, dead_letters=failing))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -64,7 +65,14 @@ def blocks_of(document: str) -> Iterator[CodeBlock]:
 
 
 def check_shell(text: str) -> None:
-    """Raises ValueError with a sentence if a command of a block is not one that the block's reader can run."""
+    """Raises ValueError with a sentence if a command of a block is not one that the block's reader can run.
+
+    Of a script, which begins with the name of its shell, only the syntax is checked.
+    """
+    if text.startswith("#!"):
+        if error := subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True, check=False).stderr:
+            raise ValueError(error)
+        return
     for command in _commands(text):
         _check_command(command)
 

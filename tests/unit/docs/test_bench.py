@@ -166,7 +166,8 @@ def test_a_full_run_measures_each_goal_and_each_row_of_the_readme(peer: str, pla
         cases |= {("replay", replay_case(plan.long_events, plan.customers[0]))}
         cases |= {(measure, replay_case(plan.events, plan.customers[0])) for measure in ("postgresql", "json")}
         cases |= {("scaling", f"{n} instances") for n in (2, 3)} | {("reads", read_case(PROXIED, 16, 0))}
-        cases |= {("rewards", f"{plan.cards:,} cards"), ("purchases", f"{plan.invoices:,} invoices")}
+        cases |= {(measure, f"{plan.cards:,} cards") for measure in ("rewards", "own")}
+        cases |= {("purchases", f"{plan.invoices:,} invoices")}
         cases |= {("freshness", f"leaderboard, {plan.scores:,} scores/s")}
         cases |= {(GENERATIONS, rebuild_case(plan.events)), (GENERATIONS, comparison_case(plan.keys))}
         cases |= {(GENERATIONS, building_case(plan.tried_rate, bound)) for bound in (None, plan.max_rate)}

@@ -56,6 +56,7 @@ def test_a_code_block_is_checked(block: CodeBlock) -> None:
         ("cd shop && make rum", "no target 'rum'"),
         ("curl -i 'http://127.0.0.1:5051/api/customers.getBalance?customer=alice'", "no route answers GET"),
         ("curl -X POST http://localhost:5051/metrics", "no route answers POST /metrics"),
+        ("#!/bin/sh\nif [ -n 1 ]; then\n", "[Ss]yntax error"),
         ("echo 1 |\n  balanse-service produce orders < a.txt", "'balanse-service' is not known"),
     ],
 )
