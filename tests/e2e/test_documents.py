@@ -62,11 +62,13 @@ def local(folder: Path, models: str, *options: str) -> Iterator[Shell]:
         )
         printed = command.stdout
         (kafka,) = re.findall(r"Kafka +(\S+:\d+)", printed)
-        (registry,) = re.findall(r"schema registry +http://([^/]+)/", printed)
         instances = re.findall(r"instance-\d+ +http://(\S+)", printed)
         addresses = {f"127.0.0.1:{5051 + number}": address for number, address in enumerate(instances)}
+        # There is none without an Avro topic.
+        for registry in re.findall(r"schema registry +http://([^/]+)/", printed):
+            addresses["127.0.0.1:8081"] = registry
         environment = {"BALANCE_BOOTSTRAP_SERVERS": kafka, "BALANCE_APPLICATION_SERVER": instances[0]}
-        yield Shell(folder, {"127.0.0.1:8081": registry, **addresses}, environment)
+        yield Shell(folder, addresses, environment)
         command.interrupt()
         assert command.wait(_STOP_SECONDS).code == 0
 
