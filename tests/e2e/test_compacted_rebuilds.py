@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from confluent_kafka.admin import NewTopic
 
+from tests.chaos.kept_rows import KeptRows
 from tests.support.commands import run, started
 from tests.support.kafka import Writer, admin, read_topic
 from tests.support.service import PARTITIONS, application, new_instance, on, retried, running
@@ -35,25 +34,6 @@ _COMPACTED = {
     "segment.ms": "100",
     "max.compaction.lag.ms": "100",
 }
-_MODEL = """
-from dataclasses import dataclass
-
-from balance_service import RECORD_KEY, ReadModel, Stream, Upsert
-
-
-@dataclass
-class Row:
-    name: str
-    number: int
-
-
-class Rows(ReadModel):
-    name = "{name}"
-    source = Stream("{name}", Row, format="json", compacted=True)
-    key = RECORD_KEY
-    state = Row
-    fold = Upsert(Row)
-"""
 
 
 class Rows:
@@ -122,10 +102,8 @@ def check(instance: LocalInstance, model: str, rows: Rows, generation: int) -> N
 
 @pytest.mark.shows("rebuild", "deleted-keys", "newest")
 def test_rebuilds_of_a_compacted_topic_have_the_rows_of_a_recount(stack: LocalStack, tmp_path: Path) -> None:
-    name = f"rows-{uuid.uuid4().hex[:8]}"
-    (tmp_path / "rows.py").write_text(_MODEL.format(name=name), encoding="utf-8")
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    settings = application(BALANCE_MODELS="rows:Rows", PYTHONPATH=path)
+    name = KeptRows.name
+    settings = application(BALANCE_MODELS=f"{KeptRows.__module__}:{KeptRows.__name__}")
     admin(stack).create_topics([NewTopic(name, PARTITIONS, 1, config=_COMPACTED)])[name].result(30)
     instance = new_instance(stack, settings)
     environment = on(stack, settings) | {
