@@ -152,9 +152,9 @@ class Run:
                 measure(side, seen)
                 self._figures.take(seen, names)
 
-    def _in_turn(self, repetition: int, theirs: Side | None = None) -> Sequence[Side]:
+    def _in_turn(self, repetition: int, theirs: Side | None = None, ours: Side | None = None) -> Sequence[Side]:
         """Both sides, in alternating order, because the first may find the machine in another state."""
-        sides = (self._ours, theirs or self._theirs)
+        sides = (ours or self._ours, theirs or self._theirs)
         return sides if repetition % 2 else sides[::-1]
 
     def _own_sides(self, repetition: int, models: Sequence[str] = MODELS[:1]) -> Sequence[Side]:
@@ -295,7 +295,7 @@ class Run:
         self._keep()
         events, customers = plan.events, plan.customers[0]
         for repetition in range(1, plan.rewards + 1):
-            for side in (ours, self._theirs) if repetition % 2 else (self._theirs, ours):
+            for side in self._in_turn(repetition, ours=ours):
                 run = self._replay(side, events, customers, f"{repetition}/{plan.rewards}")
                 self._figures.add(side.name, "own", replay_case(events, customers), **run.figures())
 
@@ -372,7 +372,7 @@ class Run:
         ours = OurSide(self._stack, models=["bench.json_balance:JsonBalance"])
         events, customers = plan.events, plan.customers[0]
         for repetition in range(1, plan.repetitions + 1):
-            for side in (ours, avro) if repetition % 2 else (avro, ours):
+            for side in self._in_turn(repetition, avro, ours):
                 load = self._loads.kept(events, customers, is_json=side is ours)
                 run = self._replay_load(side, load, f"{repetition}/{plan.repetitions}", 1)
                 self._figures.add(side.name, "json", replay_case(events, customers), **run.figures())

@@ -50,7 +50,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints the seconds of the slowest files, by which `tests.lanes` distributes them."""
+    """Prints the seconds of the slowest files. `tests.lanes` distributes files by their minutes."""
     spent = Counter[str]()
     for reports in terminalreporter.stats.values():
         for report in reports:

@@ -498,7 +498,7 @@ def _decimal_of(scale: object) -> dict[str, Any]:
         ("items", {"type": "array", "items": {"type": "struct", "fields": [{"field": "price", **_decimal_of("2")}]}},
          ""),
         ("named", {"type": "map", "values": _of(f"{_DEBEZIUM}Timestamp")}, "named{} is of io.debezium.time.Timestamp"),
-        # A number that the reader takes as it is has any unit, and so has one whose schema has no name that tells.
+        # The unit of a field without a form is not compared, nor is that of a schema without a name that tells.
         ("plain", _of(f"{_DEBEZIUM}Timestamp"), ""),
         ("us", {"type": "int64"}, ""),
         ("us", _of("acme.Instant"), ""),
