@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from operator import attrgetter
@@ -59,6 +60,8 @@ KINDS = (
 )
 WATERMARK_SECONDS = 4.0
 """The maximum age of an instance's watermark, plus a second."""
+_NUMBER = re.compile(r"\d+")
+_SHOWN = 4
 _ROLES = ("active", "standby", "halted")
 
 
@@ -262,16 +265,23 @@ class Succession(NamedTuple):
     """Whether no other fault came in between."""
     observed: float
     """Seconds for which readers asked after the fault."""
+    refused: Sequence[Answer]
+    """The refusals of queries that accept standbys, until one was answered."""
 
 
 def successions(answers: Iterable[Answer], entries: Sequence[Entry]) -> Iterator[Succession]:
     """Yields a succession for each fault and partition of its instance."""
     by_partition: dict[int, list[Answer]] = defaultdict(list)
+    homes: dict[str, int] = {}
+    refusals: list[Answer] = []
     asked_until = 0.0
     for answer in sorted(answers, key=lambda a: a.received):
         asked_until = answer.received
         if answer.speaks:
             by_partition[answer.partition].append(answer)
+            homes[answer.customer] = answer.partition
+        elif answer.max_lag is not None:
+            refusals.append(answer)
     for entry in entries:
         for partition in entry.partitions:
             of_it = by_partition[partition]
@@ -284,6 +294,11 @@ def successions(answers: Iterable[Answer], entries: Sequence[Entry]) -> Iterator
                 (a.received for a in after if a.role == "active" and a.epoch > before.get(a.generation, 0)), None
             )
             flagged = next((a.received for a in after if a.max_lag is not None), None)
+            refused = [
+                a
+                for a in refusals
+                if homes.get(a.customer) == partition and entry.at < a.sent < (flagged or math.inf)
+            ]
             until = entry.at + _WATCHED_SECONDS if owned is None else owned
             others = [
                 other for other in entries if other is not entry and entry.at - PROGRESS_SECONDS < other.at < until
@@ -295,6 +310,7 @@ def successions(answers: Iterable[Answer], entries: Sequence[Entry]) -> Iterator
                 None if flagged is None else flagged - entry.at,
                 not others,
                 min(asked_until - entry.at, _WATCHED_SECONDS),
+                refused,
             )
 
 
@@ -310,7 +326,15 @@ def check_successions(found: Iterable[Succession]) -> Iterator[Violation]:
             late = never if took is None else took
             if one.is_alone and late > bound:
                 detail = f"partition {one.partition} has {what} {late:.1f} s after {fault} of {one.entry.member}"
-                yield Violation("silent", f"{detail}, and {bound:.0f} s are promised")
+                yield Violation("silent", f"{detail}, and {bound:.0f} s are promised{_told(one.refused)}")
+
+
+def _told(refused: Sequence[Answer]) -> str:
+    """Returns the reasons of refusals, the most frequent first, and the last one as it was."""
+    if not refused:
+        return ""
+    reasons = Counter(f"{a.status} {_NUMBER.sub('#', a.detail)}" for a in refused).most_common(_SHOWN)
+    return f"; {'; '.join(f'{count} × {reason}' for reason, count in reasons)}; the last: {refused[-1].detail}"
 
 
 def check_starts(starts: Iterable[Start], outages: Sequence[tuple[float, float]]) -> Iterator[Violation]:

@@ -129,8 +129,12 @@ def wait_for(instance: LocalInstance, status: str, *ids: str) -> None:
     """Waits until dead letters have a status."""
     eventually(
         lambda: all(letter(instance, one)["status"] == status for one in ids),
-        lambda: str([letter(instance, one) for one in ids]),
+        lambda: f"{status}: {[_in_short(letter(instance, one)) for one in ids]}",
     )
+
+
+def _in_short(known: Mapping[str, Any]) -> str:
+    return " ".join(str(known[name]) for name in ("id", "status", "attempt", "detail", "failedAt", "dueAt"))
 
 
 def decide(instance: LocalInstance, decision: str, *ids: str, reason: str = "a test") -> httpx.Response:

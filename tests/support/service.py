@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
 import uuid
 from contextlib import contextmanager, suppress
@@ -29,6 +30,8 @@ STOP_SECONDS = 10.0
 _WARM_UP_SECONDS = 60.0
 _MOVE_SECONDS = 60.0
 _CATCH_UP_SECONDS = 90.0
+_WRONG = re.compile(r'"level": "(warning|error|critical)"')
+_SAID_LINES, _SAID_CHARACTERS = 8, 400
 
 _numbers = itertools.count(100)
 # Keeps no connections alive: a test may have killed the instance since the last request.
@@ -68,9 +71,21 @@ def running(*instances: LocalInstance) -> Iterator[Sequence[LocalInstance]]:
         for instance in instances:
             instance.wait_ready()
         yield instances
+    except Exception as error:
+        for instance in instances:
+            error.add_note(_said(instance))
+        raise
     finally:
         for instance in instances:
             instance.stop()
+
+
+def _said(instance: LocalInstance) -> str:
+    """Returns what an instance logged last, first of all what is wrong: CI keeps no logs."""
+    lines = instance.log.read_text(errors="replace").splitlines() if instance.log.exists() else []
+    wrong = [line for line in lines if _WRONG.search(line)]
+    said = dict.fromkeys((*wrong[-_SAID_LINES:], *lines[-_SAID_LINES:]))
+    return "\n".join(f"{instance.name}: {line[:_SAID_CHARACTERS]}" for line in said)
 
 
 @contextmanager
