@@ -289,7 +289,10 @@ class Tasks:
         task = Task(
             TaskId(self.name, partition), self.hosted, role, left=None if before is None else before.take_left()
         )
-        self._supervisors[partition] = _Supervisor(task, self.hosted, self._runner, self._on_change, self._openings)
+        former = [one for one in self._leaving if one.task.task_id.partition == partition]
+        self._supervisors[partition] = _Supervisor(
+            task, self.hosted, self._runner, self._on_change, self._openings, former
+        )
 
     def _dismiss(self, partitions: Iterable[int], *, leaves_views: bool = False) -> list[_Supervisor]:
         leaving = [s for p in partitions if (s := self._supervisors.pop(p, None))]
@@ -329,7 +332,11 @@ class _Supervisor:
         runner: Runner,
         on_change: Callable[[], None],
         openings: threading.Semaphore,
+        former: Sequence[_Supervisor],
     ) -> None:
+        """Args:
+        former: of the same partition, which may still have its store open.
+        """
         self.role = task.role
         """The role that is wanted; `task.role` is the present one."""
         self._task_id = task_id = task.task_id
@@ -337,6 +344,7 @@ class _Supervisor:
         self._runner = runner
         self._on_change = on_change
         self._openings = openings
+        self._former = former
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._failed: tuple[Task, BalanceServiceError] | None = None
@@ -375,6 +383,7 @@ class _Supervisor:
         if joined is not None:
             joined.acquire(partition)
         try:
+            self._wait_for_former()
             while not self._stopping.is_set():
                 error = self._attempt(partial(self._in_turn, self.task.open)) or self._watch()
                 if error is None or self._stopping.is_set():
@@ -384,6 +393,11 @@ class _Supervisor:
             self.task.close(max(_BACK_OFF_SECONDS))
             if joined is not None:
                 joined.release(partition)
+
+    def _wait_for_former(self) -> None:
+        """Waits until the partition's former tasks are closed: RocksDB opens a store once."""
+        while self._former and not self._stopping.is_set():
+            self._former = [one for one in self._former if not one.ended(_TURN_SECONDS)]
 
     def _in_turn(self, step: Callable[[], None]) -> None:
         """Opens or promotes the task when it is its turn. During that step a task has more files open than later."""

@@ -61,6 +61,7 @@ KINDS = (
 WATERMARK_SECONDS = 4.0
 """The maximum age of an instance's watermark, plus a second."""
 _NUMBER = re.compile(r"\d+")
+_BEHIND = re.compile(r"\d records behind, and maxLag is")
 _SHOWN = 4
 _ROLES = ("active", "standby", "halted")
 
@@ -260,7 +261,8 @@ class Succession(NamedTuple):
     owned: float | None
     """Seconds until the first answer of an owner with a higher epoch; None without one."""
     flagged: float | None
-    """Seconds until the first answer to a query that accepts standbys."""
+    """Seconds until a query that accepts standbys was answered, or was told by how many records a copy exceeds its bound.
+    """
     is_alone: bool
     """Whether no other fault came in between."""
     observed: float
@@ -293,12 +295,12 @@ def successions(answers: Iterable[Answer], entries: Sequence[Entry]) -> Iterator
             owned = next(
                 (a.received for a in after if a.role == "active" and a.epoch > before.get(a.generation, 0)), None
             )
-            flagged = next((a.received for a in after if a.max_lag is not None), None)
-            refused = [
-                a
-                for a in refusals
-                if homes.get(a.customer) == partition and entry.at < a.sent < (flagged or math.inf)
-            ]
+            refused = [a for a in refusals if homes.get(a.customer) == partition and entry.at < a.sent]
+            told = [a.received for a in after if a.max_lag is not None]
+            # Events have come since the owner stood still: all copies may be further behind than any query accepts.
+            told += [a.received for a in refused if _BEHIND.search(a.detail)]
+            flagged = min(told, default=None)
+            refused = [a for a in refused if a.sent < (flagged or math.inf)]
             until = entry.at + _WATCHED_SECONDS if owned is None else owned
             others = [
                 other for other in entries if other is not entry and entry.at - PROGRESS_SECONDS < other.at < until

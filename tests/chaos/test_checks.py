@@ -312,6 +312,22 @@ def test_a_late_answer_of_a_tailing_standby_is_found(stood_by: tuple[int, ...], 
     assert ([violation.kind for violation in found] == ["silent"]) is is_found
 
 
+@pytest.mark.parametrize(("behind", "is_found"), [("6,120", False), ("an unknown number of", True)])
+def test_a_standby_that_is_too_far_behind_is_not_silent(behind: str, is_found: bool) -> None:
+    at = 100.0
+    kill = Entry(at, "kill", "a", frozenset({0}), frozenset({0}))
+    before = replace(_RIGHT, sent=at - 1, received=at - 0.9)
+    reason = f"the copy at b is {behind.replace(',', '')} records behind, and maxLag is 5000"
+    refused = replace(before, sent=at + 1, received=at + 1.1, status=503, position=-1, max_lag=5_000, detail=reason)
+    owner = replace(_RIGHT, sent=at + 0.4, received=at + 0.5, server="c")
+    late = replace(owner, sent=at + PROGRESS_SECONDS / 2, received=at + PROGRESS_SECONDS / 2, max_lag=5_000)
+
+    found = list(check_successions(successions([before, owner, refused, late], [kill])))
+
+    assert ([violation.kind for violation in found] == ["silent"]) is is_found
+    assert all(reason in violation.detail for violation in found)
+
+
 @pytest.mark.parametrize(
     ("fault", "seconds", "others", "is_found"),
     [

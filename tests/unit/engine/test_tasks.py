@@ -152,6 +152,31 @@ def test_a_task_that_waits_for_its_turn_to_open_ends_when_it_is_dismissed(openin
     assert opening.opened == []
 
 
+def test_a_partition_that_returns_is_opened_once_its_former_task_is_closed(opening: Opening, tasks: Tasks) -> None:
+    finishes = threading.Event()
+
+    def run(_task: Task, interrupted: threading.Event) -> None:
+        interrupted.wait()
+        assert finishes.wait(10)
+
+    opening.run = run  # type: ignore[method-assign]
+    tasks.assign([0])
+    becomes(tasks, *RUNNING_OWNER)
+    tasks.dismiss([0])
+    # One that is dismissed while it waits opens nothing, and the next one waits for the first.
+    tasks.stand_by([0])
+    tasks.stand_by([])
+    tasks.stand_by([0])
+    time.sleep(0.5)
+    assert opening.opened == [Role.ACTIVE]
+
+    finishes.set()
+
+    becomes(tasks, *TAILING_STANDBY)
+    assert opening.opened == [Role.ACTIVE, Role.STANDBY]
+
+
+
 def test_a_halted_standby_is_replaced_by_a_new_task_when_its_partition_is_assigned_here(
     tasks: Tasks, opening: Opening
 ) -> None:
