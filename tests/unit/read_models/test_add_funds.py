@@ -125,13 +125,13 @@ def test_a_null_amount_is_reported_as_missing() -> None:
 
 
 def test_a_number_of_a_million_digits_is_refused_without_computing_it() -> None:
-    began = time.monotonic()
+    began = time.thread_time()
 
     assert refused_amount("9" * 1_000_000).startswith(AMOUNT_RULE)
     assert refused_amount("1E+999999999").startswith(AMOUNT_RULE)
     assert refused_amount('"' + "9" * 1_000_000 + '"').startswith(AMOUNT_RULE)
 
-    assert time.monotonic() - began < 2
+    assert time.thread_time() - began < 2
 
 
 @pytest.mark.parametrize(
