@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Small enough that the result of one read is still in the processor's cache when it is stored.
 _BATCH = 2_000
 _WAIT_SECONDS = 0.1
-_SILENCE_SECONDS = 60.0
+_SILENCE_SECONDS = 30.0
 # librdkafka prefetches until it reaches either bound.
 _PREFETCH = {"queued.min.messages": 20_000, "queued.max.messages.kbytes": 16 << 10}
 # Reading past this many offsets costs less than a new fetch from elsewhere.
@@ -99,7 +99,7 @@ class LogReader:
         Raises:
             OffsetOutOfRangeError: the topic no longer has the next offset.
             NotAuthorizedError: the brokers do not allow it.
-            RetriableError: the topic cannot be read, or the broker sent nothing for a minute before the ends.
+            RetriableError: the topic cannot be read, or the broker sent nothing for half a minute before the ends.
         """
         self._raise_failure()
         try:

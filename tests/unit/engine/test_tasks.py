@@ -176,7 +176,6 @@ def test_a_partition_that_returns_is_opened_once_its_former_task_is_closed(openi
     assert opening.opened == [Role.ACTIVE, Role.STANDBY]
 
 
-
 def test_a_halted_standby_is_replaced_by_a_new_task_when_its_partition_is_assigned_here(
     tasks: Tasks, opening: Opening
 ) -> None:
