@@ -261,8 +261,7 @@ class Succession(NamedTuple):
     owned: float | None
     """Seconds until the first answer of an owner with a higher epoch; None without one."""
     flagged: float | None
-    """Seconds until a query that accepts standbys was answered, or was told by how many records a copy exceeds its bound.
-    """
+    """Seconds until a query that accepts standbys was answered, or was told how many records a copy is behind."""
     is_alone: bool
     """Whether no other fault came in between."""
     observed: float
@@ -336,7 +335,7 @@ def _told(refused: Sequence[Answer]) -> str:
     if not refused:
         return ""
     reasons = Counter(f"{a.status} {_NUMBER.sub('#', a.detail)}" for a in refused).most_common(_SHOWN)
-    return f"; {'; '.join(f'{count} × {reason}' for reason, count in reasons)}; the last: {refused[-1].detail}"
+    return f"; {'; '.join(f'{reason} ({count} times)' for reason, count in reasons)}; the last: {refused[-1].detail}"
 
 
 def check_starts(starts: Iterable[Start], outages: Sequence[tuple[float, float]]) -> Iterator[Violation]:
