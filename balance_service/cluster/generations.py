@@ -340,9 +340,9 @@ def _commit(producer: Producer, doing: str) -> None:
     try:
         producer.commit_transaction(_TRANSACTION_SECONDS)
     except KafkaException as error:
-        # So a broker answers a commit that arrives while it fences the producer.
+        # A broker answers a commit with this error if it fences the producer meanwhile.
         if error.args[0].code() == KafkaError.UNKNOWN:
-            raise TaskMigratedError(f"fenced while {doing}: {error.args[0].str()}") from error
+            raise TaskMigratedError(f"perhaps fenced while {doing}: {error.args[0].str()}") from error
         raise
 
 

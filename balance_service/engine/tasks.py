@@ -51,6 +51,8 @@ _FENCED_BACK_OFF_SECONDS = 2.0
 _WAITING_SECONDS = 2.0
 # How often a task that waits for its turn to open checks whether it is still wanted.
 _TURN_SECONDS = 0.2
+# A task that decodes or folds a part stops after it.
+_FORMER_SECONDS = 20.0
 
 
 class Runner(Protocol):
@@ -335,7 +337,7 @@ class _Supervisor:
         former: Sequence[_Supervisor],
     ) -> None:
         """Args:
-        former: of the same partition, which may still have its store open.
+        former: dismissed supervisors of the partition, whose tasks may still have its store open.
         """
         self.role = task.role
         """The role that is wanted; `task.role` is the present one."""
@@ -395,8 +397,12 @@ class _Supervisor:
                 joined.release(partition)
 
     def _wait_for_former(self) -> None:
-        """Waits until the partition's former tasks are closed: RocksDB opens a store once."""
-        while self._former and not self._stopping.is_set():
+        """Waits until the partition's former tasks are closed: RocksDB does not open a store that is open.
+
+        If one is not closed in time, the new task fails to open the store, and says so, until it can.
+        """
+        until = time.monotonic() + _FORMER_SECONDS
+        while self._former and not self._stopping.is_set() and time.monotonic() < until:
             self._former = [one for one in self._former if not one.ended(_TURN_SECONDS)]
 
     def _in_turn(self, step: Callable[[], None]) -> None:

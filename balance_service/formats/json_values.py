@@ -143,7 +143,7 @@ class JsonRecords:
 
     def _inside(self, record: str, found: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
         read: dict[str, Any] = {}
-        # In the order of the document, as Java's: what is wrong first, is said.
+        # In the order of the document, as Java's: the first fault is told.
         for name, member in found.items():
             if name == self._data_field:
                 read = self._readers[record](member, budget)
@@ -240,7 +240,7 @@ def _record(kind: Schema, path: str) -> Read:
         if not isinstance(value, dict):
             _misfit(path or "it", value, "an object")
         budget.spend(2 + len(fields))
-        # In the order of the document, as Java's: what is wrong first, is said.
+        # In the order of the document, as Java's: the first fault is told.
         found = {name: by_name[name](member, budget) for name, member in value.items() if name in by_name}
         for name, _ in fields:
             if name not in found:

@@ -227,7 +227,8 @@ class RebuildChecks:
         """Returns the declaration of a generation that is loaded from files, once its manifest is verified.
 
         Raises:
-            InvalidInputError: the files are missing, altered or others, or do not fit; the message names what.
+            InvalidInputError: the files are missing, altered or others, or do not fit, or this instance cannot read
+                their place; the message names what.
             RetriableError: the file system or the broker does not respond, or the serving generation has not come as
                 far as the files.
         """
@@ -247,7 +248,7 @@ class RebuildChecks:
         try:
             manifest = wanted.read(folder, load.digest)
         except ConfigurationError as error:
-            # It is what the request names that cannot be read here.
+            # This instance cannot read the place that the request names.
             raise InvalidInputError(str(error)) from error
         serving = self._versions.stage(model, engine.generations.of(model).serving)
         stands = self._last_positions(serving, self.partitions(model))

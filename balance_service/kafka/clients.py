@@ -73,6 +73,12 @@ def producer_config(settings: Settings, partitioner: Partitioner = "murmur2") ->
     }
 
 
+def most_transaction_ms(settings: Settings) -> int:
+    """The timeout of a task's transaction. It is the longest of the service's own transactions."""
+    # Not the session timeout: a commit that takes longer would be retried unchanged forever.
+    return max(settings.session_timeout_ms, _TRANSACTION_TIMEOUT_MS)
+
+
 def transactional_config(
     settings: Settings, transactional_id: str, transaction_timeout_ms: int | None = None
 ) -> ClientConfig:
@@ -81,10 +87,9 @@ def transactional_config(
     If it leaves a transaction open, its successor aborts that; without a successor, the transaction times out.
 
     Args:
-        transaction_timeout_ms: by default a minute, or the session's timeout if that is longer.
+        transaction_timeout_ms: by default `most_transaction_ms`.
     """
-    # Not the session timeout: a commit that takes longer would be retried unchanged forever.
-    timeout_ms = transaction_timeout_ms or max(settings.session_timeout_ms, _TRANSACTION_TIMEOUT_MS)
+    timeout_ms = transaction_timeout_ms or most_transaction_ms(settings)
     return {
         # The default follows the transaction's timeout, but a silently dead connection must not last that long.
         "socket.timeout.ms": min(settings.session_timeout_ms, timeout_ms) - 100,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from balance_service.errors import RetriableError
-from balance_service.kafka.clients import by_remedy, new_client, reader_config
+from balance_service.kafka.clients import by_remedy, most_transaction_ms, new_client, reader_config
 from balance_service.kafka.messages import offset_of, place_of
 from balance_service.process.failpoints import part_size
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # Small enough that the result of one read is still in the processor's cache when it is stored.
 _BATCH = 2_000
 _WAIT_SECONDS = 0.1
+# A coordinator looks every 10 s for transactions that have timed out.
 _SILENCE_SECONDS = 30.0
 # librdkafka prefetches until it reaches either bound.
 _PREFETCH = {"queued.min.messages": 20_000, "queued.max.messages.kbytes": 16 << 10}
@@ -46,12 +47,18 @@ class LogReader:
     """
 
     def __init__(
-        self, config: ClientConfig, topic: str, starts: Mapping[int, int], ends: Mapping[int, int] | None = None
+        self,
+        config: ClientConfig,
+        topic: str,
+        starts: Mapping[int, int],
+        ends: Mapping[int, int] | None = None,
+        transaction_seconds: float = 0.0,
     ) -> None:
         """Args:
             config: as `reader_config` makes it.
             starts: the first offset to read, by partition.
             ends: the offset after the last one to read, by partition.
+            transaction_seconds: how long a transaction that is open now, before the ends, may stay open.
 
         Raises:
             BalanceServiceError: as `new_client` and `by_remedy`.
@@ -64,6 +71,7 @@ class LogReader:
         self._is_bounded = ends is not None
         self._ends = ends or {}
         self._starts = self._next = dict(starts)
+        self._most_silence = _SILENCE_SECONDS + transaction_seconds
         self._silent_since: float | None = None
         self._failure: BalanceServiceError | None = None
         self._grant = f"Read on topic '{topic}' and on group '{config['group.id']}'"
@@ -99,7 +107,8 @@ class LogReader:
         Raises:
             OffsetOutOfRangeError: the topic no longer has the next offset.
             NotAuthorizedError: the brokers do not allow it.
-            RetriableError: the topic cannot be read, or the broker sent nothing for half a minute before the ends.
+            RetriableError: the topic cannot be read, or the broker sent nothing for half a minute before the ends, and
+                as long again as a transaction may stay open.
         """
         self._raise_failure()
         try:
@@ -188,8 +197,11 @@ class LogReader:
             self._silent_since = None
         elif self._silent_since is None:
             self._silent_since = time.monotonic()
-        elif time.monotonic() - self._silent_since > _SILENCE_SECONDS:
-            raise RetriableError(f"{self.name} was not read to its end: the broker sends nothing; try again")
+        elif time.monotonic() - self._silent_since > self._most_silence:
+            raise RetriableError(
+                f"{self.name} was not read to its end: the broker sends nothing; try again. If that goes on while the "
+                "broker answers, a transaction hangs there (docs/runbook.md)"
+            )
 
     def _by_remedy(self, error: KafkaException) -> BalanceServiceError:
         return by_remedy(error, f"reading {self.name}", self._grant)
@@ -213,7 +225,8 @@ def reader_to_end(
     partitions = range(topic.partitions) if partitions is None else partitions
     starts = topics.offsets(topic.name, partitions, earliest=True)
     ends = topics.offsets(topic.name, partitions, committed=not waits_for_open)
-    return LogReader(reader_config(settings), topic.name, starts, ends)
+    most_seconds = most_transaction_ms(settings) / 1000 if waits_for_open else 0.0
+    return LogReader(reader_config(settings), topic.name, starts, ends, most_seconds)
 
 
 def records_at(

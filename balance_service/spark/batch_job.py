@@ -30,7 +30,7 @@ from balance_service.bulk.accepting import made_here
 from balance_service.bulk.folder import RECORDS, Folder
 from balance_service.bulk.manifest import Manifest, PartitionFiles
 from balance_service.engine.assembly import processor_of
-from balance_service.engine.dead_letter import DECODER_FAILED, Status
+from balance_service.engine.dead_letter import DECODER_FAILED
 from balance_service.engine.inheritance import last_frames
 from balance_service.errors import ConfigurationError, FatalError, PoisonRecordError, RetriableError
 from balance_service.kafka.clients import producer_config
@@ -232,7 +232,7 @@ class _Driver:
         """Returns `Decoder.updates` of the records in these ranges; None if the plan reads none of them.
 
         Spark's Kafka source reads one range of a partition, so the ranges between records at which Spark fails are read
-        by further sources. A condition would not leave these records out: the source fails before it is evaluated.
+        by further sources. A condition would not leave these records out: the source fails before Spark evaluates one.
         """
         ranges = {partition: plan.readable(partition, begin, ends[partition]) for partition, begin in begins.items()}
         sources = [
@@ -384,11 +384,7 @@ class _Driver:
                 letters.update(one.letters)
             files = [file for one in shares for file in one.files]
             replayed = {offset for one in shares for offset in one.replayed}
-            rest = [
-                letter
-                for offset, letter in plan.letters.get(partition, {}).items()
-                if letter.status is Status.APPLIED and offset not in replayed
-            ]
+            rest = [letter for offset, letter in plan.applied(partition).items() if offset not in replayed]
             changes = processor.letters.carry_over(rest)
             letters.update(changes.counted)
             # Without a registry, each partition has the texts of its schemas.

@@ -9,7 +9,7 @@ import json
 import re
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from balance_service import errors
 from balance_service.avro.own_schemas import OwnSchemas
@@ -73,11 +73,9 @@ class Answers:
         found: int = self._answer("schema", name, lambda asked: asked.registry.register(subject, schema))
         return found
 
-    def writer_schema(self, schema_id: int) -> Any:
-        """As `SchemaRegistry.writer_schema`, in the driver. The states of one job are of one schema."""
-        if self.asked is None:
-            raise RetriableError(f"schema {schema_id} is not one that this job registered")
-        return self.asked.registry.writer_schema(schema_id)
+    def writer_schema(self, schema_id: int) -> NoReturn:
+        """Refuses a schema of another writer: the states of one job are of the schema that it registered."""
+        raise RetriableError(f"schema {schema_id} is not one that this job registered")
 
     def services(self) -> StageServices:
         """Returns services of these answers. In the driver, they ask for those that are not known yet."""
@@ -141,6 +139,12 @@ class Plan:
         letters = self.letters.get(partition, {})
         not_now = (offset for offset, letter in letters.items() if letter.status is not Status.APPLIED)
         return frozenset(not_now).union(self.failing.get(partition, ()))
+
+    def applied(self, partition: int) -> dict[int, Letter]:
+        """Returns, by offset, the dead letters that were applied; not those of `failing`, which are open again."""
+        failing = self.failing.get(partition, ())
+        letters = self.letters.get(partition, {}).items()
+        return {at: one for at, one in letters if one.status is Status.APPLIED and at not in failing}
 
     def readable(self, partition: int, begin: int, end: int) -> list[tuple[int, int]]:
         """Returns `[begin, end)` without the offsets of `failing`, as ranges in order, none of them empty."""

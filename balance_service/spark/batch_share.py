@@ -182,11 +182,10 @@ class _Share:
         self._write(changes.records, replace(self._position, letters=dict(counts)))
 
     def _fold(self, rows: pa.Table) -> None:
-        letters = self._plan.letters.get(self._partition, {})
-        if applied := {at for at, letter in letters.items() if letter.status is Status.APPLIED}:
-            again = sorted(applied.intersection(rows["offset"].to_pylist()))
+        if applied := self._plan.applied(self._partition):
+            again = sorted(applied.keys() & rows["offset"].to_pylist())
             self._replayed += again
-            self._take_over([letters[at] for at in again])
+            self._take_over([applied[at] for at in again])
         of = PartitionRows(rows)
         updates = of.folded_by(self._plan.read_model)
         self._apply(replace(updates, end=end_of(rows), singles=self._singles(of)))

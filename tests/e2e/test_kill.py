@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _KILLS = 2
 _FOLDED = 500
+_LOADED = 3_000
+"""More events than there is garbage."""
 _CUSTOMERS = 500
 _GARBAGE_EVERY_SECONDS = 0.2
 _UNKNOWN = ("nobody", "misplaced", "other", "customer-500")
@@ -72,6 +74,7 @@ def test_balances_equal_a_recount_after_a_kill_of_the_broker(fragile_stack: Loca
     load = ["load", "--events", "15000", "--customers", str(_CUSTOMERS), "--rate", "1500"]
     with running(new_instance(stack, settings)) as instances:
         with started(on(stack, settings), *load) as loading, Garbage(stack, settings):
+            eventually(lambda: _length(stack, settings["BALANCE_TOPIC"]) > _LOADED, "the load has begun")
             _wait_until_folding(stack, settings)
             stack.broker.kill()
             time.sleep(1.0)
@@ -116,9 +119,13 @@ class Garbage:
 def _wait_until_folding(stack: LocalStack, settings: Mapping[str, str]) -> None:
     """Waits until the changelog grows, so that the next kill interrupts a fold."""
     changelog = f"{settings['BALANCE_APPLICATION_ID']}-balance-changelog"
-    began = sum(ends_of(stack, changelog).values())
+    began = _length(stack, changelog)
 
-    eventually(lambda: sum(ends_of(stack, changelog).values()) > began + _FOLDED, "an instance folds")
+    eventually(lambda: _length(stack, changelog) > began + _FOLDED, "an instance folds")
+
+
+def _length(stack: LocalStack, topic: str) -> int:
+    return sum(ends_of(stack, topic).values())
 
 
 def _assert_as_recounted(stack: LocalStack, settings: Mapping[str, str], instances: Sequence[LocalInstance]) -> None:

@@ -26,13 +26,13 @@ from tests.support.service import (
     wait_until_spread,
     warm_up,
 )
-from tests.support.waiting import eventually
+from tests.support.waiting import SHARED, eventually
 
 if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
-_STANDBY_ANSWERS_WITHIN_SECONDS = 3.0
-_OWNER_ANSWERS_WITHIN_SECONDS = SESSION_TIMEOUT_SECONDS + 5.0
+_STANDBY_ANSWERS_WITHIN_SECONDS = 3.0 * SHARED
+_OWNER_ANSWERS_WITHIN_SECONDS = SESSION_TIMEOUT_SECONDS + 5.0 * SHARED
 
 
 def get(instance: LocalInstance, customer: str, **parameters: str) -> httpx.Response:

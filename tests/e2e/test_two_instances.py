@@ -28,7 +28,7 @@ from tests.support.service import (
     terminate,
     wait_until_spread,
 )
-from tests.support.waiting import eventually
+from tests.support.waiting import SHARED, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     Pair = tuple[LocalInstance, LocalInstance]
 
 _CUSTOMERS = [customer for partition in range(PARTITIONS) for customer in customers_of(partition, 20)]
-_STAYING_SILENT_SECONDS = 3.0
-_MOVING_SILENT_SECONDS = 15.0
+_STAYING_SILENT_SECONDS = 3.0 * SHARED
+_MOVING_SILENT_SECONDS = 15.0 * SHARED
 
 
 @pytest.fixture(scope="module")

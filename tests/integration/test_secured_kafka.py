@@ -32,7 +32,17 @@ from tests.integration import secured as planted
 from tests.integration.engines import prepare
 from tests.integration.secured import listed
 from tests.support.commands import run
-from tests.support.service import add, amount_of, application, ask, new_instance, process_of, running, warm_up
+from tests.support.service import (
+    add,
+    amount_of,
+    application,
+    ask,
+    ask_again,
+    new_instance,
+    process_of,
+    running,
+    warm_up,
+)
 from tests.support.shipped import jvm_scratch
 from tests.support.waiting import eventually
 
@@ -135,7 +145,7 @@ def test_a_revoked_grant_shows_in_readiness_status_and_log_until_it_is_restored(
 
     eventually(instance.is_ready, "the instance is ready again", 90)
     assert wanted in instance.log.read_text()
-    assert str(amount_of(ask(instance.url, "c2", add(instance.url, "c2", "1.00")))) == "1.00"
+    assert str(amount_of(ask_again(instance.url, "c2", add(instance.url, "c2", "1.00")))) == "1.00"
 
 
 def test_no_secret_appears_anywhere(instance: LocalInstance, settings: dict[str, str]) -> None:

@@ -27,7 +27,7 @@ from tests.integration.engines import (
     tasks_of,
 )
 from tests.support.kafka import Writer, read_topic
-from tests.support.waiting import eventually
+from tests.support.waiting import SHARED, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from balance_service.engine.task import Task
 
 CUSTOMERS = [f"c{n}" for n in range(40)]
-ANSWERS_WITHIN_SECONDS = 2.0
+ANSWERS_WITHIN_SECONDS = 2.0 * SHARED
 # Events are produced in lots; each lot takes several commits.
 LOT, LOTS = 400, 10
 

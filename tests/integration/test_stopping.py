@@ -27,7 +27,7 @@ from tests.integration.engines import (
 )
 from tests.support.kafka import Writer
 from tests.support.service import STOP_SECONDS, application, new_instance, running, terminate, warm_up
-from tests.support.waiting import eventually
+from tests.support.waiting import SHARED, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalStack
 
 CUSTOMERS = [*customers_in(0), *customers_in(1)]
-ENGINE_STOPS_WITHIN_SECONDS = 5.0
+ENGINE_STOPS_WITHIN_SECONDS = 5.0 * SHARED
 
 
 def test_an_engine_stops_under_load_within_seconds_and_spark_after_the_last_task(

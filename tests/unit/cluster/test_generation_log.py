@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.own_schemas import OwnSchemas
@@ -25,6 +26,8 @@ from tests.support.waiting import eventually
 
 ONE = Generations("rewards").begun(DECLARED)
 BUILT = ONE.rebuilt(DECLARED, Switch.NEVER, 60, None, "", "")
+COMMIT_FAILED = KafkaException(KafkaError(KafkaError.UNKNOWN))
+"""What a broker may answer to a commit while it fences the producer."""
 
 
 class Records(list[Any]):
@@ -77,6 +80,33 @@ class Broker:
         )
 
 
+class Writer:
+    """A producer whose first commit fails, before or after the broker has committed."""
+
+    def __init__(self, broker: Broker, *, is_committed: bool) -> None:
+        self._broker, self._is_committed = broker, is_committed
+        self._writes = False
+        self.commits = 0
+
+    def init_transactions(self, _seconds: float) -> None: ...
+
+    def begin_transaction(self) -> None:
+        self._writes = False
+
+    def produce(self, *_: Any, **__: Any) -> None:
+        self._writes = True
+
+    def commit_transaction(self, _seconds: float) -> None:
+        self.commits += 1
+        fails = self.commits == 1
+        if self._writes and (self._is_committed or not fails):
+            self._broker.states.append(BUILT)
+        if fails:
+            raise COMMIT_FAILED
+
+    def purge(self) -> None: ...
+
+
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch, no_environment: None) -> Broker:
     return Broker(monkeypatch)
@@ -90,6 +120,22 @@ def test_the_newest_state_is_that_at_the_topics_present_end(broker: Broker) -> N
 
     assert (log.of("rewards").newest, log.newest("rewards").newest) == (1, 2)
     assert log.of("rewards") == BUILT
+
+
+@pytest.mark.shows("outputs-once")
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_commit_that_failed_with_an_unknown_error_is_looked_up_and_not_written_twice(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, is_committed: bool
+) -> None:
+    broker.states = [ONE]
+    writer = Writer(broker, is_committed=is_committed)
+    monkeypatch.setattr(module, "prepare_generations", lambda *_: None)
+    monkeypatch.setattr(module, "new_client", lambda *_: writer)
+    monkeypatch.setattr(module, "wait_for_deliveries", lambda *_: 0)
+
+    written = broker.log().write("rewards", lambda _: BUILT)
+
+    assert (written, broker.states, writer.commits) == (BUILT, [ONE, BUILT], 2)
 
 
 def test_a_model_that_has_had_one_generation_does_not_depend_on_the_topic(broker: Broker) -> None:

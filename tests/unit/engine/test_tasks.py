@@ -176,6 +176,23 @@ def test_a_partition_that_returns_is_opened_once_its_former_task_is_closed(openi
     assert opening.opened == [Role.ACTIVE, Role.STANDBY]
 
 
+def test_a_former_task_that_does_not_end_is_not_waited_for_in_silence(
+    opening: Opening, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_FORMER_SECONDS", 0.3)
+    finishes = threading.Event()
+    opening.run = lambda _task, _interrupted: finishes.wait(60)  # type: ignore[method-assign]
+    tasks.assign([0])
+    becomes(tasks, *RUNNING_OWNER)
+    try:
+        tasks.dismiss([0])
+        tasks.stand_by([0])
+
+        eventually(lambda: opening.opened == [Role.ACTIVE, Role.STANDBY], "the new task tries to open the store", 20)
+    finally:
+        finishes.set()
+
+
 def test_a_halted_standby_is_replaced_by_a_new_task_when_its_partition_is_assigned_here(
     tasks: Tasks, opening: Opening
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -70,10 +71,12 @@ def end_at(offset: int, partition: int = 0) -> Message:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes readers over these batches; the consumer is in `consumer`."""
 
-    def reader(batches: Sequence[Sequence[Message]], starts: dict[int, int], ends: dict[int, int] | None) -> Any:
+    def reader(
+        batches: Sequence[Sequence[Message]], starts: dict[int, int], ends: dict[int, int] | None, **more: Any
+    ) -> Any:
         consumer = ScriptedConsumer(batches)
         monkeypatch.setattr(log_reader, "Consumer", lambda _config: consumer)
-        return LogReader(CONFIG, "t", starts, ends), consumer
+        return LogReader(CONFIG, "t", starts, ends, **more), consumer
 
     return reader
 
@@ -119,6 +122,19 @@ def test_a_silent_broker_is_a_retriable_error_for_a_bounded_reader(
 
     with pytest.raises(RetriableError, match="t-0 was not read to its end: the broker sends nothing"):
         list(reader)
+
+
+def test_a_reader_that_waits_for_transactions_waits_as_long_as_one_may_be_open(
+    scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader, "_SILENCE_SECONDS", 0.0)
+    reader, _ = scripted([], {0: 0}, {0: 3}, transaction_seconds=0.2)
+    began = time.monotonic()
+
+    with pytest.raises(RetriableError, match="a transaction hangs there"):
+        list(reader)
+
+    assert time.monotonic() - began > 0.2
 
 
 def test_a_following_reader_reports_the_end_once_and_stands_there(scripted: Any) -> None:

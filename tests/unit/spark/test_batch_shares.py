@@ -297,6 +297,14 @@ def test_a_record_at_which_spark_fails_is_a_dead_letter_and_blocks_its_key(tmp_p
     assert letters == {"decoder-failed/waiting": 1, "behind-another/behind": 1}
 
 
+def test_an_applied_dead_letter_at_whose_record_spark_fails_now_is_open_again(tmp_path: Path) -> None:
+    failing = {1: DeadLetter(1, 0, b"a", b"", "decoder-failed", "it fails")}
+    applied = {at: Letter(at, "value-null", Status.APPLIED, 1, 0, 0, b"a") for at in (1, 7)}
+    plan = Batch(Names(), tmp_path, driven(Names()).last_stage, failing={0: failing}, letters={0: applied}).plan
+
+    assert plan.applied(0) == {7: applied[7]}
+
+
 def test_a_job_reads_the_ranges_between_the_records_at_which_spark_fails(tmp_path: Path) -> None:
     letters = {at: DeadLetter(at, 0, b"a", b"", "decoder-failed", "it fails") for at in (9, 8, 30, 10, 19)}
     plan = Batch(Names(), tmp_path, driven(Names()).last_stage, failing={0: letters}).plan

@@ -8,7 +8,7 @@ const RETRY_MS = 2000;
 const REFUSED_MS = 60_000;
 
 // `error` is why they are not known.
-export const catalogue = { models: [], tables: [], error: null };
+export const catalogue = { models: [], tables: [], isKnown: false, error: null };
 
 const changed = new Set();
 let isAsking = false;
@@ -20,17 +20,17 @@ export function onCatalogue(callback) {
 
 // Starts over with another token.
 export function forget() {
-  Object.assign(catalogue, { models: [], tables: [], error: null });
+  Object.assign(catalogue, { models: [], tables: [], isKnown: false, error: null });
   isAsking = false;
 }
 
 // Asks for them once the instance can answer.
 export async function readCatalogue() {
-  if (catalogue.models.length || isAsking || !live.status || live.status.partitions === null || live.state !== "live") return;
+  if (catalogue.isKnown || isAsking || !live.status || live.status.partitions === null || live.state !== "live") return;
   isAsking = true;
   try {
     const [{ models }, { tables }] = await Promise.all([askJson("api/models"), askJson("api/tables")]);
-    Object.assign(catalogue, { models: models.filter((model) => model.key !== "" || model.source === ""), tables, error: null });
+    Object.assign(catalogue, { models: models.filter((model) => model.key !== "" || model.source === ""), tables, isKnown: true, error: null });
     for (const callback of changed) callback();
   } catch (error) {
     catalogue.error = error;

@@ -62,7 +62,7 @@ function stopWhileUnseen() {
   if (isUnseen === isStopped) return;
   isStopped = isUnseen;
   if (isUnseen) asked.controller.abort();
-  else if (catalogue.models.length) askChosen();
+  else if (askable().length) askChosen();
 }
 
 function askChosen() {
@@ -94,8 +94,8 @@ function fillForms() {
 }
 
 function restore() {
-  byId("keys-forms").disabled = !catalogue.models.length;
-  if (!catalogue.models.length) return;
+  byId("keys-forms").disabled = !askable().length;
+  if (!askable().length) return;
   fillForms();
   const first = live.status.models[0]?.model ?? "";
   showOptions(byId("keys-model"), askable().map(({ label }) => [label, label]), chosen("keyModel") || first);
