@@ -181,7 +181,12 @@ def test_a_former_task_that_does_not_end_is_not_waited_for_in_silence(
 ) -> None:
     monkeypatch.setattr(module, "_FORMER_SECONDS", 0.3)
     finishes = threading.Event()
-    opening.run = lambda _task, _interrupted: finishes.wait(60)  # type: ignore[method-assign]
+
+    def run(_task: Task, interrupted: threading.Event) -> None:
+        del interrupted
+        finishes.wait(60)
+
+    opening.run = run  # type: ignore[method-assign]
     tasks.assign([0])
     becomes(tasks, *RUNNING_OWNER)
     try:
