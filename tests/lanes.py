@@ -1,4 +1,4 @@
-"""Runs the tests in parallel lanes: most tests wait for processes and use little CPU.
+"""Runs the tests in parallel lanes, as many as fill two processors: more would only make each test wait for one.
 
 `python -m tests.lanes` runs unit and integration tests in parallel with the main end-to-end stories.
 `python -m tests.lanes rest` runs the other end-to-end tests and the slowest integration tests, then the chaos suite
@@ -114,10 +114,9 @@ def _turns(which: str) -> Sequence[Mapping[str, Sequence[str]]]:
             day = int(time.time() // 86_400) % _DAYS
             others = _shares(others, _DAYS)[day]
             print(f"of {_DAYS} shares of the other end-to-end tests, CI plays number {day + 1} today", flush=True)
-        return _lanes("e2e", others, 3), {"chaos": _CHAOS}
+        return _lanes("e2e", others, 2), {"chaos": _CHAOS}
     soon = [path for path in (_TESTS / "integration").glob("test_*.py") if path.name not in _LATER]
-    integration = _lanes("integration", soon, 2)
-    return [{"stories": _STORIES, **integration, "unit": ["tests/unit"]}]
+    return [{"stories": _STORIES, **_lanes("integration", soon, 1), "unit": ["tests/unit"]}]
 
 
 class _Lane:
