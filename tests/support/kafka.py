@@ -7,6 +7,7 @@ import json
 import re
 import struct
 import threading
+import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalStack
     from balance_service.kafka.clients import ClientConfig
 
+_LEADERS_WITHIN_SECONDS = 30.0
+_FORMER_LEADER = {KafkaError.FENCED_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
 _JOINED_WITHIN_SECONDS = 30.0
 _CLOSED_WITHIN_SECONDS = 30.0
 
@@ -157,8 +160,16 @@ def create_topic(stack: LocalStack, name: str, config: Mapping[str, str], partit
 def ends_of(stack: LocalStack, topic: str) -> dict[int, int]:
     """Returns the high watermark of each partition. Raises KafkaException if the topic does not exist."""
     wanted = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(PARTITIONS)}
-    futures = admin(stack).list_offsets(wanted, request_timeout=10)
-    return {tp.partition: int(future.result(10).offset) for tp, future in futures.items()}
+    until = time.monotonic() + _LEADERS_WITHIN_SECONDS
+    while True:
+        futures = admin(stack).list_offsets(wanted, request_timeout=10)
+        try:
+            return {tp.partition: int(future.result(10).offset) for tp, future in futures.items()}
+        except KafkaException as error:
+            # The client still knows the leaders from before a broker was restarted.
+            if error.args[0].code() not in _FORMER_LEADER or time.monotonic() > until:
+                raise
+        time.sleep(0.2)
 
 
 def recounted(stack: LocalStack, settings: Mapping[str, str]) -> dict[str, Decimal]:

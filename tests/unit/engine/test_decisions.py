@@ -130,7 +130,10 @@ def test_a_decision_behind_another_tasks_open_transaction_is_read(
     )
 
     class Reader:
-        def __init__(self, _config: object, _topic: str, _starts: object, ends: dict[int, int]) -> None:
+        def __init__(
+            self, _config: object, _topic: str, _starts: object, ends: dict[int, int], transaction_seconds: float
+        ) -> None:
+            assert transaction_seconds >= 60
             self._end = ends[0]
 
         def __enter__(self) -> Self:
