@@ -166,10 +166,10 @@ def ends_of(stack: LocalStack, topic: str) -> dict[int, int]:
         try:
             return {tp.partition: int(future.result(10).offset) for tp, future in futures.items()}
         except KafkaException as error:
-            # The client still knows the leaders from before a broker was restarted.
             if error.args[0].code() not in _FORMER_LEADER or time.monotonic() > until:
                 raise
-        time.sleep(0.2)
+        # The client knows the leaders from before a broker was restarted, and asks for them again in minutes only.
+        admin(stack).list_topics(topic, timeout=10)
 
 
 def recounted(stack: LocalStack, settings: Mapping[str, str]) -> dict[str, Decimal]:
