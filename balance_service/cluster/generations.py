@@ -340,7 +340,7 @@ def _commit(producer: Producer, doing: str) -> None:
     try:
         producer.commit_transaction(_TRANSACTION_SECONDS)
     except KafkaException as error:
-        # A broker answers a commit with this error if it fences the producer meanwhile.
+        # A broker answers a commit with this error if it fences the producer at that time.
         if error.args[0].code() == KafkaError.UNKNOWN:
             raise TaskMigratedError(f"perhaps fenced while {doing}: {error.args[0].str()}") from error
         raise

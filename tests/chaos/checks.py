@@ -331,7 +331,7 @@ def check_successions(found: Iterable[Succession]) -> Iterator[Violation]:
 
 
 def _told(refused: Sequence[Answer]) -> str:
-    """Returns the reasons of refusals, the most frequent first, and the last one as it was."""
+    """Returns the reasons of refusals, the most frequent first, and the last one unchanged."""
     if not refused:
         return ""
     reasons = Counter(f"{a.status} {_NUMBER.sub('#', a.detail)}" for a in refused).most_common(_SHOWN)

@@ -7,7 +7,6 @@ import json
 import re
 import struct
 import threading
-import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalStack
     from balance_service.kafka.clients import ClientConfig
 
-_LEADERS_WITHIN_SECONDS = 30.0
-_FORMER_LEADER = {KafkaError.FENCED_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
 _JOINED_WITHIN_SECONDS = 30.0
 _CLOSED_WITHIN_SECONDS = 30.0
 
@@ -160,16 +157,10 @@ def create_topic(stack: LocalStack, name: str, config: Mapping[str, str], partit
 def ends_of(stack: LocalStack, topic: str) -> dict[int, int]:
     """Returns the high watermark of each partition. Raises KafkaException if the topic does not exist."""
     wanted = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(PARTITIONS)}
-    until = time.monotonic() + _LEADERS_WITHIN_SECONDS
-    while True:
-        futures = admin(stack).list_offsets(wanted, request_timeout=10)
-        try:
-            return {tp.partition: int(future.result(10).offset) for tp, future in futures.items()}
-        except KafkaException as error:
-            if error.args[0].code() not in _FORMER_LEADER or time.monotonic() > until:
-                raise
-        # The client knows the leaders from before a broker was restarted, and asks for them again in minutes only.
-        admin(stack).list_topics(topic, timeout=10)
+    # Otherwise the client knows for minutes only the leaders from before a broker's restart.
+    admin(stack).list_topics(topic, timeout=10)
+    futures = admin(stack).list_offsets(wanted, request_timeout=10)
+    return {tp.partition: int(future.result(10).offset) for tp, future in futures.items()}
 
 
 def recounted(stack: LocalStack, settings: Mapping[str, str]) -> dict[str, Decimal]:

@@ -27,7 +27,7 @@ from tests.support.waiting import eventually
 ONE = Generations("rewards").begun(DECLARED)
 BUILT = ONE.rebuilt(DECLARED, Switch.NEVER, 60, None, "", "")
 COMMIT_FAILED = KafkaException(KafkaError(KafkaError.UNKNOWN))
-"""What a broker may answer to a commit while it fences the producer."""
+"""A broker answers a commit with it if it fences the producer at that time."""
 
 
 class Records(list[Any]):

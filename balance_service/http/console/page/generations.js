@@ -73,7 +73,7 @@ function hosted() {
 
 export function showGenerations() {
   if (!isOpen("generations") || !live.status) return;
-  if (!catalogue.models.length || live.status.partitions === null) {
+  if (!catalogue.isKnown || live.status.partitions === null) {
     show(byId("generations-table"), catalogue.error ? trouble(catalogue.error) : h("p", { class: "empty" }, UNKNOWN));
     return;
   }
