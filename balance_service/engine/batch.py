@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from balance_service.avro.arrow_rows import rows_of
+from balance_service.errors import TaskMigratedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,10 @@ class KeyedUpdate(NamedTuple):
     idempotency_key: bytes | None = None
     offset: int = -1
     timestamp_ms: int = -1
+
+
+def _never() -> bool:
+    return False
 
 
 def _not_given(_keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
@@ -117,6 +122,7 @@ class TaskBatch:
         left_out: offsets of `[start, end)` that the batch lacks, because their dead letters are open or discarded.
         unsent: offsets of records below the position whose outputs were never sent.
         is_silent: whether another generation sends the outputs.
+        given_up: whether the task was told to close, so that nothing of the batch is wanted any more.
     """
 
     start: int
@@ -126,10 +132,16 @@ class TaskBatch:
     left_out: frozenset[int] = frozenset()
     unsent: frozenset[int] = frozenset()
     is_silent: bool = False
+    given_up: Callable[[], bool] = field(default=_never, repr=False, compare=False)
 
     @property
     def end(self) -> int:
         return self.updates.end
+
+    def require_wanted(self) -> None:
+        """Raises TaskMigratedError if the batch was given up; a fold calls it often, as it may take seconds."""
+        if self.given_up():
+            raise TaskMigratedError("the task was closed while it folded a batch")
 
     def is_to_be_sent(self, offset: int, sent_before: int) -> bool:
         """Returns whether a record's outputs are sent. Those below `sent_before` were sent, except `unsent`."""

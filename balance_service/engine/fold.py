@@ -69,6 +69,7 @@ class FoldProcessor:
 
         Raises:
             TaskHaltedError: the read model's own code fails on an event.
+            TaskMigratedError: the batch was given up.
             RetriableError: a record that must be read again is missing.
         """
         keys = IdempotencyKeys.of(
@@ -84,7 +85,7 @@ class FoldProcessor:
         emission = None if self.emission is None else self.emission.of_batch(batch, partition, position)
         events, read_again, strangers = batch.updates.events, set[bytes](), set[bytes]()
         if self.read_model.folds_rows:
-            events = [*events, *self._stepped(batch.updates.combined, partition, store, blocked, emission, outcome)]
+            events = [*events, *self._stepped(batch, partition, store, blocked, emission, outcome)]
         else:
             read_again, strangers = self._fold_combined(batch, partition, store, blocked, outcome)
         singly = _by_key(events)
@@ -100,6 +101,7 @@ class FoldProcessor:
         unread = {lacking[key]: offset for key, offset in self.letters.first_open(store, lacking, batch).items()}
         one_by_one = _OneByOne(self, batch, partition, position.source, blocked, emission, keys, outcome, unread)
         for key in singly.keys() - strangers:
+            batch.require_wanted()
             if not one_by_one.fold(before[key], singly[key]):
                 read_again.add(key)
         again = sorted(read_again | strangers)
@@ -140,7 +142,7 @@ class FoldProcessor:
 
     def _stepped(
         self,
-        rows: pa.Table | None,
+        batch: TaskBatch,
         partition: int,
         store: StateStore,
         blocked: Mapping[bytes, int],
@@ -148,19 +150,24 @@ class FoldProcessor:
         outcome: BatchOutcome,
     ) -> Sequence[KeyedUpdate]:
         """Adds the states and outputs of events in columns to the outcome; returns the events of the other keys."""
+        rows = batch.updates.combined
         if rows is None:
             return ()
         if self.steps is None:
             return events_in(rows)
-        stepped = self.steps.of(rows, store, blocked, self.misplaced.partitioning, partition, emission)
-        outcome.columns.append((stepped.keys, stepped.frames))
-        outcome.created += stepped.created
-        outcome.outputs += stepped.outputs
-        for key in stepped.deleted:
-            outcome.add(key, None, is_new=False)
-        if stepped.rest.num_rows < rows.num_rows:
+        rest: list[pa.Table] = []
+        for stepped in self.steps.of(rows, store, blocked, self.misplaced.partitioning, partition, emission):
+            batch.require_wanted()
+            outcome.columns.append((stepped.keys, stepped.frames))
+            outcome.created += stepped.created
+            outcome.outputs += stepped.outputs
+            for key in stepped.deleted:
+                outcome.add(key, None, is_new=False)
+            rest.append(stepped.rest)
+        left = pa.concat_tables(rest).sort_by("offset")
+        if left.num_rows < rows.num_rows:
             self.tolerance.applied(partition)
-        return events_in(stepped.rest)
+        return events_in(left)
 
     def _belong(self, partition: int) -> Callable[[NDArray[np.uint8]], NDArray[np.bool_]]:
         return lambda keys: self.misplaced.partitioning.of_rows(keys) == partition

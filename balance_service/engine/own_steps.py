@@ -143,24 +143,15 @@ class OwnSteps:
         partitioning: Partitioning,
         partition: int,
         emission: BatchEmission | None,
-    ) -> Stepped:
-        """As `Steps.of`."""
+    ) -> Iterator[Stepped]:
+        """As `Steps.of`; yields the result of a slice at a time."""
         rows = rows.combine_chunks()
         keys, of_rows = numbered(rows["key"].combine_chunks())
         by_key = rows.take(pa.array(np.argsort(of_rows, kind="stable"))).combine_chunks()
         ends = np.bincount(of_rows, minlength=len(keys)).cumsum()
-        done: list[Stepped] = []
         for first, last, start, part in _slices(by_key, ends):
             some = _Slice(self, keys[first:last].to_pylist(), part, ends[first:last] - start, emission)
-            done.append(some.stepped(store, blocked, partitioning, partition))
-        return Stepped(
-            keys=pa.concat_arrays([part.keys for part in done]),
-            frames=pa.concat_arrays([part.frames for part in done]),
-            created=sum(part.created for part in done),
-            outputs=[output for part in done for output in part.outputs],
-            rest=pa.concat_tables([part.rest for part in done]).sort_by("offset"),
-            deleted=[key for part in done for key in part.deleted],
-        )
+            yield some.stepped(store, blocked, partitioning, partition)
 
 
 def _slices(rows: pa.Table, ends: NDArray[np.int64]) -> Iterator[tuple[int, int, int, pa.RecordBatch]]:

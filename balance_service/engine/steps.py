@@ -18,7 +18,7 @@ from balance_service.errors import FatalError
 from balance_service.model.made_records import Total
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -64,8 +64,8 @@ class Steps:
         partitioning: Partitioning,
         partition: int,
         emission: BatchEmission | None,
-    ) -> Stepped:
-        """Returns the result of the events of some keys, all events of each.
+    ) -> Iterator[Stepped]:
+        """Yields the results of the events of some keys, all events of each.
 
         Args:
             rows: at least one event each, in offset order: `offset`, `timestamp`, `key`, the summed column, and those
@@ -107,7 +107,7 @@ class Steps:
         ]
         is_applied = apply[of_rows]
         sent = pa.array(is_applied & emission.are_sent(rows["offset"].to_numpy()))
-        return Stepped(
+        yield Stepped(
             keys=keys.filter(pa.array(apply)),
             frames=pa.array(changed, pa.binary()),
             created=len(known),

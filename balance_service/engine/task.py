@@ -504,7 +504,7 @@ class Task:
     ) -> Committed:
         if not self._hosted.generations.serves(self._hosted.stage):
             store.require_room(serves=False)
-        batch = batch if self._sends else replace(batch, is_silent=True)
+        batch = replace(batch, is_silent=not self._sends, given_up=self._closing.is_set)
         seen_to_ms = self._deletions.seen_at(batch.end)
         done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer, audit, seen_to_ms)
         self._waited = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass, replace
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from balance_service import scale
 from balance_service.avro.flat_records import FlatRecords
+from balance_service.engine import own_steps
 from balance_service.engine.fold import _OneByOne
-from balance_service.errors import PoisonRecordError
+from balance_service.errors import PoisonRecordError, TaskMigratedError
 from balance_service.model.events import DEAD_LETTER, EVENT, Emit
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream
@@ -357,6 +358,37 @@ def test_a_state_that_lasts_is_encoded_once_for_a_batch(monkeypatch: pytest.Monk
         assert processor.steps is not None
         assert encoded == [1]
         assert driver.view("k")["times"] == 20
+
+
+@pytest.mark.parametrize(("does", "calls"), [("a", 20), ("refuse", 100 + 20)], ids=["in columns", "event by event"])
+def test_a_batch_that_is_given_up_is_not_folded_to_its_end(
+    does: str, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folded: list[str] = []
+    own = OfLasting.fold
+
+    def fold(model: OfLasting, state: Lasting | None, told: Event) -> Lasting | None:
+        folded.append(told["id"])
+        return own(model, state, told)
+
+    with Driver(OfLasting, combines_few=True) as driver:
+        driver.given(told("a"))
+        stage = driver.last_stage
+        deliver = stage.deliver
+        monkeypatch.setattr(own_steps, "_SLICE_EVENTS", 10)
+        monkeypatch.setattr(OfLasting, "fold", fold)
+        monkeypatch.setattr(
+            stage, "deliver", lambda batch: deliver(replace(batch, given_up=lambda: len(folded) >= calls))
+        )
+
+        with pytest.raises(TaskMigratedError):
+            driver.given(*(told(does, str(number)) for number in range(100)))
+
+        assert len(folded) == calls
+        assert driver.view("0") is None
+        assert stage.last is not None
+        deliver(stage.last)
+        assert (driver.view("99") is None) == (does == "refuse")
 
 
 def test_one_event_that_is_refused_leaves_the_other_keys_in_columns(monkeypatch: pytest.MonkeyPatch) -> None:

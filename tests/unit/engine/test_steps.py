@@ -20,7 +20,7 @@ from balance_service.kafka.partitioner import Partitioning
 from balance_service.testing import Driver, event
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from balance_service.testing import InputEvent
 
@@ -177,10 +177,10 @@ def test_plain_steps_are_made_in_columns(monkeypatch: pytest.MonkeyPatch) -> Non
     rests: list[int] = []
     of = Steps.of
 
-    def counting(self: Steps, *given: Any) -> Stepped:
-        stepped = of(self, *given)
-        rests.append(stepped.rest.num_rows)
-        return stepped
+    def counting(self: Steps, *given: Any) -> Iterator[Stepped]:
+        for stepped in of(self, *given):
+            rests.append(stepped.rest.num_rows)
+            yield stepped
 
     monkeypatch.setattr(Steps, "of", counting)
     with driver_of(Telling, in_columns=True) as driver:

@@ -334,6 +334,29 @@ def test_a_watcher_that_begins_during_a_commit_gets_it(monkeypatch: pytest.Monke
     assert told == [(0, 3, [b"c1"], True)]
 
 
+def test_a_task_that_is_given_up_ends_the_fold_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosted = SimpleNamespace(
+        processor=None,
+        stage=SimpleNamespace(outputs=(), compacted=False),
+        generations=SimpleNamespace(serves=lambda _stage: True),
+    )
+    task = task_in(TaskState.RUNNING, hosted, has_store=True)
+    task._writer = cast("ChangelogWriter", SimpleNamespace(close=lambda: None))
+    task._sends = True
+
+    def commit(batch: TaskBatch, *_: object) -> Committed:
+        batch.require_wanted()
+        task.give_up()
+        batch.require_wanted()
+        raise AssertionError("the batch is still wanted")
+
+    monkeypatch.setattr("balance_service.engine.task.commit", commit)
+
+    with pytest.raises(TaskMigratedError, match="closed while it folded"):
+        task.process(TaskBatch(0, PartitionUpdates(3)))
+    assert task.state is TaskState.CLOSED
+
+
 def test_a_task_tells_since_when_it_is_in_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000]
     monkeypatch.setattr("balance_service.engine.task.now_ms", lambda: now[0])
