@@ -30,6 +30,7 @@ from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp
 from balance_service.http.shares import Asker, asker_of
 from balance_service.http.streams.feed import Point
 from balance_service.http.streams.part import Batch, Kind, PartEndedError, Selection
+from balance_service.process.runtime import Attempts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PATH = "/api/changes"
+_CANNOT_FOLLOW, _FOLLOWS = "a peer's changes cannot be followed", "a peer's changes are followed again"
 _ENDED = "ended"
 _CLIENT = "client"
 _MAX_REQUEST_BYTES = 8 << 10
@@ -100,6 +102,8 @@ class Links:
         self._proxy = proxy
         self._address = address
         self._links: dict[Peer, list[_Link]] = {}
+        self._attempts: dict[str, Attempts] = {}
+        """Of connecting, by address: streams ask again ten times a second while a peer is away."""
         self._most_parts = _MAX_PARTS if proxy.proves_itself else _MAX_UNPROVEN_PARTS
         self._most_links = 1 if proxy.proves_itself else _MAX_UNPROVEN_CONNECTIONS
 
@@ -116,7 +120,8 @@ class Links:
         if link is None:
             if len(links) >= self._most_links:
                 raise PartEndedError
-            link = _Link(peer, self._proxy, self._address, self._ended)
+            attempts = self._attempts.setdefault(peer.address, Attempts(log, _CANNOT_FOLLOW, _FOLLOWS))
+            link = _Link(peer, self._proxy, self._address, attempts, self._ended)
             links.append(link)
         return link.open(model, partition, selection, since, asker)
 
@@ -130,11 +135,14 @@ class Links:
 class _Link:
     """The connection to one peer."""
 
-    def __init__(self, peer: Peer, proxy: Proxy, address: str, on_end: Callable[[_Link], None]) -> None:
+    def __init__(
+        self, peer: Peer, proxy: Proxy, address: str, attempts: Attempts, on_end: Callable[[_Link], None]
+    ) -> None:
         self.peer = peer
         self.has_ended = False
         self._proxy = proxy
         self._address = address
+        self._attempts = attempts
         self._on_end = on_end
         self._numbers = itertools.count(1)
         self._parts: dict[int, RemotePart] = {}
@@ -171,6 +179,7 @@ class _Link:
         messages: PeerMessages | None = None
         try:
             messages = await self._proxy.connect(self.peer, PATH, self._address)
+            self._attempts.succeeded()
             sending = self._loop.create_task(self._send_all(messages))
             try:
                 async for message in messages.received():
@@ -178,7 +187,7 @@ class _Link:
             finally:
                 sending.cancel()
         except RetriableError as error:
-            log.info("a peer's changes cannot be followed", peer=self.peer.address, reason=str(error))
+            self._attempts.failed(error, peer=self.peer.address)
         except (UnprovenError, *_MALFORMED) as error:
             log.warning(
                 "a peer's connection for changes is closed: a message is not proven, or not of this version",

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import ClientSession, WSServerHandshakeError
+from structlog.testing import capture_logs
 
 from balance_service.engine.records import Role
+from balance_service.errors import RetriableError
 from balance_service.http import arrivals
 from balance_service.http.access.authentication import Authenticator, load_tokens
 from balance_service.http.access.authorization import Access
@@ -326,6 +328,25 @@ def test_without_a_secret_an_instance_follows_a_peer_over_four_connections_of_a_
         assert not links._links
 
     asyncio.run(run())
+
+
+class IsAway(Proxy):
+    async def connect(self, *_: object) -> Any:
+        raise RetriableError("the peer does not answer")
+
+
+def test_a_peer_that_is_away_is_logged_once_however_often_streams_ask_for_it() -> None:
+    async def run() -> None:
+        links, peer = Links(IsAway(), "here:1"), Peer("there:1", "a run")
+        for _ in range(20):
+            links.open(peer, "balance", 0, Selection(key="c1"), None, Asker("a client"))
+            (link,) = links._links[peer]
+            await asyncio.wait([link._running])
+
+    with capture_logs() as logged:
+        asyncio.run(run())
+
+    assert [one["event"] for one in logged] == ["a peer's changes cannot be followed"]
 
 
 @pytest.mark.parametrize("secret", [SECRET, None])
