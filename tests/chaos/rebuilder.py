@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tests.chaos.cluster import Member
 
 _ACCEPTED, _REFUSED, _UNAVAILABLE = 202, 409, 503
-_PAUSE_SECONDS = (0.3, 2.0)
 _KEEP_SECONDS = 86_400
 _WAYS = ("when_equal", "always", "never")
 # In events per second and instance. At full speed, a rebuild takes the processors from the instances that start; one
@@ -46,15 +45,24 @@ _SWITCHES = {"building": 0.03, "ready": 0.7, "kept": 0.25}
 class Rebuilder(Operator):
     """Sends requests from a thread between `start` and `stop`. The other methods are for one thread, after `stop`."""
 
-    def __init__(self, model: str, urls: Callable[[], Sequence[str]], seed: int, may_differ: str | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        urls: Callable[[], Sequence[str]],
+        seed: int,
+        may_differ: str | None = None,
+        pause_seconds: tuple[float, float] = (0.3, 2.0),
+    ) -> None:
         """Args:
         urls: returns the instances to ask now.
         may_differ: prefix of the keys that two generations may have different states of for a while.
+        pause_seconds: the shortest and the longest pause between two requests.
         """
         super().__init__(model, self._urls_in_turn, _ASK_SECONDS)
         self._all_urls = urls
         self._chooser = random.Random(f"{seed}-rebuilder-{model}")
         self._may_differ = may_differ
+        self._pause_seconds = pause_seconds
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._violations: list[Violation] = []
@@ -130,7 +138,7 @@ class Rebuilder(Operator):
             time.sleep(_LOOK_SECONDS)
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._chooser.uniform(*_PAUSE_SECONDS)):
+        while not self._stopping.wait(self._chooser.uniform(*self._pause_seconds)):
             if known := self.generations():
                 self._take_step(known)
 

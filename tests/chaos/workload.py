@@ -295,10 +295,14 @@ _COMMIT_SECONDS = 10.0
 class Customers:
     """Customer names, and the partitions that the producers' partitioner chose for them. Thread-safe."""
 
-    def __init__(self, early: int, late: int) -> None:
+    def __init__(self, early: int, late: int, whales: int = 4) -> None:
+        """Args:
+        early, late: how many customers have events from the beginning on, and later.
+        whales: how many have balances near the limit, so that some of their events overflow.
+        """
         self.early = [f"customer-{n}" for n in range(early)]
         self.late = [f"late-{n}" for n in range(late)]
-        self.whales = [f"whale-{n}" for n in range(4)]
+        self.whales = [f"whale-{n}" for n in range(whales)]
         self.strangers = [f"stranger-{n}" for n in range(8)]
         self.healing = [f"{HEALING.decode()}{n}" for n in range(40)]
         """Customers with events under a schema that is registered later; not queried until then."""
@@ -465,7 +469,7 @@ class _Writer:
         if luck < KEYED_SHARE:
             return self._draw_keyed(name)
         luck -= KEYED_SHARE
-        if luck < 0.002:
+        if luck < 0.002 and customers.whales:
             whale = chooser.choice(customers.whales)
             cents = chooser.choice((_WHALE_CENTS, -_WHALE_CENTS, 1))
             return Source(whale.encode(), frames.funds_added(whale, cents, "wide"))
