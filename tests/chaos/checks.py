@@ -104,6 +104,11 @@ def check_answers(answers: Sequence[Answer], recount: Recount) -> list[Violation
     ]
 
 
+def is_behind(answer: Answer) -> bool:
+    """Whether a query is refused because every copy is further behind than its `maxLag`."""
+    return not answer.speaks and _BEHIND.search(answer.detail) is not None
+
+
 def check_told(told: Sequence[Answer], recount: Recount) -> list[Violation]:
     """Checks the events of listeners of keys, each at its position; they come at any time after their commits."""
     return [*_wrong(told, recount), *_unflagged(told)]
@@ -297,7 +302,7 @@ def successions(answers: Iterable[Answer], entries: Sequence[Entry]) -> Iterator
             refused = [a for a in refusals if homes.get(a.customer) == partition and entry.at < a.sent]
             told = [a.received for a in after if a.max_lag is not None]
             # Events have come since the owner stood still: all copies may be further behind than any query accepts.
-            told += [a.received for a in refused if _BEHIND.search(a.detail)]
+            told += [a.received for a in refused if is_behind(a)]
             flagged = min(told, default=None)
             refused = [a for a in refused if a.sent < (flagged or math.inf)]
             until = entry.at + _WATCHED_SECONDS if owned is None else owned
