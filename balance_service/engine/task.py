@@ -162,6 +162,8 @@ class Task:
         self._limit = 0
         self._follows_part = False
         """Whether the sending generation has more dead letters below its position than this task knows."""
+        self._followed_epoch: int | None = None
+        """That of the sending generation's task whose closed dead letters this task has followed."""
         self._epoch = 0
         self._shown: StoreView | None = None
         self._left = left
@@ -416,8 +418,11 @@ class Task:
             has_changed, self._left_out_changed = self._left_out_changed, False
             return has_changed
         sender = self._hosted.generations.sender(self._hosted.stage, self.task_id.partition)
-        if sender is None or offset_of(sender) <= self._limit or (self._follows_part and self.position < self._limit):
+        if sender is None:
             return False
+        has_changed = self._follow_closed(sender)
+        if offset_of(sender) <= self._limit or (self._follows_part and self.position < self._limit):
+            return has_changed
         with self._held():
             store, writer = self._running()
             processor, start = self._hosted.processor, max(self._limit, self.position)
@@ -426,6 +431,24 @@ class Task:
                 decide(changes, (), processor, store, writer)
                 self._shown = store.view
             self._limit, self._follows_part = end, end < offset_of(sender)
+            return has_changed or bool(changes.records)
+
+    def _follow_closed(self, sender: StoreView) -> bool:
+        """Follows what became of dead letters before this task, or that of the sending generation, was opened.
+
+        `follow` tells of them afterwards. Returns whether anything has changed. Raises as `follow_sender`.
+        """
+        epoch = NEVER if sender.position is None else sender.position.epoch
+        if epoch == self._followed_epoch:
+            return False
+        with self._held():
+            store, writer = self._running()
+            processor = self._hosted.processor
+            changes = processor.letters.on_decision_elsewhere(store, processor.letters.closed_in(sender, store))
+            if changes.records:
+                decide(changes, (), processor, store, writer)
+                self._shown = store.view
+            self._followed_epoch = epoch
             return bool(changes.records)
 
     def left_out(self) -> list[int]:
@@ -517,8 +540,8 @@ class Task:
     def follow(self, decided: Mapping[int, Letter]) -> None:
         """Has the task carry out a decision that another generation's task has carried out, before anything else.
 
-        Returns at once: the task may be restoring for long. One that ends before drops the decision, since the next
-        one reads the topic of decisions when it opens.
+        Returns at once: the task may be restoring for long. One that ends before drops the decision: the next one reads
+        the topic of decisions when it opens, and what the sending generation has closed.
 
         Args:
             decided: the dead letters after the decision.

@@ -185,6 +185,22 @@ BUGS = (
         "test_the_outcome_does_not_depend_on_batches",
     ),
     pinpoint(
+        "a task that opens does not look at what the sending generation has closed",
+        "engine/task.py",
+        "        if epoch == self._followed_epoch:\n",
+        "        if epoch:\n",
+        "unit/engine/test_inheritance",
+        "test_a_silent_task_follows_what_was_closed_while_one_of_the_two_was_not_open",
+    ),
+    pinpoint(
+        "a fold goes on after its task was told to close",
+        "engine/fold.py",
+        "            batch.require_wanted()\n            outcome.columns",
+        "            outcome.columns",
+        "unit/engine/test_own_states",
+        "test_a_batch_that_is_given_up_is_not_folded_to_its_end",
+    ),
+    pinpoint(
         "a batch may start elsewhere than at the position",
         "engine/commit.py",
         "batch.start != stands_at.offset",

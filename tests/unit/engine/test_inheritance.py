@@ -480,6 +480,30 @@ def test_a_silent_task_retries_a_record_once_the_one_that_sends_is_as_far_and_ha
     assert [len(letters.again) for letters in due] == [0, 0, 1]
 
 
+@pytest.mark.parametrize("opened", ["silent", "sending"])
+def test_a_silent_task_follows_what_was_closed_while_one_of_the_two_was_not_open(
+    pair: Pair, opened: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.given(late("1.00"), late("2.00"))
+    pair.new.the_task.follow_sender()
+    # A task that is gone hears nothing, and one that ends right after its commit tells nothing.
+    monkeypatch.setattr(pair.old, "followed", lambda _offsets: None)
+    pair.old.the_task.decide([1], Verdict(Decision.DISCARD, "", ""))
+    pair.old.driver.mend(LATE).advance(minutes=10)
+    if opened == "silent":
+        pair.new.opened(sends=False)
+    else:
+        pair.old.opened(sends=True)
+        pair.old.moves(epoch=pair.old.position.epoch + 1)
+    assert [letter.status for letter in pair.new.letters.values()] == [Status.SCHEDULED, Status.SCHEDULED]
+
+    assert pair.new.the_task.follow_sender()
+    assert not pair.new.the_task.follow_sender()
+
+    assert pair.new.letters[1].status is Status.DISCARDED
+    assert [letter.offset for letter in pair.new.the_task.due().again] == [0]
+
+
 def test_a_record_that_is_discarded_before_it_is_read_is_not_applied_by_a_batch_that_was_gathered_before(
     pair: Pair,
 ) -> None:
