@@ -122,7 +122,7 @@ class TaskBatch:
         left_out: offsets of `[start, end)` that the batch lacks, because their dead letters are open or discarded.
         unsent: offsets of records below the position whose outputs were never sent.
         is_silent: whether another generation sends the outputs.
-        given_up: whether the task was told to close, so that nothing of the batch is wanted any more.
+        given_up: returns whether the task was told to close, so that nothing of the batch is wanted any more.
     """
 
     start: int
@@ -139,7 +139,7 @@ class TaskBatch:
         return self.updates.end
 
     def require_wanted(self) -> None:
-        """Raises TaskMigratedError if the batch was given up; a fold calls it often, as it may take seconds."""
+        """Raises TaskMigratedError if the batch was given up. A fold may take seconds, so it calls this often."""
         if self.given_up():
             raise TaskMigratedError("the task was closed while it folded a batch")
 

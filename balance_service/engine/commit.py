@@ -85,7 +85,7 @@ def fold(
         seen_to_ms: as `Position.seen_to_ms`, at the end of the batch.
 
     Raises:
-        TaskMigratedError: the batch does not start at the store's position.
+        TaskMigratedError: the batch does not start at the store's position, or was given up.
         TaskHaltedError: the stage's code fails.
         RetriableError: the store contains more than the changelog.
         StoreFullError: the disk has no room.

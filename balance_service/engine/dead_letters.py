@@ -425,11 +425,13 @@ class Letters:
         store.look_for(_DUE, changes.records)
         return changes, end
 
-    def closed_in(self, sender: StoreView, store: StateStore) -> dict[int, Letter]:
-        """Returns the dead letters that another generation has closed, of those that are open here."""
-        frames = ((offset, sender.get(_AT + _number(offset))) for offset in self.open_in(store))
-        theirs = {offset: self.decode(offset, frame) for offset, frame in frames if frame is not None}
-        return {offset: letter for offset, letter in theirs.items() if not letter.status.is_open}
+    def closed_in(self, store: StateStore, sender: StoreView) -> Iterator[dict[int, Letter]]:
+        """Yields the dead letters of another generation that it has closed, and that are open here, some at a time."""
+        ours = iter(self.open_in(store))
+        while some := [*islice(ours, _MAX_FOLLOWED)]:
+            frames = ((offset, sender.get(_AT + _number(offset))) for offset in some)
+            theirs = {offset: self.decode(offset, frame) for offset, frame in frames if frame is not None}
+            yield {offset: letter for offset, letter in theirs.items() if not letter.status.is_open}
 
     def _open_of(self, view: StoreView, offsets: Iterable[int]) -> set[int]:
         """Returns those of some offsets whose dead letters are open in another generation."""

@@ -104,9 +104,11 @@ class FoldProcessor:
             batch.require_wanted()
             if not one_by_one.fold(before[key], singly[key]):
                 read_again.add(key)
+        batch.require_wanted()
         again = sorted(read_again | strangers)
         before |= self._states(store, read_again - before.keys())
         for key, events in _by_key(batch.updates.singles(again) if again else ()).items():
+            batch.require_wanted()
             found = [event.record for event in events if event.record is not None]
             if len(found) < len(events):
                 raise RetriableError(

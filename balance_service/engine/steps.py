@@ -65,7 +65,7 @@ class Steps:
         partition: int,
         emission: BatchEmission | None,
     ) -> Iterator[Stepped]:
-        """Yields the results of the events of some keys, all events of each.
+        """Yields results, each of some keys with all of their events.
 
         Args:
             rows: at least one event each, in offset order: `offset`, `timestamp`, `key`, the summed column, and those

@@ -408,6 +408,8 @@ class Task:
     def follow_sender(self) -> bool:
         """Takes over the dead letters of the generation that sends, and raises `limit`. Does nothing if the task sends.
 
+        Those that the other one has closed are closed here too, or retried.
+
         Returns:
             Whether `left_out` has changed.
 
@@ -420,9 +422,9 @@ class Task:
         sender = self._hosted.generations.sender(self._hosted.stage, self.task_id.partition)
         if sender is None:
             return False
-        has_changed = self._follow_closed(sender)
+        self._follow_closed(sender)
         if offset_of(sender) <= self._limit or (self._follows_part and self.position < self._limit):
-            return has_changed
+            return False
         with self._held():
             store, writer = self._running()
             processor, start = self._hosted.processor, max(self._limit, self.position)
@@ -431,25 +433,26 @@ class Task:
                 decide(changes, (), processor, store, writer)
                 self._shown = store.view
             self._limit, self._follows_part = end, end < offset_of(sender)
-            return has_changed or bool(changes.records)
+            return bool(changes.records)
 
-    def _follow_closed(self, sender: StoreView) -> bool:
+    def _follow_closed(self, sender: StoreView) -> None:
         """Follows what became of dead letters before this task, or that of the sending generation, was opened.
 
-        `follow` tells of them afterwards. Returns whether anything has changed. Raises as `follow_sender`.
+        `follow` tells of them afterwards. A record that this generation refuses, and the other one has applied, is
+        tried again each time that one of the two is opened. Raises as `follow_sender`.
         """
         epoch = NEVER if sender.position is None else sender.position.epoch
         if epoch == self._followed_epoch:
-            return False
+            return
         with self._held():
             store, writer = self._running()
             processor = self._hosted.processor
-            changes = processor.letters.on_decision_elsewhere(store, processor.letters.closed_in(sender, store))
-            if changes.records:
-                decide(changes, (), processor, store, writer)
-                self._shown = store.view
+            for closed in processor.letters.closed_in(store, sender):
+                changes = processor.letters.on_decision_elsewhere(store, closed)
+                if changes.records:
+                    decide(changes, (), processor, store, writer)
+                    self._shown = store.view
             self._followed_epoch = epoch
-            return bool(changes.records)
 
     def left_out(self) -> list[int]:
         """Returns offsets from the position on that must be skipped. Raises TaskMigratedError if the task is closed."""

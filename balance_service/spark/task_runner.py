@@ -393,8 +393,9 @@ class TaskRunner:
         try:
             done = commit_traced(self._tracer, task, batch) if updates.traces else task.process(batch)
         except BalanceServiceError:
-            # A transaction that timed out looks as if another producer had fenced it.
-            gathering.failed()
+            # A transaction that timed out looks as if another producer had fenced it. A closed task gave the batch up.
+            if task.state is not TaskState.CLOSED:
+                gathering.failed()
             raise
         self._metrics.committed(task.task_id, done)
         self._other_records.tell(done.others)

@@ -233,4 +233,5 @@ class _Run:
 
 def _started(member: Member) -> None:
     member.launch()
-    eventually(member.instance.is_ready, f"{member.name} is ready", _READY_SECONDS)
+    eventually(lambda: member.instance.is_ready() or not member.running, f"{member.name} is ready", _READY_SECONDS)
+    member.instance.require_running()

@@ -103,7 +103,7 @@ class Links:
         self._address = address
         self._links: dict[Peer, list[_Link]] = {}
         self._attempts: dict[str, Attempts] = {}
-        """Of connecting, by address: streams ask again ten times a second while a peer is away."""
+        """Of following, by address: streams ask again ten times a second while a peer is away."""
         self._most_parts = _MAX_PARTS if proxy.proves_itself else _MAX_UNPROVEN_PARTS
         self._most_links = 1 if proxy.proves_itself else _MAX_UNPROVEN_CONNECTIONS
 
@@ -179,21 +179,18 @@ class _Link:
         messages: PeerMessages | None = None
         try:
             messages = await self._proxy.connect(self.peer, PATH, self._address)
-            self._attempts.succeeded()
             sending = self._loop.create_task(self._send_all(messages))
             try:
                 async for message in messages.received():
+                    self._attempts.succeeded()
                     self._take(message)
             finally:
                 sending.cancel()
         except RetriableError as error:
             self._attempts.failed(error, peer=self.peer.address)
         except (UnprovenError, *_MALFORMED) as error:
-            log.warning(
-                "a peer's connection for changes is closed: a message is not proven, or not of this version",
-                peer=self.peer.address,
-                reason=str(error),
-            )
+            why = f"a message is not proven, or not of this version: {error}"
+            self._attempts.failed(why, peer=self.peer.address)
         finally:
             self.has_ended = True
             self._on_end(self)

@@ -360,7 +360,11 @@ def test_a_state_that_lasts_is_encoded_once_for_a_batch(monkeypatch: pytest.Monk
         assert driver.view("k")["times"] == 20
 
 
-@pytest.mark.parametrize(("does", "calls"), [("a", 20), ("refuse", 100 + 20)], ids=["in columns", "event by event"])
+@pytest.mark.parametrize(
+    ("does", "calls"),
+    [("a", 20), ("refuse", 100 + 20), ("refuse", 200 + 20)],
+    ids=["in columns", "event by event", "read again"],
+)
 def test_a_batch_that_is_given_up_is_not_folded_to_its_end(
     does: str, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

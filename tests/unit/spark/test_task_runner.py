@@ -78,7 +78,7 @@ def test_after_a_failed_commit_only_a_part_is_gathered(error: Exception) -> None
         raise error
 
     gathering = Gathering(1_000_000, Balance().combine, sleep=lambda _: None)
-    task: Any = SimpleNamespace(task_id=TaskId("balance", 0), process=process)
+    task: Any = SimpleNamespace(task_id=TaskId("balance", 0), process=process, state=TaskState.RUNNING)
     with pytest.raises(type(error)):
         runner()._commit(PartitionUpdates(5), 0, frozenset(), task, gathering)
 
@@ -90,6 +90,18 @@ def test_after_a_failed_commit_only_a_part_is_gathered(error: Exception) -> None
 
     # A second pull would fail.
     assert gathering.gather(lambda _seconds: next(pulled), 0.0, 1_000_000, part, threading.Event())
+
+
+def test_a_batch_that_a_closed_task_has_given_up_was_not_too_large() -> None:
+    def process(_batch: object) -> None:
+        raise TaskMigratedError("the task was closed while it folded a batch")
+
+    gathering = Gathering(1_000_000, Balance().combine)
+    task: Any = SimpleNamespace(task_id=TaskId("balance", 0), process=process, state=TaskState.CLOSED)
+    with pytest.raises(TaskMigratedError):
+        runner()._commit(PartitionUpdates(5), 0, frozenset(), task, gathering)
+
+    assert not gathering._part_by_part
 
 
 def test_a_commit_that_a_second_writer_prevents_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
