@@ -3,7 +3,7 @@
 - `pairs`: a fold of one's own, by `rebuild --master local[N]` and by the online rebuild, in alternating order.
 - `growth`: jobs over more and more events, and over more partitions of the same events.
 
-An instance runs meanwhile, which loads the files. A command ends once its generation was compared.
+An instance loads the files. A command ends once its generation was compared.
 """
 
 from __future__ import annotations

@@ -438,7 +438,7 @@ class Task:
     def _follow_closed(self, sender: StoreView) -> None:
         """Follows what became of dead letters before this task, or that of the sending generation, was opened.
 
-        `follow` tells of them afterwards. A record that this generation refuses, and the other one has applied, is
+        `follow` notifies it afterwards. A record that this generation refuses, and the other one has applied, is
         tried again each time that one of the two is opened. Raises as `follow_sender`.
         """
         epoch = NEVER if sender.position is None else sender.position.epoch
