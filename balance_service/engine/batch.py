@@ -43,10 +43,6 @@ class KeyedUpdate(NamedTuple):
     timestamp_ms: int = -1
 
 
-def _never() -> bool:
-    return False
-
-
 def _not_given(_keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
     # No events would look as if the keys had none, and the position would pass over them.
     raise NotImplementedError("these updates do not know how their events are read again")
@@ -132,7 +128,7 @@ class TaskBatch:
     left_out: frozenset[int] = frozenset()
     unsent: frozenset[int] = frozenset()
     is_silent: bool = False
-    given_up: Callable[[], bool] = field(default=_never, repr=False, compare=False)
+    given_up: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
 
     @property
     def end(self) -> int:

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
 _PARTITIONS = 4
 _SEED = 5
-# Nine restarts of instances with three models each, and with the generations that are built meanwhile, leave two
-# processors little for more.
+# Nine restarts of instances with three models each, and the generations that are built, leave two processors little.
 _RATE, _READS = 40.0, 60.0
 _BETWEEN_REBUILDS = (3.0, 10.0)
 _MODELS = ("balance", "rewards", "leaderboard")
