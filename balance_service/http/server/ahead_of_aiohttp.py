@@ -109,8 +109,9 @@ class AheadOfAiohttp(web.RequestHandler):
     def becomes_stream(self) -> None:
         """Called when the answer in progress is a stream, which ends with the connection."""
         if self.transport is not None:
-            # `drained` waits for the last byte.
-            self.transport.set_write_buffer_limits(0)
+            # `drained` waits for the last bytes; of TLS, for those that the socket's buffer does not take. asyncio's
+            # TLS pauses once it has as much as `high`: at 0 it would pause with nothing to send, and stay so.
+            self.transport.set_write_buffer_limits(high=1, low=0)
 
     async def drained(self) -> None:
         """Waits until the client's socket has taken what was written: of a stream all, else most.

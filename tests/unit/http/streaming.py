@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.http.routing import Routing
+    from balance_service.http.server.tls import Tls
 
 
 KEY = "/api/models/balance/keys/c1"
@@ -65,6 +66,7 @@ class Owner(Instance):
     most_streams: int = 100
     access: Access = field(default_factory=Access)
     limits: Limits = field(default_factory=Limits)
+    tls: Tls | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,7 +137,7 @@ class Owner(Instance):
         self.peer_streams = PeerStreams(self.model_queries.open_part, self.trust, self.streams.shares)
         handlers = Handlers(Operations(IdleInstance(), self.streams), self.model_queries, self.peer_streams)
         app = make_app(handlers, ROUTES, self.limits, self.trust, self.access)
-        site = await serve(app, listener, self.limits)
+        site = await serve(app, listener, self.limits, self.tls and self.tls.server)
         try:
             yield site
         finally:
@@ -205,7 +207,9 @@ class Stage:
         headers = {"Accept": "text/event-stream"}
         headers |= {"Last-Event-ID": last} if last is not None else {}
         headers |= {"Authorization": f"Bearer {token}"} if token else {}
-        async with self._session.get(f"http://{instance.address}{path}", headers=headers) as response:
+        tls = instance.tls
+        url = f"{'https' if tls else 'http'}://{instance.address}{path}"
+        async with self._session.get(url, headers=headers, ssl=tls.client if tls else True) as response:
             assert response.status == 200, await response.text()
             assert response.headers["Content-Type"] == "text/event-stream"
             yield Listener(response)

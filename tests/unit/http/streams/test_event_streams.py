@@ -17,7 +17,9 @@ from balance_service.http.access.authentication import Authenticator, load_token
 from balance_service.http.access.authorization import Access
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.reloading import Reloaded
+from balance_service.http.server.tls import TlsFiles, load_tls
 from balance_service.http.streams import event_stream, part
+from tests.support.credentials import Authority
 from tests.unit.http.streaming import (
     BUSY_SECONDS,
     CHANGES,
@@ -36,6 +38,13 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from balance_service.http.routing import LocalCopy
+    from balance_service.http.server.tls import Tls
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Tls:
+    authority = Authority(tmp_path)
+    return load_tls(TlsFiles(*authority.issue("server"), ca=authority.certificate))
 
 
 def test_streams_beyond_the_limit_are_refused_and_others_go_on(tmp_path: Path) -> None:
@@ -73,6 +82,26 @@ def test_a_stream_has_no_slot_of_a_connection_and_gives_its_place_back(owner: Ow
                 assert site.connections == 0
                 assert len(owner.streams) == 1
             await until(lambda: not owner.streams)
+
+    asyncio.run(run())
+
+
+def test_a_stream_over_tls_sends_each_change_and_shows_that_it_is_alive(
+    tmp_path: Path, tls: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(event_stream, "_SWEEP_SECONDS", 0.1)
+    owner = Owner(tmp_path / "store", tls=tls)
+
+    async def run() -> None:
+        async with stage(owner) as on, on.listening(owner) as listener:
+            await listener.next()
+            for number in range(7):
+                owner.commit({"c1": f"{number}.00"})
+                assert (await listener.next()).entry == ("c1", f"{number}.00")
+                comments = len(listener.comments)
+                assert await listener.silent(0.6)
+                assert "alive" in listener.comments[comments:]
 
     asyncio.run(run())
 
@@ -115,16 +144,18 @@ def test_an_idle_stream_shows_that_it_is_alive(owner: Owner, monkeypatch: pytest
 
 
 @pytest.mark.shows("listener")
-def test_a_client_that_does_not_read_is_cut_off_and_a_slow_one_is_not(tmp_path: Path) -> None:
-    owner = Owner(tmp_path / "store", limits=Limits(unsent_seconds=1.0))
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
+def test_a_client_that_does_not_read_is_cut_off_and_a_slow_one_is_not(tmp_path: Path, tls: Tls, is_tls: bool) -> None:
+    owner = Owner(tmp_path / "store", limits=Limits(unsent_seconds=1.0), tls=tls if is_tls else None)
     keys = [f"{number:0200}" for number in range(3_000)]
 
     async def run() -> None:
         owner.show(dict.fromkeys(keys, "1.00"))
         async with stage(owner):
             host, port = owner.address.split(":")
-            stuck = await asyncio.open_connection(host, int(port), limit=1)
-            slow = await asyncio.open_connection(host, int(port), limit=1)
+            client_tls = tls.client if is_tls else None
+            stuck = await asyncio.open_connection(host, int(port), limit=1, ssl=client_tls)
+            slow = await asyncio.open_connection(host, int(port), limit=1, ssl=client_tls)
             for _, writer in (stuck, slow):
                 writer.write(f"GET {CHANGES} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             began = asyncio.get_running_loop().time()
