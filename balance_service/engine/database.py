@@ -309,3 +309,7 @@ def rocksdb_options() -> Options:
 
 def block_cache_bytes() -> int:
     return int(_CACHE.get_usage())
+
+
+def memtables_bytes() -> int:
+    return int(_WRITE_BUFFERS.get_usage())

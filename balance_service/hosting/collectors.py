@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
-from balance_service.engine.database import block_cache_bytes, room_bytes
+from balance_service.engine.database import block_cache_bytes, memtables_bytes, room_bytes
 from balance_service.engine.dead_letter import open_letters
 from balance_service.engine.records import Role
 from balance_service.process.package import __version__
@@ -131,7 +132,6 @@ class EngineCollector(Collector):
             "Memory of RocksDB: block_cache, memtables or table_readers.",
             labels=("part",),
         )
-        memtables = table_readers = 0
         for tasks, task in self._snapshots():
             of = (task.task_id.stage, str(task.task_id.partition), task.role.value.lower())
             behind = tasks.hosted.watermarks.lag(task.task_id.partition, task.position)
@@ -149,13 +149,11 @@ class EngineCollector(Collector):
             state.add_metric((*of, task.state), 1)
             for (cause, status), count in open_letters(task.dead_letters).items():
                 letters.add_metric((*of, cause, status), count)
-        for tasks in self._engine.stages.values():
-            for task in tasks.snapshots():
-                memtables += task.sizes.memtable_bytes
-                table_readers += task.sizes.table_reader_bytes
+        of_tasks = chain.from_iterable(tasks.snapshots() for tasks in self._engine.stages.values())
+        sizes = [*(task.sizes for task in of_tasks), *(table.sizes for table in self._engine.tables.snapshots())]
         memory.add_metric(("block_cache",), block_cache_bytes())
-        memory.add_metric(("memtables",), memtables)
-        memory.add_metric(("table_readers",), table_readers)
+        memory.add_metric(("memtables",), memtables_bytes())
+        memory.add_metric(("table_readers",), sum(each.table_reader_bytes for each in sizes))
         return [position, lag, still, epoch, answers, size, keys, restored, to_restore, state, letters, memory]
 
     def _tables(self) -> Iterable[Metric]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import threading
 import time
@@ -76,6 +77,18 @@ class Work:
             raise self._failure
 
 
+class Silences(logging.Handler):
+    """Counts the change streams that were open, and sent nothing for two and a half signs of life."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "The read operation timed out" in record.getMessage():
+            self._work.done["silent streams"] += 1
+
+
 class Clients:
     """The clients of some instances: each call goes to one of them, and an error during a restart is counted."""
 
@@ -96,6 +109,7 @@ class Clients:
             for _ in range(2)
         )
         self._work = work
+        logging.getLogger("balance_service.client").addHandler(Silences(work))
         work.endings += [client.close for client in streaming]
         self._chooser = random.Random(seed)
         work.repeat("commands", self._add, _COMMANDS_EVERY)

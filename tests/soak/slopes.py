@@ -42,23 +42,34 @@ class Verdict:
     """An hour."""
     bound: float
     """The greatest slope with which the capacity is reached after HORIZON_HOURS."""
+    highest: float
+    limit: float | None
+    """What is reserved, of a measure that may fill it."""
 
     @property
     def levels_off(self) -> bool:
-        """Whether the slope is not certainly beyond its bound."""
-        return self.slope.least <= self.bound
+        """Whether the slope is not certainly beyond its bound, or no sample beyond the limit."""
+        return self.slope.least <= self.bound if self.limit is None else self.highest <= self.limit
 
     def line(self) -> str:
         low, middle, high = self.slope
         verdict = "levels off" if self.levels_off else "GROWS"
+        promised = f"bound {self.bound:+.2f}" if self.limit is None else f"{self.highest:.1f} of {self.limit:.1f}"
         return (
             f"{self.name:<34} {self.level:>9.1f} {self.unit:<8} {middle:>+8.2f} an hour ({low:+.2f} to {high:+.2f}), "
-            f"bound {self.bound:+.2f}: {verdict}"
+            f"{promised}: {verdict}"
         )
 
 
 def judged(
-    name: str, unit: str, samples: Sequence[tuple[float, float]], capacity: float, window_hours: float, warm_up: float
+    name: str,
+    unit: str,
+    samples: Sequence[tuple[float, float]],
+    capacity: float,
+    window_hours: float,
+    warm_up: float,
+    *,
+    fills: bool = False,
 ) -> Verdict:
     """Judges a measure.
 
@@ -66,10 +77,12 @@ def judged(
         samples: hour and value, in order of time.
         capacity: what the value must stay below.
         warm_up: the hours at the start that do not count.
+        fills: whether all of the capacity is reserved for it, so that it may grow until there.
     """
     lows = windows([sample for sample in samples if sample[0] >= warm_up], window_hours)
     level = statistics.median(value for _, value in lows)
-    return Verdict(name, unit, level, slope_of(lows), max(0.0, capacity - level) / HORIZON_HOURS)
+    bound, highest = max(0.0, capacity - level) / HORIZON_HOURS, max(value for _, value in samples)
+    return Verdict(name, unit, level, slope_of(lows), bound, highest, capacity if fills else None)
 
 
 def windows(samples: Sequence[tuple[float, float]], hours: float) -> list[tuple[float, float]]:

@@ -51,6 +51,15 @@ def test_growth_within_the_bound_levels_off() -> None:
     assert not verdict_of(1.5).levels_off
 
 
+def test_what_may_fill_its_capacity_must_stay_within_it() -> None:
+    samples = [(n * _STEP, 10.0 + n / 10) for n in range(720)]
+
+    assert judged("memtables", "MiB", samples, 82.0, 1 / 24, 1 / 3, fills=True).levels_off
+    beyond = judged("memtables", "MiB", samples, 81.0, 1 / 24, 1 / 3, fills=True)
+    assert not beyond.levels_off
+    assert beyond.line().endswith("81.9 of 81.0: GROWS")
+
+
 def test_what_grows_while_it_warms_up_does_not_count() -> None:
     samples = [(n * _STEP, 400.0 + min(n, 200)) for n in range(720)]
 

@@ -11,7 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from balance_service.cluster.directory import ServerTable
 from balance_service.engine.commit import Committed
+from balance_service.engine.database import Database
 from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapshot
+from balance_service.engine.table_partition import TableSnapshot
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
 from balance_service.kafka.lease import Lease
 from balance_service.kafka.signing import ControlRecords
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.cluster.membership import Partitions
-    from balance_service.engine.table_partition import TableSnapshot
     from balance_service.engine.tasks import Tasks
 
 _MIB = 1 << 20
@@ -193,11 +194,20 @@ def test_the_watermark_age_is_that_of_the_source_asked_longest_ago() -> None:
     assert engine.samples()["balance_watermark_age_seconds"] == {(): 7}
 
 
-def test_rocksdb_memory_is_summed_over_all_stores() -> None:
-    found = Engine([task(0, Role.ACTIVE), task(1, Role.STANDBY)]).samples()
+def test_rocksdb_memory_is_that_of_all_stores(tmp_path: Path) -> None:
+    engine = Engine([task(0, Role.ACTIVE), task(1, Role.STANDBY)])
+    engine.followed = [
+        TableSnapshot("products", 0, 8, True, "", skipped={}, late=0, sizes=StoreSizes(table_reader_bytes=_MIB))
+    ]
+    before = engine.samples()["balance_rocksdb_memory_bytes"]
+    store = Database(tmp_path / "store")
+    store.write([(f"{n}".encode(), bytes(1_000)) for n in range(5_000)])
+    found = engine.samples()
+    store.close()
 
     memory = found["balance_rocksdb_memory_bytes"]
-    assert (memory[("memtables",)], memory[("table_readers",)]) == (4 * _MIB, 2 * _MIB)
+    assert memory[("memtables",)] - before[("memtables",)] >= 5_000_000
+    assert memory[("table_readers",)] == 3 * _MIB
     assert memory[("block_cache",)] >= 0
     assert set(found["balance_store_bytes"].values()) == {12 * _MIB}
     assert set(found["balance_store_keys"].values()) == {7}

@@ -137,7 +137,7 @@ class Owner(Instance):
         self.peer_streams = PeerStreams(self.model_queries.open_part, self.trust, self.streams.shares)
         handlers = Handlers(Operations(IdleInstance(), self.streams), self.model_queries, self.peer_streams)
         app = make_app(handlers, ROUTES, self.limits, self.trust, self.access)
-        site = await serve(app, listener, self.limits, self.tls and self.tls.server)
+        site = await serve(app, listener, self.limits, None if self.tls is None else self.tls.server)
         try:
             yield site
         finally:
