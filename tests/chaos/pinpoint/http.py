@@ -156,6 +156,14 @@ BUGS = (
         "test_a_snapshot_of_many_pages_ends_with_the_newest_states",
     ),
     pinpoint(
+        "a stream over TLS pauses when there is nothing to send",
+        "http/server/ahead_of_aiohttp.py",
+        "set_write_buffer_limits(high=1, low=0)\n",
+        "set_write_buffer_limits(high=0, low=0)\n",
+        "unit/http/streams/test_event_streams",
+        "test_a_stream_over_tls_sends_each_change_and_shows_that_it_is_alive",
+    ),
+    pinpoint(
         "a stream goes on after its token was revoked",
         "http/streams/event_stream.py",
         "            self.refusal = None if recheck is None else recheck()\n",
