@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import ssl
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
+from balance_service.client import Client
 from balance_service.devtools.local.processes import HOST, free_port
 from tests.e2e.clients import assert_problem
 from tests.e2e.dead_letters import PATH as DEAD_LETTERS
@@ -180,6 +182,25 @@ def test_each_instance_returns_the_owners_answer_over_mutual_tls(pair: Pair, cli
 
             assert str(amount_of(answer)) == "1.50"
             assert answer.headers["Balance-Application-Server"] == owner
+
+
+def test_each_instance_sends_each_change_over_mutual_tls(
+    pair: Pair, clients: httpx.Client, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    for partition in range(PARTITIONS):
+        *_, customer = customers_of(partition, 3)
+        for asked in pair:
+            options: dict[str, Any] = {"tls": context(authority, "client"), "token": _TOKENS["reader"]}
+            with Client(at(asked, ""), trust_env=False, **options) as client:
+                changes = client.changes("balance", key=customer)
+                present = next(changes).value
+                for number in range(1, 8):
+                    assert add(clients, asked, customer, "checkout").status_code == 202
+                    before = Decimal(0) if present is None else present["amount"]
+                    assert next(changes).value["amount"] == before + number * Decimal("1.50")
+
+    # A stream that stands still is found, and opened again, by the client.
+    assert not [record.message for record in caplog.records if "interrupted" in record.message]
 
 
 @pytest.mark.shows("tokens")

@@ -160,9 +160,10 @@ def test_a_client_that_does_not_read_is_cut_off_and_a_slow_one_is_not(tmp_path: 
                 writer.write(f"GET {CHANGES} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             began = asyncio.get_running_loop().time()
             read = b""
-            while b"snapshot-end" not in read:
-                read += await slow[0].read(60_000)
-                await asyncio.sleep(0.15)
+            async with asyncio.timeout(3 * BUSY_SECONDS):
+                while b"snapshot-end" not in read:
+                    read += await slow[0].read(60_000)
+                    await asyncio.sleep(0.15)
             assert asyncio.get_running_loop().time() - began > 2.0
             await until(lambda: len(owner.streams) == 1)
             for _, writer in (stuck, slow):
