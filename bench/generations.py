@@ -78,7 +78,7 @@ def switch_case(instances: int) -> str:
     return f"switch and back, {instances} instances"
 
 
-class _Balance:
+class Generations:
     """The generations of the read model in a cluster. All its instances must run."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -94,8 +94,13 @@ class _Balance:
 
     def rebuild(self, max_rate: int | None = None) -> int:
         """Begin to build a generation; returns its number."""
-        begun = self._client.rebuild(_MODEL, switch="never", max_rate=max_rate, reason="benchmark")
-        return max(int(one["generation"]) for one in begun["generations"])
+        self._client.rebuild(_MODEL, switch="never", max_rate=max_rate, reason="benchmark")
+        return self.newest
+
+    @property
+    def newest(self) -> int:
+        """The number of the generation that was begun last."""
+        return max(int(one["generation"]) for one in self._client.generations(_MODEL)["generations"])
 
     def position(self, generation: int) -> int:
         """The number of source offsets that the generation has applied, in all partitions."""
@@ -119,12 +124,13 @@ class _Balance:
         """
 
         def counts() -> Mapping[str, int] | None:
-            found: Mapping[str, int] | None = self._client.generations(_MODEL)["comparison"]
-            return found
+            shown: Mapping[str, int] | None = self._client.generations(_MODEL)["comparison"]
+            return shown
 
         at = self._wait("be compared", lambda: counts() is not None)
-        if any(count for name, count in (counts() or {}).items() if name != "equal"):
-            raise BalanceServiceError(f"the two generations of {_MODEL} differ: {counts()}")
+        found = counts() or {}
+        if not found.get("equal") or any(count for name, count in found.items() if name != "equal"):
+            raise BalanceServiceError(f"the two generations of {_MODEL} are not equal: {found}")
         return at
 
     def drop(self, generation: int) -> None:
@@ -185,7 +191,7 @@ def measure_rebuilds(stack: LocalStack, load: Load, plan: Plan, figures: Figures
             cluster.wait_ready(instance)
             time.sleep(_SETTLE_SECONDS)
             cluster.check_balances()
-            with _Balance(cluster) as balance:
+            with Generations(cluster) as balance:
                 began = time.monotonic()
                 generation = balance.rebuild()
                 seconds = balance.wait_built(generation, len(load.ends)) - began
@@ -218,7 +224,7 @@ def measure_building(stack: LocalStack, load: Load, plan: Plan, figures: Figures
         cluster.wait_running()
         cluster.wait_committed()
         with (
-            _Balance(cluster) as balance,
+            Generations(cluster) as balance,
             Prober(stack, load, instance) as prober,
             arriving(stack, load, plan.tried_rate),
         ):
@@ -238,7 +244,7 @@ def measure_building(stack: LocalStack, load: Load, plan: Plan, figures: Figures
 
 
 def _probe_building(
-    balance: _Balance, prober: Prober, probes: int, max_rate: int | None
+    balance: Generations, prober: Prober, probes: int, max_rate: int | None
 ) -> tuple[list[float], list[Look]]:
     """Probe from the request for a generation on; returns the seconds of each probe, and the generation's progress."""
     generation = balance.rebuild(max_rate)
@@ -293,7 +299,7 @@ def measure_comparison(stack: LocalStack, load: Load, plan: Plan, figures: Figur
         cluster.wait_committed()
         case = comparison_case(load.events)
         keys = {partition: load.customers_of(partition, _ASKED_OF_A_PARTITION) for partition in load.ends}
-        with _Balance(cluster) as balance, Watch(cluster.instances, keys, _ASK_EVERY_SECONDS) as watch:
+        with Generations(cluster) as balance, Watch(cluster.instances, keys, _ASK_EVERY_SECONDS) as watch:
             time.sleep(plan.warm_seconds)
             for _ in range(plan.builds):
                 calm = time.monotonic()
@@ -322,7 +328,7 @@ def measure_switches(stack: LocalStack, load: Load, instances: int, plan: Plan, 
             cluster.wait_ready(instance)
         numbers = [load.numbers_of(partition, 1)[0] for partition in sorted(load.ends)]
         keys = {partition: load.customers_of(partition, 1) for partition in load.ends}
-        with _Balance(cluster) as balance:
+        with Generations(cluster) as balance:
             generation = balance.rebuild()
             balance.wait_compared()
             with ExitStack() as cleanup:

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from balance_service.client import Client
 from balance_service.devtools.local.stack import LocalStack
-from balance_service.errors import BalanceServiceError
 from balance_service.observability.logs import configure_logging
 from bench.cluster import Cluster
+from bench.generations import Generations
 from bench.loads import Loads
 from bench.sides import OurInstance, OurSide
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 _MODEL, _OWN_FOLD = "balance", "bench.own_folds:Balance"
 _CUSTOMERS = 100_000
 _PARTITIONS = 4
-_DROPPED_SECONDS = 60.0
 # A little below the records of a split, as no partition has just its share of the events.
 _SPLIT = 95_000
 
@@ -60,7 +58,7 @@ class _Rebuilding:
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         (instance,) = (one for one in cluster.instances if isinstance(one, OurInstance))
-        self._instance, self._folder = instance, folder
+        self._cluster, self._instance, self._folder = cluster, instance, folder
         cluster.launch(instance)
         cluster.wait_running()
         cluster.wait_committed()
@@ -87,19 +85,11 @@ class _Rebuilding:
 
     def _spent(self, *options: str) -> Spent:
         began = time.monotonic()
-        told = self._instance.run("rebuild", _MODEL, "--switch", "never", *options)
+        self._instance.run("rebuild", _MODEL, "--switch", "never", *options)
         spent = Spent(time.monotonic() - began)
-        with Client(self._instance.url, trust_env=False) as client:
-            known = client.generations(_MODEL)
-            counts: dict[str, int] = known["comparison"] or {}
-            if not counts.get("equal") or any(count for name, count in counts.items() if name != "equal"):
-                raise BalanceServiceError(f"the rebuild differs: {counts}; {told}")
-            client.drop(_MODEL, generation=max(one["generation"] for one in known["generations"]), reason="benchmark")
-            deadline = time.monotonic() + _DROPPED_SECONDS
-            while len(client.generations(_MODEL)["generations"]) > 1:
-                if time.monotonic() > deadline:
-                    raise BalanceServiceError("a generation was not dropped")
-                time.sleep(0.1)
+        with Generations(self._cluster) as generations:
+            generations.wait_compared()
+            generations.drop(generations.newest)
         return spent
 
 
