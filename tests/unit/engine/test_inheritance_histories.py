@@ -1,4 +1,4 @@
-"""Any sequence of failures, retries, decisions and switches between two generations loses and repeats nothing.
+"""Any sequence of failures, retries, decisions, moves and switches between two generations loses and repeats nothing.
 
 Each code refuses other records. The expected outputs, states and dead letters come from a plain list of the events.
 """
@@ -40,7 +40,7 @@ _STEPS = st.one_of(
     st.tuples(st.just("mend"), st.sampled_from([LATE, INCOMPATIBLE])),
     st.tuples(st.just("wait"), st.sampled_from([5, 60])),
     st.tuples(st.sampled_from(["discard", "redrive"]), st.integers(0, 12)),
-    st.tuples(st.sampled_from(["switch", "correct"]), st.none()),
+    st.tuples(st.sampled_from(["switch", "correct", "sender_opens", "silent_opens"]), st.none()),
 )
 
 
@@ -131,6 +131,14 @@ class History:
     def _switch(self, _: None) -> None:
         self.pair.switch(self.silent)
         self.sender, self.silent = self.silent, self.sender
+
+    def _sender_opens(self, _: None) -> None:
+        """Its task is closed and opened again."""
+        self.sender.opened(sends=True)
+
+    def _silent_opens(self, _: None) -> None:
+        """The same; what the task was told and had not carried out is lost."""
+        self.silent.opened(sends=False)
 
     def _correct(self, _: None) -> None:
         """The code of the sending generation refuses nothing any more."""
