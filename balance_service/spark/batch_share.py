@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 FOLDED = "share int, done string"
 """The columns of what is folded: a share, and a `FoldedShare` as JSON."""
 _FOLDED = pa.schema({"share": pa.int32(), "done": pa.string()})
-# Events that are folded one by one are Python objects, which take many times as much memory.
-_ROWS, _ROWS_SINGLY = 65_536, 8_192
+# Most of what a batch costs is for each key. Events that are folded one by one are Python objects, which take many
+# times as much memory as columns.
+_ROWS, _ROWS_SINGLY = 131_072, 8_192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,19 +116,11 @@ class _Share:
         plan, store, partition = self._plan, self._store, self._partition
         try:
             self._begin()
-            before, last = dict[int, int](), -1
-            for split in self._splits:
-                before[split.first], last = last, max(last, split.stream_time_ms)
-            for number, first, content in parts:
-                if number != self._number or first not in before:
-                    raise FatalError(f"share {self._number} has rows of share {number}, from offset {first} on")
-                rows = with_time_before(rows_in(content), before.pop(first))
+            is_singly = plan.read_model.combine is None and not plan.read_model.folds_rows
+            for rows in _batches(self._in_order(parts), part_size(_ROWS_SINGLY if is_singly else _ROWS)):
                 self._rows += rows.num_rows
-                is_singly = plan.read_model.combine is None and not plan.read_model.emits_steps
-                size = part_size(_ROWS_SINGLY if is_singly else _ROWS)
-                for start in range(0, rows.num_rows, size):
-                    self._fold(rows.slice(start, size))
-            self._expire(last)
+                self._fold(rows)
+            self._expire(max((split.stream_time_ms for split in self._splits), default=-1))
             name = f"{self._share:05}-{uuid4().hex}"
             files = plan.folder.write(partition, name, map(_table, store.pages()))
             position = self._position
@@ -141,6 +134,16 @@ class _Share:
             )
         finally:
             store.close()
+
+    def _in_order(self, parts: Iterable[tuple[int, int, Any]]) -> Iterator[pa.Table]:
+        """Yields the rows of each split, with the stream time of those before it counted in."""
+        before, last = dict[int, int](), -1
+        for split in self._splits:
+            before[split.first], last = last, max(last, split.stream_time_ms)
+        for number, first, content in parts:
+            if number != self._number or first not in before:
+                raise FatalError(f"share {self._number} has rows of share {number}, from offset {first} on")
+            yield with_time_before(rows_in(content), before.pop(first))
 
     @property
     def _position(self) -> Position:
@@ -231,6 +234,19 @@ class _Share:
     def _write(self, records: Iterable[tuple[bytes, bytes | None]], position: Position) -> None:
         frame = self._processor.position_codec.encode(position.record())
         self._store.write(chain(records, [(POSITION_KEY, frame)]), 0)
+
+
+def _batches(tables: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
+    """Yields the rows of all tables in order, `size` at a time: with many shares, a split has few rows of each."""
+    waiting: list[pa.Table] = []
+    for table in tables:
+        waiting.append(table)
+        while sum(map(len, waiting)) >= size:
+            rows = pa.concat_tables(waiting)
+            yield rows.slice(0, size)
+            waiting = [rows.slice(size)]
+    if any(map(len, waiting)):
+        yield pa.concat_tables(waiting)
 
 
 def _table(page: Sequence[tuple[bytes, bytes]]) -> pa.Table:
