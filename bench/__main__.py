@@ -18,10 +18,10 @@ from bench.machine import facts
 from bench.plan import FULL, GENERATIONS, MEASURES, PAIRS, QUICK, SMOKE, replay_case
 from bench.plot import plot
 from bench.reads import generator
-from bench.report import Document, document, merged, table, write_json
+from bench.report import Document, document, table, write_json
 from bench.run import Run
 from bench.sides import BEFORE, OURS, THEIRS
-from bench.tables import LATEST, latest, update
+from bench.tables import LATEST, REBUILDS, update
 
 _RESULTS = Path(__file__).with_name("results")
 _KNOWN = (*MEASURES, GENERATIONS)
@@ -61,34 +61,36 @@ def _checkout(_context: click.Context, _parameter: click.Parameter, value: Path 
 def main(size: str | None, only: tuple[str, ...], before: Path | None, data_dir: Path | None) -> None:
     """Measure this service and Kafka Streams on one broker, and print and store the figures.
 
-    BALANCE_* variables apply to both checkouts of this service. Figures are stored after each measure: in
-    bench/results/latest.json, in place of earlier figures of that measure; with --before, --quick or --smoke in
-    <date>-before.json, -quick.json or -smoke.json. The tables of README.md and bench/RESULTS.md and the plots of
-    docs/performance.md are made from latest.json. `generations` is measured only if it is named.
+    BALANCE_* variables apply to both checkouts of this service. Figures are stored during the run in
+    bench/results/<date>-partial.json. A full run is stored as latest.json, from which the tables of README.md and
+    bench/RESULTS.md and the plots of docs/performance.md are made; one with --before as <date>-before.json and .svg.
+    A full run has no `generations`: one of these alone is stored as generations.json, for the table of
+    docs/performance.md.
     """
     plan = {None: PAIRS if before else FULL, "quick": QUICK, "smoke": SMOKE}[size]
     figures = Figures(BEFORE if before else THEIRS)
     date = datetime.now(UTC)
-    of = "before" if before else size
-    kept = _RESULTS / f"{date:%Y-%m-%d-%H%M}-{of}.json" if of else LATEST
-    earlier = None if of else latest()
+    stem = f"{date:%Y-%m-%d-%H%M}" + ("-before" if before else "")
+    kept = _RESULTS / f"{stem}-partial.json"
     machine = facts(("kafka",) if before else ("kafka", "bench"))
     given = {"producer of the load": {k: str(v) for k, v in PRODUCER.items()}, "reads": {"by": generator()}}
 
     def told() -> Document:
         return document(figures, plan, date.isoformat(timespec="seconds"), machine, run.settings | given)
 
-    def keep() -> None:
-        write_json(kept, told() if earlier is None else merged(earlier, told()))
-
     with ExitStack() as cleanup:
         folder = data_dir or Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="balance-bench-")))
         stack = cleanup.enter_context(LocalStack(folder))
         run = Run(stack, plan, figures, before)
-        failures = run.measure(only or plan.measures, keep)
-    if before:
-        kept.with_suffix(".svg").write_text(plot(told()), encoding="utf-8")
-    elif kept == LATEST:
+        failures = run.measure(only or plan.measures, lambda: write_json(kept, told()))
+    if not (size or only):
+        kept = kept.rename(_RESULTS / f"{stem}.json" if before else LATEST)
+        if before:
+            kept.with_suffix(".svg").write_text(plot(told()), encoding="utf-8")
+        else:
+            update()
+    elif size is None and only == (GENERATIONS,) and not failures:
+        kept = kept.rename(REBUILDS)
         update()
     console = Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS)
     console.print(table(told()))

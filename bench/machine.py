@@ -45,9 +45,9 @@ def facts(jars: Iterable[str]) -> dict[str, str]:
 
 
 def commit_of(checkout: Path) -> str:
-    """The commit of a checkout, with `-dirty` if files other than results and documents are changed."""
+    """The commit of a checkout, with `-dirty` if files other than results are changed."""
     try:
-        dirty = _git(checkout, "status", "--porcelain", "--", ".", ":!bench/results", ":!docs", ":!*.md")
+        dirty = _git(checkout, "status", "--porcelain", "--", ".", ":!bench/results")
         return _git(checkout, "rev-parse", "HEAD") + ("-dirty" if dirty else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"

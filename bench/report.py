@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ from rich.table import Table
 
 from bench.goals import goal_of
 from bench.sides import OURS
-from bench.sweep import SWEEP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,29 +28,14 @@ def document(
     figures: Figures, plan: Plan, date: str, machine: Mapping[str, str], settings: Mapping[str, Mapping[str, str]]
 ) -> Document:
     """All values, medians and ratios, with machine and versions; `commit` is that of this checkout."""
-    measured = {"commit": settings[OURS]["commit"], "date": date}
     return {
+        "commit": settings[OURS]["commit"],
+        "date": date,
         "machine": machine,
         "plan": asdict(plan),
         "settings": settings,
         "notes": figures.notes,
-        "figures": [_figure(figures, key) | measured for key in figures.measured()],
-    }
-
-
-def merged(earlier: Document, told: Document) -> Document:
-    """The document of a run, with what an earlier one has of measures that this run did not take."""
-    measures = {figure["measure"] for figure in told["figures"]}
-
-    def is_kept(name: str) -> bool:
-        return re.split(r"\W", name)[0] not in measures
-
-    order = list(dict.fromkeys(figure["measure"] for figure in (*earlier["figures"], *told["figures"])))
-    figures = [f for f in earlier["figures"] if is_kept(f["case"] if f["measure"] == SWEEP else f["measure"])]
-    return told | {
-        "settings": earlier["settings"] | told["settings"],
-        "notes": [note for note in earlier["notes"] if is_kept(note)] + told["notes"],
-        "figures": sorted([*figures, *told["figures"]], key=lambda figure: order.index(figure["measure"])),
+        "figures": [_figure(figures, key) for key in figures.measured()],
     }
 
 

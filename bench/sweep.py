@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from bench.plan import Plan
     from bench.sides import Side
 
-SWEEP = "sweep"
-"""The measure of the settings of Kafka Streams that were tried; a case begins with the measure that needed them."""
 # A single run does not prove a smaller difference, and each setting adds a run to each repetition.
 _ALIKE = 0.03
 
@@ -54,7 +52,7 @@ def try_all(sides: Sequence[Side], figures: Figures, measure: Callable[[Side, Fi
         measure(side, seen)
         tried.append(Tried(side, seen))
         if len(sides) > 1:
-            figures.take(seen, NAMES, SWEEP, side.variant)
+            figures.take(seen, NAMES, "sweep", side.variant)
     return tried
 
 

@@ -1,4 +1,4 @@
-"""Generates tables and plots of the documents from the last figures: `python -m bench.tables`."""
+"""Generates tables and plots of the documents from the last full run: `python -m bench.tables`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from bench.figures import NAMES, Key
 from bench.plan import CUSTOMERS, EVENTS, read_case, replay_case
 from bench.plot import FRESHNESS, READS, REPLAY, plot
 from bench.report import rows
-from bench.sweep import SWEEP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from bench.report import Document, Row
 
 LATEST = Path(__file__).with_name("results") / "latest.json"
+REBUILDS = LATEST.with_name("generations.json")
+"""The last run of `generations`."""
 _ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- made by `python -m bench.tables` -->", "<!-- until here -->"
 
@@ -52,22 +53,23 @@ def short(told: Document) -> str:
 def whole(told: Document) -> str:
     """The tables of bench/RESULTS.md, one for each measure."""
     machine = told["machine"]
-    measured = {figure["measure"]: (figure["commit"], figure["date"]) for figure in told["figures"]}
     by_measure: dict[str, list[Row]] = {}
     for row in rows(told):
-        if row.measure != SWEEP and row.figure not in (*_UNSHOWN, *_UNSHOWN_OF.get(row.measure, ())):
+        if row.measure != "sweep" and row.figure not in (*_UNSHOWN, *_UNSHOWN_OF.get(row.measure, ())):
             by_measure.setdefault(row.measure, []).append(row)
     return "\n\n".join(
         [
-            f"{machine['cores']} cores ({machine['processor']}), {machine['memory']}, {machine['system']}, "
-            f"{machine['Java']}. Broker and load generator run on the same cores.",
-            *(f"## {name}\n\n{_when(*measured[name])}\n\n{_medians(some)}" for name, some in by_measure.items()),
+            f"Measured at commit `{told['commit']}` on {told['date'][:10]}: {machine['cores']} cores "
+            f"({machine['processor']}), {machine['memory']}, {machine['system']}, {machine['Java']}. Broker and load "
+            "generator run on the same cores.",
+            *(f"## {measure}\n\n{_medians(some)}" for measure, some in by_measure.items()),
         ]
     )
 
 
-def _when(commit: str, date: str) -> str:
-    return f"Measured at commit `{commit}` on {date[:10]}."
+def rebuilds(told: Document) -> str:
+    """The table of docs/performance.md."""
+    return f"Measured at commit `{told['commit']}` on {told['date'][:10]}.\n\n{_medians(rows(told))}"
 
 
 def _medians(some: list[Row]) -> str:
@@ -98,10 +100,10 @@ def _table(some: Iterable[Row]) -> str:
 
 
 MADE = {
-    _ROOT / "README.md": short,
-    _ROOT / "bench/RESULTS.md": whole,
+    _ROOT / "README.md": (LATEST, short),
+    _ROOT / "bench/RESULTS.md": (LATEST, whole),
 }
-"""File → the function that generates the part between its markers."""
+"""File → the run, and the function that generates the part between its markers."""
 
 _IMAGES = _ROOT / "docs/images"
 PLOTS = {
@@ -119,7 +121,8 @@ def between_markers(text: str) -> str:
 
 def part_of(path: Path) -> str:
     """The generated part of a file."""
-    return MADE[path](latest())
+    run, table = MADE[path]
+    return table(_told(run))
 
 
 def plot_of(path: Path) -> str:
@@ -128,8 +131,12 @@ def plot_of(path: Path) -> str:
 
 
 def latest() -> Document:
-    """The last figures of each measure."""
-    told: Document = json.loads(LATEST.read_text(encoding="utf-8"))
+    """The last full run."""
+    return _told(LATEST)
+
+
+def _told(run: Path) -> Document:
+    told: Document = json.loads(run.read_text(encoding="utf-8"))
     return told
 
 

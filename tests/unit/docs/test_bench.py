@@ -45,7 +45,7 @@ from bench.plan import EVENTS, FULL, GENERATIONS, PAIRS, PROXIED, Plan, read_cas
 from bench.plot import REPLAY, plot
 from bench.reads import INGRESS_HEADERS
 from bench.replay import Replay
-from bench.report import Document, document, merged
+from bench.report import Document, document
 from bench.requests import ask_all
 from bench.run import Run
 from bench.schema_ids import Released, ids_case
@@ -249,36 +249,12 @@ def _told() -> Document:
 
 def test_a_table_shows_repetitions_and_spread_and_marks_missed_goals() -> None:
     told = _told()
-    assert {figure["commit"] for figure in told["figures"]} == {"c0ffee"}
+    assert told["commit"] == "c0ffee"
     table, x = short(told), "\u00d7"
     values = f"300 (200 to 400) | 200 (200 to 200) (Kafka Streams) | 1.50{x} (1.00 to 2.00) | 3"
     assert f"| replay, {RATE.case}: events/s | {values} | **≥ 2.5{x}: missed** |" in table
     # A single value has no median and no spread.
     assert "| freshness, 1,000 events/s: p50, ms | 4.50 |  |  | 1 | ≤ 25: met |" in table
-
-
-def test_a_run_replaces_the_figures_of_the_measures_that_it_took() -> None:
-    def measured(commit: str, notes: list[str], **figures: str) -> Document:
-        told = [{"measure": name, "case": case, "commit": commit} for name, case in figures.items()]
-        return {"settings": {commit: {}}, "notes": notes, "figures": told}
-
-    before = measured(
-        "old", ["replay: slow", "reads, 16: fast"], replay="big", start="clean", reads="16", sweep="reads, 16: on"
-    )
-    before["figures"].append({"measure": "sweep", "case": "replay, big: on", "commit": "old"})
-
-    both = merged(before, measured("new", ["reads: faster"], reads="64", json="x", sweep="reads, 64: on"))
-
-    assert [(each["measure"], each["case"], each["commit"]) for each in both["figures"]] == [
-        ("replay", "big", "old"),
-        ("start", "clean", "old"),
-        ("reads", "64", "new"),
-        ("sweep", "replay, big: on", "old"),
-        ("sweep", "reads, 64: on", "new"),
-        ("json", "x", "new"),
-    ]
-    assert both["notes"] == ["replay: slow", "reads: faster"]
-    assert both["settings"] == {"old": {}, "new": {}}
 
 
 @pytest.mark.parametrize("path", sorted(MADE), ids=lambda path: path.name)
