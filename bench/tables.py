@@ -67,11 +67,6 @@ def whole(told: Document) -> str:
     )
 
 
-def rebuilds(told: Document) -> str:
-    """The table of docs/performance.md."""
-    return f"Measured at commit `{told['commit']}` on {told['date'][:10]}.\n\n{_medians(rows(told))}"
-
-
 def _medians(some: list[Row]) -> str:
     """A table without the spread of both sides."""
     peers = {row.peer for row in some if row.theirs}

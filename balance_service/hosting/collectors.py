@@ -149,11 +149,11 @@ class EngineCollector(Collector):
             state.add_metric((*of, task.state), 1)
             for (cause, status), count in open_letters(task.dead_letters).items():
                 letters.add_metric((*of, cause, status), count)
-        of_tasks = chain.from_iterable(tasks.snapshots() for tasks in self._engine.stages.values())
-        sizes = [*(task.sizes for task in of_tasks), *(table.sizes for table in self._engine.tables.snapshots())]
+        of_tasks = (task.sizes for tasks in self._engine.stages.values() for task in tasks.snapshots())
+        of_tables = (table.sizes for table in self._engine.tables.snapshots())
         memory.add_metric(("block_cache",), block_cache_bytes())
         memory.add_metric(("memtables",), memtables_bytes())
-        memory.add_metric(("table_readers",), sum(each.table_reader_bytes for each in sizes))
+        memory.add_metric(("table_readers",), sum(each.table_reader_bytes for each in chain(of_tasks, of_tables)))
         return [position, lag, still, epoch, answers, size, keys, restored, to_restore, state, letters, memory]
 
     def _tables(self) -> Iterable[Metric]:

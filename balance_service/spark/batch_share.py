@@ -50,7 +50,8 @@ FOLDED = "share int, done string"
 _FOLDED = pa.schema({"share": pa.int32(), "done": pa.string()})
 # Most of what a batch costs is for each key. Events that are folded one by one are Python objects, which take many
 # times as much memory as columns.
-_ROWS, _ROWS_SINGLY = 131_072, 8_192
+_ROWS, _ROWS_SINGLY = 65_536, 8_192
+_BATCH_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ class _Share:
         plan, store, partition = self._plan, self._store, self._partition
         try:
             self._begin()
-            is_singly = plan.read_model.combine is None and not plan.read_model.folds_rows
+            is_singly = plan.read_model.combine is None and self._processor.steps is None
             for rows in _batches(self._in_order(parts), part_size(_ROWS_SINGLY if is_singly else _ROWS)):
                 self._rows += rows.num_rows
                 self._fold(rows)
@@ -237,11 +238,16 @@ class _Share:
 
 
 def _batches(tables: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
-    """Yields the rows of all tables in order, `size` at a time: with many shares, a split has few rows of each."""
+    """Yields the rows of all tables in order, at most `size` at a time.
+
+    With many shares, a split has few rows of each, so that the rows of several splits are one batch.
+    """
     waiting: list[pa.Table] = []
     for table in tables:
         waiting.append(table)
-        while sum(map(len, waiting)) >= size:
+        while any(map(len, waiting)) and (
+            sum(map(len, waiting)) >= size or sum(one.nbytes for one in waiting) >= _BATCH_BYTES
+        ):
             rows = pa.concat_tables(waiting)
             yield rows.slice(0, size)
             waiting = [rows.slice(size)]

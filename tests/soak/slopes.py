@@ -1,5 +1,7 @@
 """Whether a measure levels off: its slope over windows of time, with an interval, against what is promised.
 
+A measure for which memory is reserved may fill it, and must stay within.
+
 Of each window, the least sample counts: garbage comes and goes, and so do the stores of a generation that is built. The
 slope is Sen's, the median of the slopes of all pairs of windows; its interval is that of Kendall's test (Sen 1968;
 Hollander and Wolfe, Nonparametric Statistical Methods, 8.4).
@@ -43,12 +45,13 @@ class Verdict:
     bound: float
     """The greatest slope with which the capacity is reached after HORIZON_HOURS."""
     highest: float
+    """The greatest least sample of a window."""
     limit: float | None
-    """What is reserved, of a measure that may fill it."""
+    """What is reserved for the measure, which may fill it; None if its slope is judged."""
 
     @property
     def levels_off(self) -> bool:
-        """Whether the slope is not certainly beyond its bound, or no sample beyond the limit."""
+        """Whether the slope is not certainly beyond its bound, or the measure stays within its limit."""
         return self.slope.least <= self.bound if self.limit is None else self.highest <= self.limit
 
     def line(self) -> str:
@@ -81,7 +84,7 @@ def judged(
     """
     lows = windows([sample for sample in samples if sample[0] >= warm_up], window_hours)
     level = statistics.median(value for _, value in lows)
-    bound, highest = max(0.0, capacity - level) / HORIZON_HOURS, max(value for _, value in samples)
+    bound, highest = max(0.0, capacity - level) / HORIZON_HOURS, max(value for _, value in lows)
     return Verdict(name, unit, level, slope_of(lows), bound, highest, capacity if fills else None)
 
 

@@ -109,12 +109,14 @@ class AheadOfAiohttp(web.RequestHandler):
     def becomes_stream(self) -> None:
         """Called when the answer in progress is a stream, which ends with the connection."""
         if self.transport is not None:
-            # `drained` waits for the last bytes; of TLS, for those that the socket's buffer does not take. asyncio's
-            # TLS pauses once it has as much as `high`: at 0 it would pause with nothing to send, and stay so.
+            # asyncio's TLS pauses once it has as much as `high`: at 0 it would pause with an empty buffer, and every
+            # second write would wait without end.
             self.transport.set_write_buffer_limits(high=1, low=0)
 
     async def drained(self) -> None:
-        """Waits until the client's socket has taken what was written: of a stream all, else most.
+        """Waits until the socket has taken what was written: of a stream all, else most.
+
+        asyncio's transport below TLS takes 64 KiB, and the rest of one write, before the socket does.
 
         Raises:
             ConnectionError: it has gone.

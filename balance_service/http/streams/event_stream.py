@@ -76,7 +76,7 @@ class EventStream:
             self._turn = None
 
     async def send(self, events: bytes) -> None:
-        """Sends rendered events; returns when the client's socket has taken them.
+        """Sends rendered events; returns as `AheadOfAiohttp.drained`.
 
         Raises:
             ConnectionError: the client has gone.

@@ -22,6 +22,7 @@ from balance_service.errors import FatalError, PoisonRecordError, TaskHaltedErro
 from balance_service.model.events import DEAD_LETTER, HALT
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream
+from balance_service.process import failpoints
 from balance_service.read_models.balance import Balance
 from balance_service.spark.batch_plan import Answers, Asked, Plan, UnresolvedError, told
 from balance_service.spark.batch_share import FoldedShare, folded
@@ -41,6 +42,13 @@ _SHARES = 3
 _MINUTE_MS = 60_000
 ONCE = RESERVED_PREFIX + b"once-by-name"
 _CONFIG = {"max.message.bytes": str(1 << 20), "cleanup.policy": "delete"}
+
+
+@pytest.fixture(autouse=True, params=["", "parts=2"], ids=["one batch", "batches of two"])
+def _batches(request: pytest.FixtureRequest) -> Iterator[None]:
+    failpoints.arm(request.param)
+    yield
+    failpoints.arm("")
 
 
 class Names(ReadModel):
