@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import tempfile
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -77,7 +78,7 @@ def folded(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
     """Yields the result of a share.
 
     Args:
-        batches: what `dealt` yields, of one share, by the first offset; and a row without any rows before all others.
+        batches: what `dealt` yields, of one share, by the first offset; and one without any rows before all others.
     """
     quiet_logging()
     try:
@@ -137,14 +138,17 @@ class _Share:
             store.close()
 
     def _in_order(self, parts: Iterable[tuple[int, int, Any]]) -> Iterator[pa.Table]:
-        """Yields the rows of each split, with the stream time of those before it counted in."""
-        before, last = dict[int, int](), -1
-        for split in self._splits:
-            before[split.first], last = last, max(last, split.stream_time_ms)
+        """Yields the rows of each part, with the stream time of earlier splits counted in."""
+        splits, last = self._splits, -1
+        firsts = [split.first for split in splits]
+        before = [*accumulate((split.stream_time_ms for split in splits), max, initial=-1)]
         for number, first, content in parts:
-            if number != self._number or first not in before:
+            of = bisect_right(firsts, first) - 1
+            if number != self._number or first <= last or of < 0 or first > splits[of].last:
                 raise FatalError(f"share {self._number} has rows of share {number}, from offset {first} on")
-            yield with_time_before(rows_in(content), before.pop(first))
+            rows = with_time_before(rows_in(content), before[of])
+            last = rows["offset"][-1].as_py()
+            yield rows
 
     @property
     def _position(self) -> Position:

@@ -22,11 +22,12 @@ from balance_service.model.events import OnFailure
 from balance_service.model.record_folds import IGNORED
 from balance_service.model.transform import TRANSFORM_FAILED, TRANSFORM_TOO_LARGE
 from balance_service.observability.logs import quiet_logging
+from balance_service.process.failpoints import part_size
 from balance_service.spark.batch_plan import UnresolvedError, telling, unresolved_name
 from balance_service.spark.combine import NOTE, UNRESOLVED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -34,11 +35,14 @@ if TYPE_CHECKING:
 
 SHARE = "#share"
 DEALT = "share int, first bigint, rows binary"
-"""The columns of what is dealt out: a share, counted through all partitions; the first offset of the split; its rows as
-an Arrow stream, in offset order."""
+"""The columns of what is dealt out: a share, counted through all partitions; the offset of the first row; rows of one
+split as an Arrow stream, in offset order."""
 _DEALT = pa.schema({"share": pa.int32(), "first": pa.int64(), "rows": pa.binary()})
 # What is not in a dead letter's record in changelog and store, and so need not be sent.
 _NOT_KEPT = ("value", "headers")
+# Rows are looked at so many at a time, and dealt out in pieces: Spark's batches have few rows, whatever their size.
+_ROWS, _BYTES = 20_000, 64 << 20
+_PIECE_BYTES = 256 << 10
 
 
 def dealt(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -63,18 +67,16 @@ class _Split:
 
     def dealt(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         kept, partition, first, last, records = [], -1, -1, -1, 0
-        for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            offsets = batch["offset"].to_numpy()
-            partitions = pc.min_max(batch["partition"]).as_py()
+        for read in _gathered(batches):
+            offsets = read["offset"].to_numpy()
+            partitions = pc.min_max(read["partition"]).as_py()
             if partition < 0:
                 partition, first = partitions["min"], int(offsets[0])
             steps = np.diff(offsets, prepend=last)
             if partitions != {"min": partition, "max": partition} or not (steps > 0).all():
                 raise FatalError(f"Spark reads partition {partition} out of order, near offset {offsets[0]}")
-            records, last = records + batch.num_rows, int(offsets[-1])
-            kept.append(self._kept(pa.Table.from_batches([batch]).drop_columns(["partition"]), partition))
+            records, last = records + read.num_rows, int(offsets[-1])
+            kept.append(self._kept(read.drop_columns(["partition"]), partition))
         if self._unresolved:
             raise UnresolvedError(sorted(self._unresolved))
         if not kept:
@@ -83,7 +85,9 @@ class _Split:
         for share in sorted(pc.unique(rows[SHARE]).to_pylist()):
             some = rows.filter(pc.equal(rows[SHARE], share)).drop_columns([SHARE]).combine_chunks()
             number = partition * self._plan.shares + share
-            yield pa.RecordBatch.from_pylist([{"share": number, "first": first, "rows": _stream(some)}], _DEALT)
+            for piece in _pieces(some):
+                dealt_out = {"share": number, "first": piece["offset"][0].as_py(), "rows": _stream(piece)}
+                yield pa.RecordBatch.from_pylist([dealt_out], _DEALT)
         # A task that fails before its end is tried again, and its rows do not count.
         self._plan.folder.mark(Split(partition, first, last, records, rows.num_rows, stream_time_ms))
 
@@ -180,6 +184,24 @@ def with_time_before(rows: pa.Table, before: int) -> pa.Table:
     times = notes.field("timestamp").fill_null(-1).to_numpy(zero_copy_only=False).copy()
     times[is_once] = np.maximum(times[is_once], before)
     return notes.replaced({"timestamp": pa.array(times, pa.int64())})
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        if batch.num_rows:
+            waiting.append(batch)
+        if sum(map(len, waiting)) >= _ROWS or sum(one.nbytes for one in waiting) >= _BYTES:
+            yield pa.Table.from_batches(waiting).combine_chunks()
+            waiting = []
+    if waiting:
+        yield pa.Table.from_batches(waiting).combine_chunks()
+
+
+def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
+    size = max(1, rows.num_rows * _PIECE_BYTES // max(1, rows.nbytes))
+    for start in range(0, rows.num_rows, part_size(size)):
+        yield rows.slice(start, part_size(size))
 
 
 def _stream(rows: pa.Table) -> bytes:
