@@ -41,7 +41,8 @@ _OF_ONE_MACHINE = ("spark.driver.host", "spark.driver.bindAddress", "spark.rpc.n
 OF_BATCHES: Mapping[str, str] = {
     # Kafka's is in this list by default: its older source makes an object of each row, and another time of old ones.
     "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
-    # With a bound in bytes, Spark computes the size of the whole batch after each row: 45 µs, for columns with notes.
+    # With any other bound in bytes, Spark computes the size of the whole batch after each row: 45 µs, with notes.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str((1 << 31) - 1),
     "spark.sql.execution.arrow.maxRecordsPerBatch": "256",
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
 }
