@@ -187,13 +187,15 @@ def with_time_before(rows: pa.Table, before: int) -> pa.Table:
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    waiting: list[pa.RecordBatch] = []
+    waiting, rows, size = [], 0, 0
     for batch in batches:
-        if batch.num_rows:
-            waiting.append(batch)
-        if sum(map(len, waiting)) >= _ROWS or sum(one.nbytes for one in waiting) >= _BYTES:
+        if batch.num_rows == 0:
+            continue
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= _ROWS or size >= _BYTES:
             yield pa.Table.from_batches(waiting).combine_chunks()
-            waiting = []
+            waiting, rows, size = [], 0, 0
     if waiting:
         yield pa.Table.from_batches(waiting).combine_chunks()
 
