@@ -75,8 +75,16 @@ def built_online(engine: Engine, model: str) -> dict[int, Built]:
         tasks = [of.task(p) for p in partitions]
         return [None if task is None or task.view is None else task.position for task in tasks]
 
+    def has_read_all(stage: Any) -> bool:
+        ends, tasks = stage.hosted.watermarks, [stage.task(p) for p in range(stage.hosted.source.partitions)]
+        ends.refresh()
+        return all(
+            task is not None and task.view is not None and ends.lag(p, task.position) == 0
+            for p, task in enumerate(tasks)
+        )
+
     def has_caught_up() -> bool:
-        if name not in engine.models:
+        if name not in engine.models or not all(map(has_read_all, engine.stages_of(model))):
             return False
         return None not in positions(serving) and positions(engine.models[name]) == positions(serving)
 
