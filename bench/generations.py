@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import httpx
 import numpy as np
@@ -94,13 +94,12 @@ class Generations:
 
     def rebuild(self, max_rate: int | None = None) -> int:
         """Begin to build a generation; returns its number."""
-        self._client.rebuild(_MODEL, switch="never", max_rate=max_rate, reason="benchmark")
-        return self.newest
+        return _newest(self._client.rebuild(_MODEL, switch="never", max_rate=max_rate, reason="benchmark"))
 
     @property
     def newest(self) -> int:
         """The number of the generation that was begun last."""
-        return max(int(one["generation"]) for one in self._client.generations(_MODEL)["generations"])
+        return _newest(self._client.generations(_MODEL))
 
     def position(self, generation: int) -> int:
         """The number of source offsets that the generation has applied, in all partitions."""
@@ -169,6 +168,10 @@ class Generations:
                 raise BalanceServiceError(f"a generation of {_MODEL} did not {what} in {_PATIENCE_SECONDS:.0f} s")
             time.sleep(LOOK_EVERY_SECONDS)
         return time.monotonic()
+
+
+def _newest(known: Mapping[str, Any]) -> int:
+    return max(int(one["generation"]) for one in known["generations"])
 
 
 def measure_rebuilds(stack: LocalStack, load: Load, plan: Plan, figures: Figures) -> None:

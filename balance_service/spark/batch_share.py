@@ -33,7 +33,7 @@ from balance_service.errors import BalanceServiceError, FatalError
 from balance_service.observability.logs import quiet_logging
 from balance_service.process.failpoints import part_size
 from balance_service.spark.batch_plan import telling
-from balance_service.spark.batch_split import rows_in, with_time_before
+from balance_service.spark.batch_split import in_batches, rows_in, with_time_before
 from balance_service.spark.combine import PartitionRows, end_of
 from balance_service.structs import Struct
 
@@ -52,7 +52,6 @@ _FOLDED = pa.schema({"share": pa.int32(), "done": pa.string()})
 # Most of what a batch costs is for each key. Events that are folded one by one are Python objects, which take many
 # times as much memory as columns.
 _ROWS, _ROWS_SINGLY = 65_536, 8_192
-_BATCH_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +118,7 @@ class _Share:
         try:
             self._begin()
             is_singly = plan.read_model.combine is None and self._processor.steps is None
-            for rows in _batches(self._in_order(parts), part_size(_ROWS_SINGLY if is_singly else _ROWS)):
+            for rows in in_batches(self._in_order(parts), part_size(_ROWS_SINGLY if is_singly else _ROWS)):
                 self._rows += rows.num_rows
                 self._fold(rows)
             self._expire(max((split.stream_time_ms for split in self._splits), default=-1))
@@ -239,24 +238,6 @@ class _Share:
     def _write(self, records: Iterable[tuple[bytes, bytes | None]], position: Position) -> None:
         frame = self._processor.position_codec.encode(position.record())
         self._store.write(chain(records, [(POSITION_KEY, frame)]), 0)
-
-
-def _batches(tables: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
-    """Yields the rows of all tables in order, at most `size` at a time.
-
-    With many shares, a split has few rows of each, so that the rows of several splits are one batch.
-    """
-    waiting: list[pa.Table] = []
-    for table in tables:
-        waiting.append(table)
-        while any(map(len, waiting)) and (
-            sum(map(len, waiting)) >= size or sum(one.nbytes for one in waiting) >= _BATCH_BYTES
-        ):
-            rows = pa.concat_tables(waiting)
-            yield rows.slice(0, size)
-            waiting = [rows.slice(size)]
-    if any(map(len, waiting)):
-        yield pa.concat_tables(waiting)
 
 
 def _table(page: Sequence[tuple[bytes, bytes]]) -> pa.Table:

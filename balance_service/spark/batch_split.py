@@ -38,11 +38,11 @@ DEALT = "share int, first bigint, rows binary"
 """The columns of what is dealt out: a share, counted through all partitions; the offset of the first row; rows of one
 split as an Arrow stream, in offset order."""
 _DEALT = pa.schema({"share": pa.int32(), "first": pa.int64(), "rows": pa.binary()})
-# What is not in a dead letter's record in changelog and store, and so need not be sent.
+# A dead letter's record in changelog and store lacks these fields, so they need not be sent.
 _NOT_KEPT = ("value", "headers")
-# Rows are looked at so many at a time, and dealt out in pieces: Spark's batches have few rows, whatever their size.
-_ROWS, _BYTES = 20_000, 64 << 20
-_PIECE_BYTES = 256 << 10
+# Spark's batches are bounded by their few rows alone, so rows are gathered here, and dealt out in small pieces.
+_ROWS = 20_000
+_BATCH_BYTES, _PIECE_BYTES = 64 << 20, 256 << 10
 
 
 def dealt(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -67,7 +67,7 @@ class _Split:
 
     def dealt(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         kept, partition, first, last, records = [], -1, -1, -1, 0
-        for read in _gathered(batches):
+        for read in in_batches((pa.Table.from_batches([batch]) for batch in batches), _ROWS):
             offsets = read["offset"].to_numpy()
             partitions = pc.min_max(read["partition"]).as_py()
             if partition < 0:
@@ -186,24 +186,27 @@ def with_time_before(rows: pa.Table, before: int) -> pa.Table:
     return notes.replaced({"timestamp": pa.array(times, pa.int64())})
 
 
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def in_batches(tables: Iterable[pa.Table], most_rows: int) -> Iterator[pa.Table]:
+    """Yields the rows of all tables in order, gathered: at most so many at a time, and fewer if they are large."""
     waiting, rows, size = [], 0, 0
-    for batch in batches:
-        if batch.num_rows == 0:
-            continue
-        waiting.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= _ROWS or size >= _BYTES:
-            yield pa.Table.from_batches(waiting).combine_chunks()
-            waiting, rows, size = [], 0, 0
+    for table in tables:
+        left = table
+        while left.num_rows:
+            some = left.slice(0, most_rows - rows)
+            left = left.slice(some.num_rows)
+            waiting.append(some)
+            rows, size = rows + some.num_rows, size + some.nbytes
+            if rows >= most_rows or size >= _BATCH_BYTES:
+                yield pa.concat_tables(waiting).combine_chunks()
+                waiting, rows, size = [], 0, 0
     if waiting:
-        yield pa.Table.from_batches(waiting).combine_chunks()
+        yield pa.concat_tables(waiting).combine_chunks()
 
 
 def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
-    size = max(1, rows.num_rows * _PIECE_BYTES // max(1, rows.nbytes))
-    for start in range(0, rows.num_rows, part_size(size)):
-        yield rows.slice(start, part_size(size))
+    size = part_size(max(1, rows.num_rows * _PIECE_BYTES // max(1, rows.nbytes)))
+    for start in range(0, rows.num_rows, size):
+        yield rows.slice(start, size)
 
 
 def _stream(rows: pa.Table) -> bytes:

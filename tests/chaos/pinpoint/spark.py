@@ -350,9 +350,9 @@ BUGS = (
     ),
     pinpoint(
         "a batch job loses a row between two batches of a share",
-        "spark/batch_share.py",
-        "waiting = [rows.slice(size)]",
-        "waiting = [rows.slice(size + 1)]",
+        "spark/batch_split.py",
+        "left = left.slice(some.num_rows)",
+        "left = left.slice(some.num_rows + 1)",
         "unit/spark/test_batch_shares",
         "test_shares_of_several_splits_have_the_states_of_one_task",
     ),
