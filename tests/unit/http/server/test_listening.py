@@ -20,15 +20,13 @@ from balance_service.http.peers.trust import FORWARDED_HEADER, Peer, PeerTrust
 from balance_service.http.server import listening
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import AcceptedSocket, Listener, Slot, Slots, bind
-from balance_service.http.server.tls import TlsFiles, load_tls
-from tests.support.credentials import Authority
 from tests.support.waiting import until
 from tests.unit.http.raw_http import LIVE, QUESTION, Answer, Server, serving
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import AsyncIterator
-    from pathlib import Path
+
+    from balance_service.http.server.tls import Tls
 
 
 SOON = 10.0
@@ -102,19 +100,9 @@ def test_a_closed_connection_that_the_client_does_not_read_is_reset_in_time(monk
     assert size < FITS_THE_SERVERS_BUFFER
 
 
-@pytest.fixture
-def tls(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """The contexts of the server and of its clients."""
-    authority = Authority(tmp_path)
-    both = load_tls(TlsFiles(*authority.issue("server"), ca=authority.certificate))
-    return both.server, both.client
-
-
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
-def test_a_slow_client_gets_all_of_an_answer_after_which_the_server_closes(
-    tls: tuple[ssl.SSLContext, ssl.SSLContext], is_tls: bool
-) -> None:
-    server_tls, client_tls = tls if is_tls else (None, None)
+def test_a_slow_client_gets_all_of_an_answer_after_which_the_server_closes(tls: Tls, is_tls: bool) -> None:
+    server_tls, client_tls = (tls.server, tls.client) if is_tls else (None, None)
     size = 1 << 20
 
     async def answer(_request: web.Request) -> web.Response:
@@ -139,10 +127,8 @@ def test_a_slow_client_gets_all_of_an_answer_after_which_the_server_closes(
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
-def test_idle_connections_from_one_address_block_no_other_client(
-    tls: tuple[ssl.SSLContext, ssl.SSLContext], is_tls: bool
-) -> None:
-    server_tls, client_tls = tls if is_tls else (None, None)
+def test_idle_connections_from_one_address_block_no_other_client(tls: Tls, is_tls: bool) -> None:
+    server_tls, client_tls = (tls.server, tls.client) if is_tls else (None, None)
 
     async def run() -> tuple[int, list[int]]:
         async with serving(Few(), tls=server_tls) as server, AsyncExitStack() as silent:
@@ -262,11 +248,11 @@ def test_without_file_descriptors_accepting_pauses_and_logs_once() -> None:
 
 
 def test_closing_the_server_closes_connections_during_their_handshake(
-    tls: tuple[ssl.SSLContext, ssl.SSLContext],
+    tls: Tls,
 ) -> None:
     async def run() -> bytes:
         async with AsyncExitStack() as clients:
-            async with serving(Limits(), tls=tls[0]) as server:
+            async with serving(Limits(), tls=tls.server) as server:
                 client = await clients.enter_async_context(server.client())
                 await until(lambda: server.connections == 1, "it is accepted")
             return await asyncio.wait_for(client.reader.read(), SOON)

@@ -17,9 +17,7 @@ from balance_service.http.access.authentication import Authenticator, load_token
 from balance_service.http.access.authorization import Access
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.reloading import Reloaded
-from balance_service.http.server.tls import TlsFiles, load_tls
 from balance_service.http.streams import event_stream, part
-from tests.support.credentials import Authority
 from tests.unit.http.streaming import (
     BUSY_SECONDS,
     CHANGES,
@@ -39,12 +37,6 @@ if TYPE_CHECKING:
 
     from balance_service.http.routing import LocalCopy
     from balance_service.http.server.tls import Tls
-
-
-@pytest.fixture
-def tls(tmp_path: Path) -> Tls:
-    authority = Authority(tmp_path)
-    return load_tls(TlsFiles(*authority.issue("server"), ca=authority.certificate))
 
 
 def test_streams_beyond_the_limit_are_refused_and_others_go_on(tmp_path: Path) -> None:
