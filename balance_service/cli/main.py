@@ -17,7 +17,7 @@ from balance_service.observability.logs import configure_logging, quiet_logging
 from balance_service.process.failpoints import arm
 from balance_service.process.open_files import raise_limit
 from balance_service.process.package import __version__, remedy_for
-from balance_service.process.runtime import keep_files_private
+from balance_service.process.runtime import keep_files_private, share_one_allocator
 
 if TYPE_CHECKING:
     from balance_service.settings import Settings
@@ -113,6 +113,7 @@ def serve(*, print_config: bool) -> None:
     from balance_service.spark.jvm import launch_jvm
 
     keep_files_private()
+    share_one_allocator()
     directory = StateDirectory(settings.state_dir, settings.application_id)
     with closing(directory):
         # The JVM starts while the other modules are imported, which is slow.

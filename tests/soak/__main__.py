@@ -2,9 +2,9 @@
 
 `SOAK_HOURS` (1) is the time under load. Five read models, of Avro and of JSON, with folds of their own, joins, outputs
 and a `transform`, are fed, queried, followed by streams, and rebuilt one after another; the certificate is renewed, and
-one of the instances is restarted, again and again. The other one is sampled: memory without the heap and without
-RocksDB's buffers, these two, files, threads, table files of the stores, and the topics that are compacted. At the end,
-states and outputs equal a recount.
+one of the instances is restarted, again and again. The other one is sampled: memory without the heap, compiled code and
+RocksDB's buffers, these three, files, threads, table files of the stores, and the topics that are compacted. At the
+end, states and outputs equal a recount.
 
 `SOAK_LEAK=1` plants a leak, which must be found: the command then ends with 0 if it is. `SOAK_FOLDER` (`bench/results`)
 gets `soak.svg` and `soak.txt`.

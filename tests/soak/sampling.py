@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import ssl
     from pathlib import Path
 
+    import psutil
+
     from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 SAMPLE_SECONDS = 5.0
@@ -29,6 +31,9 @@ _MEMORY_MIB, _DISK_MIB = 1_500.0, 1_024.0
 # The memtables and the block cache of all stores, half each: balance_service/engine/database.py.
 _ROCKSDB = "memory of RocksDB's buffers"
 _ROCKSDB_MIB = 128.0
+# Java's default of ReservedCodeCacheSize. The compilers fill it for hours, a method at a time.
+_CODE = "compiled code of the JVM"
+_CODE_MIB = 240.0
 _PYTHON_FILES, _JVM_FILES = (220, 28), (400, 12)
 _INTERNAL = ("-changelog", "-application-servers")
 
@@ -64,9 +69,7 @@ class Meter:
     def verdicts(self, window_hours: float, warm_up_hours: float) -> list[Verdict]:
         """Judges all measures; called after the end of the context."""
         return [
-            judged(
-                name, _UNITS[name], samples, self._capacity[name], window_hours, warm_up_hours, fills=name == _ROCKSDB
-            )
+            judged(name, _UNITS[name], samples, self._capacity[name], window_hours, warm_up_hours, fills=name in _FILL)
             for name, samples in self.series.items()
         ]
 
@@ -90,14 +93,16 @@ class Meter:
             kind: metrics.total("balance_jvm_heap_bytes", f'kind="{kind}"') / _MIB
             for kind in ("used", "committed", "max")
         }
-        # The heap and RocksDB's buffers grow to their limits for hours under this load. They would hide a leak
-        # elsewhere, so they are judged apart.
+        code = sum(map(_code_bytes, jvm)) / _MIB
+        # The heap, compiled code and RocksDB's buffers grow to their limits for hours under this load. They would hide
+        # a leak elsewhere, so they are judged apart.
         of_python = resident_bytes(python) / _MIB - memtables - cached
-        of_jvm = resident_bytes(jvm) / _MIB - heap["committed"]
-        elsewhere = heap["max"] + _ROCKSDB_MIB
+        of_jvm = resident_bytes(jvm) / _MIB - heap["committed"] - code
+        elsewhere = heap["max"] + _CODE_MIB + _ROCKSDB_MIB
         self._note("memory of Python", of_python, _MEMORY_MIB - elsewhere - of_jvm)
         self._note("memory of the JVM", of_jvm, _MEMORY_MIB - elsewhere - of_python)
         self._note("heap after a collection", heap["used"], heap["max"])
+        self._note(_CODE, code, _CODE_MIB)
         self._note(_ROCKSDB, memtables + cached, _ROCKSDB_MIB)
         self._note("files of Python", metrics.total("process_open_fds"), _PYTHON_FILES[0] + _PYTHON_FILES[1] * tasks)
         self._note(
@@ -129,10 +134,17 @@ class Meter:
         return self.series[name][0][1] if self.series.get(name) else otherwise
 
 
+def _code_bytes(jvm: psutil.Process) -> int:
+    """What compiled code takes: nothing else that a JVM maps is writable and executable."""
+    return sum(area.rss for area in jvm.memory_maps(grouped=False) if area.perms.startswith("rwx"))
+
+
+_FILL = {_CODE, _ROCKSDB}
 _UNITS = {
     "memory of Python": "MiB",
     "memory of the JVM": "MiB",
     "heap after a collection": "MiB",
+    _CODE: "MiB",
     _ROCKSDB: "MiB",
     "files of Python": "files",
     "files of the JVM": "files",

@@ -64,7 +64,8 @@ class Limits:
     body_seconds: float = 5.0
     """From the headers of a request to the end of its body."""
     unsent_seconds: float = 10.0
-    """How long a client may leave an answer unread."""
+    """How long a client may leave an answer unread. asyncio hides the end of an answer over TLS, up to 64 KiB: there,
+    the kernel ends the connection after UNACKNOWLEDGED_SECONDS."""
     # Longer than load balancers keep theirs, so that they close first and no request meets a closing connection.
     idle_seconds: float = 75.0
     """How long a connection without requests stays open."""

@@ -1,8 +1,11 @@
-"""Clocks, threads that fail, and periodic threads."""
+"""Clocks, threads that fail, periodic threads, and the allocator."""
 
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -18,6 +21,14 @@ from balance_service.process.runtime import Attempts, Awake, PeriodicThread, Tim
 from tests.support.fakes import Clock
 
 _PATIENCE_SECONDS = 30.0
+# As `serve` begins: the command is imported, and Arrow is not yet.
+_ALLOCATOR = """
+import balance_service.cli.main
+from balance_service.process.runtime import share_one_allocator
+share_one_allocator()
+import pyarrow
+print(pyarrow.default_memory_pool().backend_name)
+"""
 
 
 class Work:
@@ -204,3 +215,12 @@ def test_what_is_tried_again_and_again_is_logged_when_it_begins_to_fail_and_when
     ]
     assert logs[0]["topic"] == "orders"
     assert (logs[2]["topic"], logs[2]["after"]) == ("orders", "not authorized")
+
+
+@pytest.mark.parametrize(("chosen", "used"), [(None, "system"), ("mimalloc", "mimalloc")])
+def test_arrow_allocates_with_malloc_unless_the_environment_says_otherwise(chosen: str | None, used: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
+    environment |= {"ARROW_DEFAULT_MEMORY_POOL": chosen} if chosen else {}
+    command = [sys.executable, "-c", _ALLOCATOR]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == used
