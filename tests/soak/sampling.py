@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections import defaultdict
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import httpx
@@ -17,6 +17,7 @@ from tests.support.service import process_of
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Sequence
     from pathlib import Path
 
     import psutil
@@ -29,10 +30,8 @@ _LINE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 # `docker run --memory` of docs/how-to/deploy.md, the room that BalanceDiskFilling warns of, and its numbers of files.
 _MEMORY_MIB, _DISK_MIB = 1_500.0, 1_024.0
 # The memtables and the block cache of all stores, half each: balance_service/engine/database.py.
-_ROCKSDB = "memory of RocksDB's buffers"
 _ROCKSDB_MIB = 128.0
 # Java's default of ReservedCodeCacheSize. The compilers fill it for hours, a method at a time.
-_CODE = "compiled code of the JVM"
 _CODE_MIB = 240.0
 _PYTHON_FILES, _JVM_FILES = (220, 28), (400, 12)
 _INTERNAL = ("-changelog", "-application-servers")
@@ -50,9 +49,7 @@ class Meter:
         self._began = time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="soak-meter", daemon=True)
-        self.series: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        """By measure, hour and value."""
-        self._capacity: dict[str, float] = {}
+        self._measures: dict[str, _Measure] = {}
         self._failure: BaseException | None = None
 
     def __enter__(self) -> Self:
@@ -69,9 +66,14 @@ class Meter:
     def verdicts(self, window_hours: float, warm_up_hours: float) -> list[Verdict]:
         """Judges all measures; called after the end of the context."""
         return [
-            judged(name, _UNITS[name], samples, self._capacity[name], window_hours, warm_up_hours, fills=name in _FILL)
-            for name, samples in self.series.items()
+            judged(name, one.unit, one.samples, one.capacity, window_hours, warm_up_hours, fills=one.fills)
+            for name, one in self._measures.items()
         ]
+
+    @property
+    def series(self) -> dict[str, list[tuple[float, float]]]:
+        """By measure, hour and value."""
+        return {name: one.samples for name, one in self._measures.items()}
 
     def _run(self) -> None:
         try:
@@ -89,28 +91,26 @@ class Meter:
             metrics.total("balance_rocksdb_memory_bytes", f'part="{part}"') / _MIB
             for part in ("memtables", "block_cache")
         )
-        heap = {
-            kind: metrics.total("balance_jvm_heap_bytes", f'kind="{kind}"') / _MIB
-            for kind in ("used", "committed", "max")
-        }
-        code = sum(map(_code_bytes, jvm)) / _MIB
+        used, most = (metrics.total("balance_jvm_heap_bytes", f'kind="{kind}"') / _MIB for kind in ("used", "max"))
+        heap, code = _heap_and_code(jvm)
         # The heap, compiled code and RocksDB's buffers grow to their limits for hours under this load. They would hide
         # a leak elsewhere, so they are judged apart.
         of_python = resident_bytes(python) / _MIB - memtables - cached
-        of_jvm = resident_bytes(jvm) / _MIB - heap["committed"] - code
-        elsewhere = heap["max"] + _CODE_MIB + _ROCKSDB_MIB
+        of_jvm = resident_bytes(jvm) / _MIB - heap - code
+        elsewhere = most + _CODE_MIB + _ROCKSDB_MIB
         self._note("memory of Python", of_python, _MEMORY_MIB - elsewhere - of_jvm)
         self._note("memory of the JVM", of_jvm, _MEMORY_MIB - elsewhere - of_python)
-        self._note("heap after a collection", heap["used"], heap["max"])
-        self._note(_CODE, code, _CODE_MIB)
-        self._note(_ROCKSDB, memtables + cached, _ROCKSDB_MIB)
-        self._note("files of Python", metrics.total("process_open_fds"), _PYTHON_FILES[0] + _PYTHON_FILES[1] * tasks)
-        self._note(
-            "files of the JVM", metrics.total("balance_jvm_process_open_fds"), _JVM_FILES[0] + _JVM_FILES[1] * tasks
-        )
+        self._note("heap after a collection", used, most)
+        self._note("compiled code of the JVM", code, _CODE_MIB, fills=True)
+        self._note("memory of RocksDB's buffers", memtables + cached, _ROCKSDB_MIB, fills=True)
+        files = metrics.total("process_open_fds"), metrics.total("balance_jvm_process_open_fds")
+        self._note("files of Python", files[0], _PYTHON_FILES[0] + _PYTHON_FILES[1] * tasks, "files")
+        self._note("files of the JVM", files[1], _JVM_FILES[0] + _JVM_FILES[1] * tasks, "files")
         # Nothing is promised: it must not double.
         for name, processes in (("threads of Python", python), ("threads of the JVM", jvm)):
-            self._note(name, threads(processes), 2 * self._first(name, threads(processes)))
+            now = threads(processes)
+            first = self._measures[name].samples[0][1] if name in self._measures else now
+            self._note(name, now, 2 * first, "threads")
         self._note("stores", self._table_files() / _MIB, _DISK_MIB)
         self._note("changelogs and directory", self._internal_topics() / _MIB, _DISK_MIB)
 
@@ -126,33 +126,35 @@ class Meter:
                     size += path.stat().st_size if path.exists() else 0
         return size
 
-    def _note(self, name: str, value: float, capacity: float) -> None:
-        self.series[name].append(((time.monotonic() - self._began) / 3600, value))
-        self._capacity[name] = capacity
-
-    def _first(self, name: str, otherwise: float) -> float:
-        return self.series[name][0][1] if self.series.get(name) else otherwise
+    def _note(self, name: str, value: float, capacity: float, unit: str = "MiB", *, fills: bool = False) -> None:
+        one = self._measures.setdefault(name, _Measure(unit, fills))
+        one.samples.append(((time.monotonic() - self._began) / 3600, value))
+        one.capacity = capacity
 
 
-def _code_bytes(jvm: psutil.Process) -> int:
-    """What compiled code takes: nothing else that a JVM maps is writable and executable."""
-    return sum(area.rss for area in jvm.memory_maps(grouped=False) if area.perms.startswith("rwx"))
+@dataclass(slots=True)
+class _Measure:
+    """What `judged` takes."""
+
+    unit: str
+    fills: bool
+    capacity: float = 0.0
+    samples: list[tuple[float, float]] = field(default_factory=list)
 
 
-_FILL = {_CODE, _ROCKSDB}
-_UNITS = {
-    "memory of Python": "MiB",
-    "memory of the JVM": "MiB",
-    "heap after a collection": "MiB",
-    _CODE: "MiB",
-    _ROCKSDB: "MiB",
-    "files of Python": "files",
-    "files of the JVM": "files",
-    "threads of Python": "threads",
-    "threads of the JVM": "threads",
-    "stores": "MiB",
-    "changelogs and directory": "MiB",
-}
+def _heap_and_code(processes: Sequence[psutil.Process]) -> tuple[float, float]:
+    """What the heap and compiled code of JVMs take, in MiB.
+
+    A heap of less than 2 GiB is mapped below 4 GiB, and nothing else is; nothing but code is writable and executable.
+    """
+    heap = code = 0
+    for process in processes:
+        for area in process.memory_maps(grouped=False):
+            if int(area.addr.partition("-")[0], 16) < 4 << 30:
+                heap += area.rss
+            elif area.perms.startswith("rwx"):
+                code += area.rss
+    return heap / _MIB, code / _MIB
 
 
 class _Metrics:
