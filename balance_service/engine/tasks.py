@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-import pyarrow as pa
 import structlog
 
 from balance_service.engine.database import Database, has_room
@@ -396,8 +395,6 @@ class _Supervisor:
             self.task.close(max(_BACK_OFF_SECONDS))
             if joined is not None:
                 joined.release(partition)
-            # Otherwise malloc keeps what the task has freed, for a next one that may be smaller or never come.
-            pa.default_memory_pool().release_unused()
 
     def _wait_for_former(self) -> None:
         """Waits until the partition's former tasks are closed: RocksDB does not open a store that is open.

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
+import pyarrow as pa
 import structlog
 
 from balance_service.avro.own_schemas import OwnSchemas
@@ -340,6 +341,8 @@ class Engine:
         for partition in range(tasks.hosted.source.partitions):
             Database.wipe(self.state_directory.store_path(TaskId(name, partition)))
             failpoint("store-removed")
+        # Otherwise malloc keeps what the tasks have freed, although no other rebuild may come.
+        pa.default_memory_pool().release_unused()
         self.on_change()
         return True
 

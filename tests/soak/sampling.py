@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import httpx
+import psutil
 
 from bench.usage import resident_bytes, threads, tree
 from tests.soak.slopes import Verdict, judged
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
     from pathlib import Path
-
-    import psutil
 
     from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
@@ -145,15 +144,16 @@ class _Measure:
 def _heap_and_code(processes: Sequence[psutil.Process]) -> tuple[float, float]:
     """What the heap and compiled code of JVMs take, in MiB.
 
-    A heap of less than 2 GiB is mapped below 4 GiB, and nothing else is; nothing but code is writable and executable.
+    Java 17 maps a heap of less than 2 GiB below 4 GiB, and nothing else there. Only code is writable and executable.
     """
     heap = code = 0
     for process in processes:
-        for area in process.memory_maps(grouped=False):
-            if int(area.addr.partition("-")[0], 16) < 4 << 30:
-                heap += area.rss
-            elif area.perms.startswith("rwx"):
-                code += area.rss
+        with suppress(psutil.Error):  # a child may have ended
+            for area in process.memory_maps(grouped=False):
+                if int(area.addr.partition("-")[0], 16) < 4 << 30:
+                    heap += area.rss
+                elif area.perms.startswith("rwx"):
+                    code += area.rss
     return heap / _MIB, code / _MIB
 
 
