@@ -1,4 +1,4 @@
-"""Clocks, threads and the interpreter of this process."""
+"""Clocks, threads, the interpreter and the memory of this process."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def favour_short_work() -> None:
 
 
 def share_one_allocator() -> None:
-    """Let Arrow allocate with malloc, as Python and RocksDB do. To be called before Arrow is imported.
+    """Let Arrow allocate with malloc, as RocksDB does. To be called before Arrow is imported.
 
     Its default, mimalloc, keeps the free memory of each thread that has ended: some MiB for each rebuild of a model.
     """

@@ -85,9 +85,7 @@ class HttpSecuritySettings(BaseSettings):
         description="Comma-separated addresses and networks of proxies and ingresses. Their number of connections is "
         "not limited per address.",
     )
-    token: SecretStr | None = Field(
-        None, description="Bearer token that `get-balance`, `status` and `dead-letters` send."
-    )
+    token: SecretStr | None = Field(None, description="Bearer token that commands send to an instance.")
 
     @property
     def speaks_tls(self) -> bool:

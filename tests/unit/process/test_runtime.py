@@ -21,9 +21,11 @@ from balance_service.process.runtime import Attempts, Awake, PeriodicThread, Tim
 from tests.support.fakes import Clock
 
 _PATIENCE_SECONDS = 30.0
-# As `serve` begins: the command is imported, and Arrow is not yet.
+# `serve` has imported this much when it calls the function.
 _ALLOCATOR = """
 import balance_service.cli.main
+import balance_service.engine.state_directory
+import balance_service.spark.jvm
 from balance_service.process.runtime import share_one_allocator
 share_one_allocator()
 import pyarrow
