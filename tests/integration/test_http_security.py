@@ -160,7 +160,7 @@ def test_instances_of_different_authorities_do_not_answer_each_other(
     status, detail = asyncio.run(run())
 
     assert (status, "cannot be reached" in detail) == (503, True)
-    assert trusts_the_owner or "BALANCE_TLS_CA" in detail
+    assert ("BALANCE_TLS_CLIENT_CA" if trusts_the_owner else "BALANCE_TLS_CA") in detail
 
 
 def test_a_client_without_a_certificate_reaches_only_the_probe_port(

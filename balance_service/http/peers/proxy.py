@@ -22,7 +22,7 @@ from yarl import URL
 
 from balance_service.errors import RetriableError
 from balance_service.http.answer import compact_json
-from balance_service.http.peers.connections import PeerConnections, UnexpectedAnswerError
+from balance_service.http.peers.connections import ClosedError, PeerConnections, UnexpectedAnswerError
 from balance_service.http.peers.trust import CLIENT_HEADER, FORWARDED_HEADER, PeerTrust
 from balance_service.http.server.limits import MAX_URL_BYTES
 from balance_service.observability.tracing import UNTRACED, W3C, open_span
@@ -133,6 +133,9 @@ class Proxy:
             raise RetriableError(f"the peer at {address} cannot be reached: it did not answer in time") from error
         except (OSError, ValueError) as error:
             reason = str(error) or type(error).__name__
+            if self._tls is not None and isinstance(error, ClosedError) and error.is_unanswered:
+                # In TLS 1.3, the peer checks this instance's certificate after the handshake has ended here.
+                reason += "; it may refuse this instance's certificate: see its log, and BALANCE_TLS_CLIENT_CA there"
             raise RetriableError(f"the peer at {address} cannot be reached: {reason}") from error
         if answer.status == _FORBIDDEN:
             raise RetriableError(

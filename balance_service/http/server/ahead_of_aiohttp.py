@@ -56,6 +56,7 @@ class AheadOfAiohttp(web.RequestHandler):
         self._ahead = ahead
         self._answering: asyncio.Task[None] | None = None
         self._held: list[bytes] = []
+        self._is_stream = False
         self._ending: asyncio.Task[Any] | None = None
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -74,6 +75,11 @@ class AheadOfAiohttp(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Has aiohttp's parser read the data, and decides which side answers the parsed request."""
+        if self._is_stream:
+            # No request can follow, so nothing bounds what else comes.
+            if data and self.transport is not None:
+                self.transport.abort()
+            return
         if self._answering is not None:
             self._held.append(data)
             if self.transport is not None:
@@ -112,6 +118,9 @@ class AheadOfAiohttp(web.RequestHandler):
             # asyncio's TLS pauses once it has as much as `high`: at 0 it would pause with an empty buffer, and every
             # second write would wait without end.
             self.transport.set_write_buffer_limits(high=1, low=0)
+            # aiohttp stops to read after many requests, and asyncio's TLS would then not see the client leave.
+            self._is_stream = True
+            self.transport.resume_reading()
 
     async def drained(self) -> None:
         """Waits until the socket has taken what was written: of a stream all, else most.

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 import resource
+import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,8 +66,8 @@ class Limits:
     body_seconds: float = 5.0
     """From the headers of a request to the end of its body."""
     unsent_seconds: float = 10.0
-    """How long a client may leave an answer unread. asyncio hides the end of an answer over TLS, up to 64 KiB: there,
-    the kernel ends the connection after UNACKNOWLEDGED_SECONDS."""
+    """How long a client may leave an answer unread. asyncio hides what it has encrypted: over TLS, the kernel closes
+    an open connection after UNACKNOWLEDGED_SECONDS."""
     # Longer than load balancers keep theirs, so that they close first and no request meets a closing connection.
     idle_seconds: float = 75.0
     """How long a connection without requests stays open."""
@@ -237,7 +239,7 @@ async def _read_body(request: web.Request, seconds: float) -> None:
             await request.read()
     except TimeoutError:
         raise Problem(408, f"the body did not arrive within {seconds:g} s") from None
-    except (web.RequestPayloadError, ConnectionResetError):
+    except (web.RequestPayloadError, OSError):  # of TLS too
         raise Problem(400, "the body ended early, or is not encoded as its headers say") from None
 
 
@@ -274,6 +276,12 @@ class Connection(AheadOfAiohttp):
         super().connection_made(transport)
         self._wire = self.transport
         self.slot.close_now = self.reset
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        # They refer to this connection: with its buffers, it would stay until the garbage collector runs.
+        self._wire = None
+        self.slot.close_now = self._accepted.reset
 
     def data_received(self, data: bytes) -> None:
         """Records when a request begins to arrive. Data during a request is usually its body."""
@@ -317,6 +325,10 @@ class Connection(AheadOfAiohttp):
         wire = self._wire
         if wire is not None:
             self._accepted.reset()
+            if wire.is_closing():
+                # A TLS transport that was closed twice does nothing on `abort`.
+                with suppress(OSError):
+                    self._accepted.shutdown(socket.SHUT_RDWR)
             wire.abort()
 
     def sweep(self, now: float, limits: Limits) -> None:
@@ -335,7 +347,7 @@ class Connection(AheadOfAiohttp):
         idle_since = self.slot.idle_since
         if self._head_since is not None and now - self._head_since > limits.head_seconds:
             # Without any data, the client may have opened the connection in advance, as browsers do.
-            if self._last:
+            if self._last and not wire.is_closing():
                 wire.write(_HEAD_TOO_SLOW)
             self.force_close()
         elif self._head_since is None and idle_since is not None and now - idle_since > limits.idle_seconds:

@@ -21,6 +21,7 @@ import errno
 import fcntl
 import ipaddress
 import socket
+import ssl
 import struct
 import termios
 from collections import deque
@@ -33,7 +34,6 @@ from balance_service.http.access.clients import anonymous_name
 
 if TYPE_CHECKING:
     import asyncio
-    import ssl
     from collections.abc import Callable, Iterable
 
 log = structlog.get_logger(__name__)
@@ -45,15 +45,17 @@ _SHARE = 4
 _BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 16
 _HANDSHAKE_SECONDS = 5.0
-_TLS_SHUTDOWN_SECONDS = 1.0
 # The kernel doubles it for each direction. Without a bound, buffers grow to several MiB.
 _BUFFER_BYTES = 64 << 10
 UNACKNOWLEDGED_SECONDS = 10.0
 """How long a client may leave data unacknowledged, on an open connection or after it is closed."""
+# Over TLS, asyncio sends the end of an answer after the connection is closed, and discards what is left then.
+_TLS_SHUTDOWN_SECONDS = UNACKNOWLEDGED_SECONDS
 _NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE_SECONDS = 1.0
 _LOG_AGAIN_SECONDS = 60.0
 _RESET = struct.pack("ii", 1, 0)
+_NO_CERTIFICATE = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 
 
 def bind(host: str, port: int, setting: str = "BALANCE_HTTP_PORT") -> socket.socket:
@@ -298,7 +300,7 @@ class Listener:
         self._opening: set[asyncio.Task[None]] = set()
         self._draining: dict[AcceptedSocket, float] = {}
         self._resuming: asyncio.TimerHandle | None = None
-        self._logged_at = float("-inf")
+        self._logged_at = self._refusal_logged_at = float("-inf")
         self._is_closed = False
 
     def listen(self, tls: ssl.SSLContext | None = None) -> None:
@@ -389,6 +391,19 @@ class Listener:
             )
         except OSError as error:
             log.debug("a connection could not be opened", reason=str(error))
+            if isinstance(error, ssl.SSLCertVerificationError) or getattr(error, "reason", "") == _NO_CERTIFICATE:
+                self._say_refused(accepted.slot.client, error)
+
+    def _say_refused(self, client: str, error: OSError) -> None:
+        """Logs why a client is refused, once a minute: asyncio closes the connection without telling the client."""
+        now = self._loop.time()
+        if now - self._refusal_logged_at > _LOG_AGAIN_SECONDS:
+            self._refusal_logged_at = now
+            log.warning(
+                "a client's certificate is missing, expired, not for clients, or of no CA in BALANCE_TLS_CLIENT_CA",
+                client=client,
+                reason=str(error),
+            )
 
     def _pause(self, error: OSError) -> None:
         """Leaves connections in the backlog for a second: the engine needs the remaining file descriptors."""

@@ -6,6 +6,7 @@ TLS 1.2 at least, HTTP/1.1 only.
 from __future__ import annotations
 
 import ssl
+from asyncio import sslproto
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,9 @@ _KEY_PASSWORD = "BALANCE_TLS_KEY_PASSWORD"  # noqa: S105  # its name
 _CA, _CLIENT_CA = "BALANCE_TLS_CA", "BALANCE_TLS_CLIENT_CA"
 # OpenSSL's reasons for a key that is not the certificate's: of another pair, or of another algorithm.
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH")
+# Two records. asyncio allocates as much for each connection when it is accepted, so that its own 256 KiB would be a
+# gigabyte for the connections that an instance accepts from clients which send nothing.
+_READ_BYTES = 32 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,12 @@ def tls_of(settings: HttpSecuritySettings) -> Reloaded[Tls] | None:
 
 
 def load_tls(files: TlsFiles) -> Tls:
-    """Raises ConfigurationError: a file cannot be used; the message names the setting."""
+    """Loads contexts, and bounds the memory of each TLS connection of this process.
+
+    Raises:
+        ConfigurationError: a file cannot be used. The message names the setting.
+    """
+    sslproto.SSLProtocol.max_size = _READ_BYTES
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.minimum_version = ssl.TLSVersion.TLSv1_2
     server.options |= ssl.OP_NO_RENEGOTIATION

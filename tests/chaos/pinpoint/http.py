@@ -164,6 +164,22 @@ BUGS = (
         "test_a_stream_over_tls_sends_each_change_and_shows_that_it_is_alive",
     ),
     pinpoint(
+        "a stream goes on after its client has sent more requests and left",
+        "http/server/ahead_of_aiohttp.py",
+        "            self._is_stream = True\n            self.transport.resume_reading()\n",
+        "            self._is_stream = True\n",
+        "unit/http/server/test_tls_connections",
+        "test_a_stream_ends_with_its_client_whatever_else_it_has_sent",
+    ),
+    pinpoint(
+        "the end of an answer over TLS is discarded after a second",
+        "http/server/listening.py",
+        "_TLS_SHUTDOWN_SECONDS = UNACKNOWLEDGED_SECONDS\n",
+        "_TLS_SHUTDOWN_SECONDS = 1.0\n",
+        "unit/http/server/test_tls_connections",
+        "test_a_slow_client_gets_all_of_an_answer_after_which_the_server_closes",
+    ),
+    pinpoint(
         "a stream goes on after its token was revoked",
         "http/streams/event_stream.py",
         "            self.refusal = None if recheck is None else recheck()\n",
