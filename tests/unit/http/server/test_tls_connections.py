@@ -142,59 +142,53 @@ def test_a_connection_that_was_closed_twice_is_reset_in_time(tls: Tls, is_tls: b
     assert asyncio.run(run()) < 5
 
 
+class Streaming:
+    """Answers with a stream."""
+
+    def __init__(self) -> None:
+        self.began, self.ended = asyncio.Event(), asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        response, connection = web.StreamResponse(), request.protocol
+        assert isinstance(connection, Connection)
+        response.force_close()
+        await response.prepare(request)
+        connection.becomes_stream()
+        self.began.set()
+        try:
+            with suppress(ConnectionError):
+                while True:
+                    await response.write(b"x")
+                    await connection.drained()
+                    await asyncio.sleep(0.02)
+        finally:
+            self.ended.set()
+        return response  # type: ignore[return-value]
+
+
 @both
 @pytest.mark.parametrize("sends", [0, 1, 40])
 def test_a_stream_ends_with_its_client_whatever_else_it_has_sent(tls: Tls, is_tls: bool, sends: int) -> None:
-    began, ended = asyncio.Event(), asyncio.Event()
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        response.force_close()
-        await response.prepare(request)
-        assert isinstance(request.protocol, Connection)
-        request.protocol.becomes_stream()
-        began.set()
-        try:
-            while True:
-                await response.write(b"x")
-                await request.protocol.drained()
-                await asyncio.sleep(0.02)
-        finally:
-            ended.set()
-
     async def run() -> None:
-        async with serving(Limits(), answer, tls=tls.server if is_tls else None) as server:  # type: ignore[arg-type]
+        stream = Streaming()
+        async with serving(Limits(), stream.answer, tls=tls.server if is_tls else None) as server:
             with await asyncio.to_thread(connected, server.port, tls.client if is_tls else None) as client:
                 client.sendall(QUESTION * (1 + sends))
-                await began.wait()
+                await stream.began.wait()
                 socket.socket.shutdown(client, socket.SHUT_WR)
-                await asyncio.wait_for(ended.wait(), 5)
+                await asyncio.wait_for(stream.ended.wait(), 5)
 
     asyncio.run(run())
 
 
 def test_what_follows_on_the_connection_of_a_stream_ends_it() -> None:
-    began, ended = asyncio.Event(), asyncio.Event()
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        assert isinstance(request.protocol, Connection)
-        request.protocol.becomes_stream()
-        began.set()
-        try:
-            while True:
-                await response.write(b"x")
-                await asyncio.sleep(0.02)
-        finally:
-            ended.set()
-
     async def run() -> None:
-        async with serving(Limits(), answer) as server, server.client() as client:  # type: ignore[arg-type]
+        stream = Streaming()
+        async with serving(Limits(), stream.answer) as server, server.client() as client:
             await client.send(QUESTION)
-            await began.wait()
+            await stream.began.wait()
             await client.send(QUESTION)
-            await asyncio.wait_for(ended.wait(), 5)
+            await asyncio.wait_for(stream.ended.wait(), 5)
 
     asyncio.run(run())
 
