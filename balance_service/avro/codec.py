@@ -23,7 +23,7 @@ from balance_service.avro.frames import (
     opened_own,
     schema_id_of,
 )
-from balance_service.avro.logical_types import of_writer, resolvable
+from balance_service.avro.logical_types import of_writer, read_as_amount, resolvable
 from balance_service.avro.named_types import contracted, expanded
 from balance_service.avro.number_reader import number_reader
 from balance_service.avro.resolution import difference
@@ -238,6 +238,8 @@ class AvroReader:
         decode = self._writers.get(schema_id) or self._learn(schema_id)
         try:
             record = decode(body)
+        except PoisonRecordError as error:
+            raise PoisonRecordError(error.cause, f"a record under schema {schema_id}: {error}") from None
         except Exception as error:  # fastavro raises errors of many types
             cause = VALUES_TOO_MANY if isinstance(error, TooManyValuesError) else "body-undecodable"
             raise PoisonRecordError(cause, f"a record under schema {schema_id} does not decode: {error}") from error
@@ -259,6 +261,9 @@ class AvroReader:
         except Exception as error:  # fastavro raises errors of many types
             message = f"schema {schema_id} is no Avro schema, or no safe one: {error}"
             raise PoisonRecordError("schema-incompatible", message) from error
+        if field := read_as_amount(self._wanted, writer.parsed):
+            message = f"schema {schema_id} has no decimal in '{field}', which is read as one"
+            raise PoisonRecordError("schema-incompatible", message)
         self._writers[schema_id] = partial(writer.decode, wanted=reader)
         return self._writers[schema_id]
 

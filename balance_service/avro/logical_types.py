@@ -1,13 +1,15 @@
 """Logical types that Avro's libraries do not know: times that Kafka Connect names, nanoseconds, UUIDs of 16 bytes.
 
 To decode and encode, this module adds them to fastavro. A value is what `spark/java/Reading.java` makes of it: the time
-to microseconds, and the text of a UUID.
+to microseconds, and the text of a UUID. A decimal of an untrusted writer is read exactly or refused: fastavro rounds it
+to the precision of its schema.
 """
 
 from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta, tzinfo
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -15,6 +17,7 @@ from fastavro.read import LOGICAL_READERS
 from fastavro.write import LOGICAL_WRITERS
 
 from balance_service.avro.schemas import UUID_BYTES, fields_of, is_fixed_uuid, simple_name, without_null
+from balance_service.errors import PoisonRecordError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,6 +39,10 @@ _DEBEZIUM = "io.debezium.time."
 _OF_CONNECT = "connect-"
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001  (times of some types have no zone)
 _NANOS_OF_MICRO = 1_000
+_EXACT = "exact-decimal"
+# As in `spark/java/Reading.java`.
+_DIGITS = 38
+_MOST_BYTES, _MOST_DIGITS = 512, 1234
 
 
 def with_times(schema: Any) -> Any:
@@ -63,13 +70,24 @@ def is_time_by_name(text: str) -> bool:
 
 
 def of_writer(kind: Any) -> Any:
-    """Marks a time of Kafka Connect in a writer's schema. A reader may take it as a number, and as a time of no zone.
+    """Marks decimals and times of Kafka Connect in a writer's schema.
 
-    A writer's schema without the mark is for encoding, and for readers with the same schema.
+    A decimal is read exactly then. A reader may take such a time as a number, and as a time of no zone.
+
+    A writer's schema without the marks is for encoding, and for readers with the same schema.
     """
-    if not isinstance(kind, dict) or (kind.get("type"), kind.get("logicalType")) not in _TIMES.values():
+    if not isinstance(kind, dict):
+        return kind
+    if kind.get("logicalType") == "decimal" and kind.get("type") in ("bytes", "fixed") and _is_valid(kind):
+        return {**kind, "logicalType": _EXACT}
+    if (kind.get("type"), kind.get("logicalType")) not in _TIMES.values():
         return kind
     return {**kind, "logicalType": _OF_CONNECT + kind["logicalType"]} if kind.get(_CONNECT) in _TIMES else kind
+
+
+def _is_valid(decimal: Mapping[str, Any]) -> bool:
+    precision, scale = decimal.get("precision"), decimal.get("scale", 0)
+    return type(precision) is int and type(scale) is int and 0 <= scale <= precision and precision > 0
 
 
 def resolvable(wanted: Any, written: Any) -> Any:
@@ -125,6 +143,38 @@ def _resolvable_field(field: Schema, written: Mapping[str, Any], named: Mapping[
     return {**plain, "type": _resolvable(field["type"], written[field["name"]], named)}
 
 
+def read_as_amount(wanted: Any, written: Any) -> str:
+    """Returns the name of a field whose bytes or text would be read as a decimal, which they are not; empty if none is.
+
+    Args:
+        wanted: with each named type in full at each use.
+        written: of an untrusted writer, as fastavro parsed it.
+    """
+    return _read_as_amount(wanted, written, _named_in(written, {}), "")
+
+
+def _read_as_amount(wanted: Any, written: Any, named: Mapping[str, Any], field: str) -> str:
+    inner, _ = without_null(wanted)
+    for member in written if isinstance(written, list) else [written]:
+        kind = named.get(member, member) if isinstance(member, str) else member
+        match inner, kind:
+            case {"type": "record"}, {"type": "record"}:
+                theirs = fields_of(kind)
+                ours = ((name, of) for name, of in fields_of(inner).items() if name in theirs)
+                found = next(filter(None, (_read_as_amount(of, theirs[name], named, name) for name, of in ours)), "")
+            case ({"type": "array", "items": of}, {"type": "array", "items": theirs}) | (
+                {"type": "map", "values": of},
+                {"type": "map", "values": theirs},
+            ):
+                found = _read_as_amount(of, theirs, named, field)
+            case _:
+                is_raw = simple_name(kind) in ("bytes", "fixed", "string")
+                found = field if is_raw and simple_name(inner) == "decimal" else ""
+        if found:
+            return found
+    return ""
+
+
 def _is_text(kind: Any) -> bool:
     return bool((kind.get("type") if isinstance(kind, dict) else kind) == "string")
 
@@ -173,6 +223,33 @@ def _of_connect(plain: str, logical: str) -> Callable[..., Any]:
     return read
 
 
+def _exact(data: bytes, written: Any = None, wanted: Any = None) -> Decimal:
+    """Returns an amount at the reader's scale; as it is written if there is no reader."""
+    if not data:
+        raise PoisonRecordError("body-undecodable", "a decimal has no digits")
+    precision, scale = written["precision"], written.get("scale", 0)
+    number = int.from_bytes(data, "big", signed=True)
+    if len(data) > _MOST_BYTES:
+        raise _loses(f"decimal({precision},{scale})")
+    if wanted is not None:
+        wish, _ = without_null(wanted)
+        if not isinstance(wish, dict) or wish.get("logicalType") != "decimal":
+            raise PoisonRecordError("schema-incompatible", f"a decimal is not read as {simple_name(wish)}")
+        more = wish.get("scale", 0) - scale
+        if number and (abs(number) >= 10 ** min(precision, _MOST_DIGITS) or -more > _MOST_DIGITS):
+            raise _loses(f"decimal({precision},{scale})")
+        number, rest = (number * 10**more, 0) if more >= 0 else divmod(number, 10**-more)
+        scale += more
+        if rest or abs(number) >= 10**_DIGITS:
+            raise _loses(f"decimal({_DIGITS},{scale})")
+    # No context rounds what is made of digits.
+    return Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -scale))
+
+
+def _loses(kind: str) -> PoisonRecordError:
+    return PoisonRecordError("decimal-loses-digits", f"an amount has more digits than {kind}")
+
+
 def _uuid_text(value: bytes, _written: Any = None, _wanted: Any = None) -> Any:
     return str(UUID(bytes=value)) if len(value) == UUID_BYTES else value
 
@@ -183,6 +260,7 @@ def _uuid_bytes(value: Any, _schema: Any = None) -> Any:
 
 LOGICAL_READERS["long-timestamp-nanos"], LOGICAL_WRITERS["long-timestamp-nanos"] = _nanos(UTC)
 LOGICAL_READERS["long-local-timestamp-nanos"], LOGICAL_WRITERS["long-local-timestamp-nanos"] = _nanos(None)
+LOGICAL_READERS[f"bytes-{_EXACT}"] = LOGICAL_READERS[f"fixed-{_EXACT}"] = _exact
 LOGICAL_READERS["fixed-uuid"], LOGICAL_WRITERS["fixed-uuid"] = _uuid_text, _uuid_bytes
 for _plain, _logical in set(_TIMES.values()):
     LOGICAL_READERS[f"{_plain}-{_OF_CONNECT}{_logical}"] = _of_connect(_plain, _logical)

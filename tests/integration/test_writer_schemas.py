@@ -289,6 +289,44 @@ def test_nested_types_and_members_of_unions_have_aliases(spark: SparkSession) ->
     assert (found["kind"], found["place"]) == ("B", {"city": "Bern"})
 
 
+def test_of_a_nested_union_of_records_only_the_one_of_the_readers_name_is_read(spark: SparkSession) -> None:
+    city = [{"name": "city", "type": "string"}]
+    place: Any = {"type": "record", "name": "Place", "fields": city}
+    spot: Any = {"type": "record", "name": "Spot", "fields": city}
+    ship("Added", {"id": "string"})
+    load_schema("Added").update(fields=[ID, {"name": "place", "type": ["null", place]}])
+    writer = writer_of({"name": "place", "type": ["null", place, spot]})
+    bodies = [written(writer, {"id": "g", "place": (f"tests.{name}", {"city": "Bern"})}) for name in ("Place", "Spot")]
+
+    rows = decoded(spark, Renamed(), [writer], [(b"g", 1, body) for body in bodies])
+
+    assert update(rows)["Added"]["place"] == {"city": "Bern"}
+    assert causes(rows) == ["schema-incompatible"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "cause"),
+    [
+        ("boolean", b"\x02", "body-undecodable"),
+        ("boolean", b"\xff", "body-undecodable"),
+        # In microseconds, these days do not fit into 64 bits, and what is left of them is in range.
+        ({"type": "int", "logicalType": "date"}, written("int", 213_503_982), "time-out-of-range"),
+        ({"type": "int", "logicalType": "date"}, written("int", -213_503_983), "time-out-of-range"),
+    ],
+    ids=str,
+)
+def test_a_value_that_is_none_of_its_type_is_a_dead_letter(
+    spark: SparkSession, kind: Any, data: bytes, cause: str
+) -> None:
+    fields = [ID, {"name": "value", "type": kind}]
+    ship("Added", {"id": "string"})
+    load_schema("Added").update(fields=fields)
+
+    rows = decoded(spark, Renamed(), [writer_of(*fields[1:])], [(b"g", 1, b"\x02g" + data)])
+
+    assert causes(rows) == [cause]
+
+
 def test_a_default_of_the_wrong_type_in_the_writers_schema_does_not_matter(spark: SparkSession) -> None:
     writer = writer_of({"name": "paid", "type": MONEY})
     wrong = {**writer, "fields": [writer["fields"][0], {**writer["fields"][1], "default": 7}]}

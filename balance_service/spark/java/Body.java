@@ -78,7 +78,11 @@ final class Body {
   }
 
   boolean readBoolean() {
-    return this.data[this.passed(1)] == 1;
+    byte value = this.data[this.passed(1)];
+    if (value != 0 && value != 1) {
+      throw new Reading.Unreadable(Reading.BODY, "a boolean is neither 0 nor 1");
+    }
+    return value == 1;
   }
 
   float readFloat() {

@@ -43,7 +43,7 @@ final class Json {
     boolean hasSurrogates = false;
     for (int i = start; i < data.length; i++) {
       isAscii = isAscii && data[i] >= 0;
-      hasSurrogates = hasSurrogates || data[i] == 'u' && data[i - 1] == '\\' && i + 1 < data.length && (data[i + 1] | 32) == 'd';
+      hasSurrogates = hasSurrogates || data[i] == 'u' && i > start && data[i - 1] == '\\' && i + 1 < data.length && (data[i + 1] | 32) == 'd';
     }
     if (!isAscii && !UTF8String.fromBytes(data, start, data.length - start).isValid()) {
       throw new Reading.Unreadable(MALFORMED, "it is not UTF-8");

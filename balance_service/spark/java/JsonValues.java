@@ -41,6 +41,7 @@ abstract class JsonValues {
   private static final long SECOND = 1000000L, DAY = 86400L * SECOND;
   // The years 1 to 9999, in microseconds since 1970.
   private static final long FIRST = -719162 * DAY, END = 2932897 * DAY;
+  private static final long FARTHEST_DAY = 10000000;
   private static final Pattern NUMBER = Pattern.compile("(-?[0-9]{1,1000}(?:\\.[0-9]{1,1000})?)(?:[eE]([+-]?[0-9]{1,1000}))?");
   private static final Pattern DATE = Pattern.compile("([0-9]{4})-([0-9]{2})-([0-9]{2})");
   private static final Pattern TIME = Pattern.compile(
@@ -239,7 +240,8 @@ abstract class JsonValues {
         case INT:
           if (this.name.equals("date") && this.form.equals("epoch-days")) {
             long number = this.integer(in, token, 32);
-            this.inRange(number * DAY);
+            // A product of all days of 32 bits would not fit into 64.
+            this.inRange(Math.max(-FARTHEST_DAY, Math.min(number, FARTHEST_DAY)) * DAY);
             return Integer.valueOf((int) number);
           }
           if (this.name.equals("date")) {

@@ -287,9 +287,18 @@ abstract class Reading {
       Reading[] members = new Reading[written.getTypes().size()];
       Unreadable problem = null;
       boolean isReadable = false;
+      int records = 0;
+      for (Object member : written.getTypes()) {
+        records += ((Schema) member).getType() == Schema.Type.RECORD ? 1 : 0;
+      }
       for (int i = 0; i < members.length; i++) {
         Schema member = (Schema) written.getTypes().get(i);
         try {
+          Schema ours = nonNull(wanted);
+          if (records > 1 && member.getType() == Schema.Type.RECORD && ours.getType() == Schema.Type.RECORD && !isNamedSo(member, ours)) {
+            // Records of one union differ by name alone.
+            throw new Unreadable(INCOMPATIBLE, path + " is written as " + said(member) + ", which is not read as " + said(ours));
+          }
           if (member.getType() == Schema.Type.NULL && wanted.getType() != Schema.Type.UNION) {
             members[i] = new Refused(new Unreadable("field-null", path + " is null"));
           } else {
@@ -518,19 +527,19 @@ abstract class Reading {
         case BOOLEAN:
           return Boolean.valueOf(in.readBoolean());
         case INT:
-          int day = in.readInt();
-          this.check(day * this.unit);
-          return Integer.valueOf(day);
+          int number = in.readInt();
+          this.check(this.micros(number));
+          return Integer.valueOf(number);
         case LONG:
-          long number = this.number(in);
+          long read = this.number(in);
           if (this.isOfNanos) {
-            number = Math.floorDiv(number, 1000L);
+            read = Math.floorDiv(read, 1000L);
           }
           if (this.unit > 0) {
-            number = Math.max(-FARTHEST / this.unit, Math.min(number, FARTHEST / this.unit)) * this.unit;
-            this.check(number);
+            read = this.micros(read);
+            this.check(read);
           }
-          return Long.valueOf(number);
+          return Long.valueOf(read);
         case FLOAT:
           return Float.valueOf(this.written == Schema.Type.FLOAT ? in.readFloat() : (float) this.number(in));
         case DOUBLE:
@@ -546,6 +555,11 @@ abstract class Reading {
 
     private long number(Body in) {
       return this.written == Schema.Type.INT ? in.readInt() : in.readLong();
+    }
+
+    /** Returns a time in microseconds, or one that is out of range too: a product might not fit into 64 bits. */
+    private long micros(long number) {
+      return this.unit == 0 ? 0 : Math.max(-FARTHEST / this.unit, Math.min(number, FARTHEST / this.unit)) * this.unit;
     }
 
     private void check(long time) {

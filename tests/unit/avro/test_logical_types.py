@@ -1,4 +1,4 @@
-"""Times that Kafka Connect names, nanoseconds, and UUIDs of 16 bytes."""
+"""Times that Kafka Connect names, nanoseconds, UUIDs of 16 bytes, and decimals of untrusted writers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from balance_service.avro.frames import frame_header
 from balance_service.avro.logical_types import with_times
 from balance_service.avro.schemas import Schema, simple_name
 from balance_service.avro.writer_schema import WriterSchema
+from balance_service.errors import PoisonRecordError
 from balance_service.testing.fakes import FakeRegistry
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678_901, UTC)
@@ -190,3 +191,62 @@ def test_a_writers_schema_keeps_its_text_without_such_times() -> None:
     schema = record("long", OF_BYTES)
 
     assert WriterSchema.from_schema(schema).text == json.dumps(schema)
+
+
+def decimal(precision: int, scale: int, plain: str = "bytes") -> dict[str, Any]:
+    return {"type": plain, "logicalType": "decimal", "precision": precision, "scale": scale}
+
+
+def many(kind: Any) -> dict[str, Any]:
+    return {"type": "array", "items": kind}
+
+
+LONG = 123456789012345678901234567890123456
+
+
+@pytest.mark.parametrize(
+    ("written", "number", "wanted", "value"),
+    [
+        (decimal(38, 2), 123456, decimal(38, 2), "1234.56"),
+        (decimal(38, 2), -123, decimal(38, 2), "-1.23"),
+        (decimal(38, 2), LONG, decimal(38, 2), "1234567890123456789012345678901234.56"),
+        (decimal(4, 2), 123, decimal(38, 4), "1.2300"),
+        (decimal(4, 2), 200, ["null", decimal(38, 1)], "2.0"),
+        (decimal(4, 2), -200, decimal(38, 1), "-2.0"),
+        (["null", decimal(4, 2)], 200, ["null", decimal(38, 2)], "2.00"),
+        (decimal(4, 2), 0, decimal(38, 2), "0.00"),
+        # What an operator is shown has no reader.
+        (decimal(4, 2), 123456, None, "1234.56"),
+        (decimal(38, 2), LONG, None, "1234567890123456789012345678901234.56"),
+    ],
+    ids=str,
+)
+def test_a_decimal_of_an_untrusted_writer_is_read_exactly(written: Any, number: int, wanted: Any, value: str) -> None:
+    data = number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True)
+
+    assert str(read(written, data, wanted)) == value
+
+
+@pytest.mark.parametrize(
+    ("written", "data", "wanted", "cause"),
+    [
+        # fastavro reads 1235, and 0.00.
+        (decimal(4, 2), b"\x01\xe2\x40", decimal(38, 2), "decimal-loses-digits"),
+        (decimal(4, 2), b"", decimal(38, 2), "body-undecodable"),
+        (decimal(4, 2), b"\x7b", decimal(38, 1), "decimal-loses-digits"),
+        (decimal(4, 2), b"\x85", decimal(38, 1), "decimal-loses-digits"),
+        (decimal(38, 0), LONG.to_bytes(16, "big"), decimal(38, 4), "decimal-loses-digits"),
+        (decimal(5000, 0), b"\x7f" * 4000, decimal(38, 0), "decimal-loses-digits"),
+        (decimal(4, 2), b"\x7b", "bytes", "schema-incompatible"),
+        ("bytes", b"\x05", decimal(38, 2), "schema-incompatible"),
+        (["null", "bytes"], b"\x05", ["null", decimal(38, 2)], "schema-incompatible"),
+        ("string", "5", decimal(38, 2), "schema-incompatible"),
+        (many("bytes"), [b"\x05"], many(decimal(38, 2)), "schema-incompatible"),
+    ],
+    ids=lambda of: str(of)[:40],
+)
+def test_what_is_not_exactly_a_decimal_is_refused(written: Any, data: Any, wanted: Any, cause: str) -> None:
+    with pytest.raises(PoisonRecordError) as refused:
+        read(written, data, wanted)
+
+    assert refused.value.cause == cause

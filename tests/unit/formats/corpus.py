@@ -221,6 +221,10 @@ FIELDS: Sequence[tuple[str, str, Any]] = [
     ("days", "2932896", date(9999, 12, 31)),
     ("days", "2932897", (RANGE,)),
     ("days", "2147483648", (MISFIT,)),
+    # Seconds since 1970 instead: a product of 64 bits would be in range again.
+    ("days", "1708031858", (RANGE,)),
+    ("days", "213503982", (RANGE,)),
+    ("days", "-213503983", (RANGE,)),
     ("days", "1.0", date(1970, 1, 2)),
     ("days", '"2026-02-28"', (MISFIT,)),
     # Kafka Connect's decimals: its digits may look like a number's.

@@ -105,7 +105,20 @@ INVALID: Sequence[bytes] = [
     ),
     *(b"[1,\n1\n,1", b"[{}", b"[\xff]", b"[a\xe5]", b"[\x0c]", b"[1]x", b"[1]]", b"[][]", b"[", b"]", b"[1}", b"[+"),
     # Words.
-    *(b"[fals]", b"[nul]", b"[tru]", b"[True]", b"[TRUE]", b"[undefined]", b"[nan]", b"nulll", b"truex", b"[truth]"),
+    *(
+        b"[fals]",
+        b"[nul]",
+        b"[tru]",
+        b"[True]",
+        b"[TRUE]",
+        b"[undefined]",
+        b"undefined",
+        b"u",
+        b"[nan]",
+        b"nulll",
+        b"truex",
+        b"[truth]",
+    ),
     # Numbers.
     *(b"[++1234]", b"[+1]", b"[+Inf]", b"[-01]", b"[-1.0.]", b"[-2.]", b"[-NaN]", b"[.-1]", b"[.2e-3]", b"[0.1.2]"),
     *(b"[0.3e+]", b"[0.3e]", b"[0.e1]", b"[0E+]", b"[0E]", b"[0e+]", b"[0e]", b"[1.0e+]", b"[1.0e-]", b"[1.0e]"),
