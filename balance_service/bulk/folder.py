@@ -16,7 +16,7 @@ from balance_service.bulk.manifest import MANIFEST, Manifest, RecordFile
 from balance_service.errors import ConfigurationError, FatalError, InvalidInputError, RetriableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Any, Self
 
 RECORDS = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)])
@@ -43,6 +43,11 @@ class Split(NamedTuple):
     records: int
     kept: int
     stream_time_ms: int
+
+
+def stream_time_of(splits: Sequence[Split]) -> int:
+    """The greatest time of the records of some splits, in ms since 1970; -1 if there is none."""
+    return max((split.stream_time_ms for split in splits), default=-1)
 
 
 @dataclass(frozen=True, slots=True)

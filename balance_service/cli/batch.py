@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from balance_service.cli.waiting import servers_of, telling
-from balance_service.client import ClientError, InvalidCallError
+from balance_service.client import InvalidCallError
 from balance_service.errors import BalanceServiceError
 from balance_service.observability.logs import configure_logging
 from balance_service.process.open_files import raise_limit
@@ -60,11 +60,16 @@ class BatchRebuild:
             job = self._job(settings, scratch, model)
             try:
                 digest = self._made(job, scratch, client, model)
+            except BaseException:
+                with suppress(BalanceServiceError):
+                    job.folder.delete()
+                raise
+            try:
                 client.rebuild(model, files=self.files, digest=digest, keep_files=self.keeps_files, **given)
-            except BaseException as error:
-                # Without a clear answer, the generation may have begun.
-                if not isinstance(error, ClientError) or isinstance(error, InvalidCallError):
-                    with suppress(BalanceServiceError):
+            except InvalidCallError:
+                # Of any other error, the generation may have begun; and it may load what another command has made.
+                with suppress(BalanceServiceError):
+                    if (made := job.folder.manifest()) is not None and made.digest == digest:
                         job.folder.delete()
                 raise
 

@@ -29,7 +29,7 @@ from balance_service.engine.task import TaskState
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError, RetriableError, TaskHaltedError
 from balance_service.hosting.engine import Engine, StartupRetries
 from balance_service.kafka.clients import by_remedy, new_client
-from balance_service.kafka.signing import WRONGLY_SIGNED, ControlRecords
+from balance_service.kafka.signing import ControlRecords
 from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.model.binding import require_registry
@@ -192,9 +192,7 @@ def _refuse_unknown_decisions(
     codec = schemas.codec(topic, schema)
     decisions = DecisionLog(records=records, codec=codec, stage=stage.identity, source_topic_id=source.topic_id)
     decisions.decided_letters(settings, topics, range(source.partitions), now_ms())
-    records.require_secret()
-    if unknown := [at for at, one in sorted(records.refused.items()) if one.reason == WRONGLY_SIGNED]:
-        raise ConfigurationError(records.problem(unknown[0]))
+    records.require_all()
 
 
 def replay(

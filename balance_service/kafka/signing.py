@@ -144,6 +144,16 @@ class ControlRecords:
                 f"topic '{self.topic}' has signed records: set BALANCE_PEER_SECRET as all instances"
             )
 
+    def require_all(self) -> None:
+        """To be called once the topic was read.
+
+        Raises:
+            ConfigurationError: a record may be of this application, and cannot be verified here.
+        """
+        self.require_secret()
+        if unknown := [at for at, one in sorted(self.refused.items()) if one.reason == WRONGLY_SIGNED]:
+            raise ConfigurationError(self.problem(unknown[0]))
+
     def headers(self, key: bytes, value: bytes) -> dict[str, bytes]:
         """Returns the headers of a record that this instance writes."""
         return {} if self._secret is None else {HEADER: self._secret.sign(*self._parts(key, value)).encode()}

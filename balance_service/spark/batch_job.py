@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.bulk.accepting import made_here
-from balance_service.bulk.folder import RECORDS, Folder
+from balance_service.bulk.folder import RECORDS, Folder, stream_time_of
 from balance_service.bulk.manifest import Manifest, PartitionFiles
 from balance_service.engine.assembly import processor_of
 from balance_service.engine.dead_letter import DECODER_FAILED
@@ -72,7 +73,7 @@ _SHARE_EVENTS = 1_000_000
 _MOST_SHARES = 100_000
 _MOST_FAILING = 100
 _MOST_RUNS = 100
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS, _IDLE_SECONDS = 0.5, 60.0
 # As `engine.processor.Tolerance` counts the failures of a partition.
 _MOST_FAILURES, _OF_EVENTS = 20, 1_000
 
@@ -300,13 +301,24 @@ class _Driver:
         total = self._job.offsets
 
         def look() -> None:
-            tracker, most = context.statusTracker(), 0
+            tracker, most, worked_at = context.statusTracker(), 0, time.monotonic()
             while not has_ended.wait(_LOOK_SECONDS):
                 jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)))
                 stages = [*filter(None, (tracker.getStageInfo(number) for one in jobs for number in one.stageIds))]
-                tasks = sum(one.numTasks for one in stages)
-                most = max(most, total * sum(one.numCompletedTasks for one in stages) // tasks if tasks else 0)
+                tasks, done = sum(one.numTasks for one in stages), sum(one.numCompletedTasks for one in stages)
+                most = max(most, total * done // tasks if tasks else 0)
                 self._progress(most, total)
+                now = time.monotonic()
+                if done == tasks or any(one.numActiveTasks for one in stages):
+                    worked_at = now
+                elif now - worked_at > _IDLE_SECONDS:
+                    worked_at = now
+                    # Spark says so on a level that is off.
+                    log.warning(
+                        "Spark runs no task of the job: the cluster has no executor for it; make room, or ask for less "
+                        "by --conf spark.executor.memory, spark.executor.cores",
+                        seconds=round(_IDLE_SECONDS),
+                    )
 
         context.setJobGroup(group, f"{self._job.stage.name} is rebuilt", interruptOnCancel=True)
         looking = threading.Thread(target=look, name="batch-progress", daemon=True)
@@ -399,7 +411,7 @@ class _Driver:
                     begins=job.begins[partition],
                     position=end,
                     events=sum(split.records for split in splits) + len(plan.failing.get(partition, ())),
-                    stream_time_ms=max((split.stream_time_ms for split in splits), default=-1),
+                    stream_time_ms=stream_time_of(splits),
                     keys=sum(one.keys for one in shares),
                     letters=dict(letters),
                     files=tuple(files),
@@ -424,7 +436,14 @@ class _Driver:
 
     def _check(self, plan: Plan, partition: int, shares: list[FoldedShare]) -> None:
         """Checks that each row that was dealt out was folded once, and the failures of the read model's own code."""
-        dealt_out = sum(split.kept for split in self._job.folder.splits(partition))
+        splits = self._job.folder.splits(partition)
+        found = len(splits), stream_time_of(splits)
+        if any((one.splits, one.stream_time_ms) != found for one in shares):
+            raise FatalError(
+                f"not all executors have found the {len(splits)} splits of partition {partition}: the folder must show "
+                "each file once it is written, to all of them"
+            )
+        dealt_out = sum(split.kept for split in splits)
         if (done := sum(one.rows for one in shares)) != dealt_out:
             raise FatalError(f"of partition {partition}, {dealt_out} records were read, and {done} were folded")
         if plan.read_model.on_failure is not OnFailure.DEAD_LETTER:

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from balance_service.bulk.folder import RECORDS
+from balance_service.bulk.folder import RECORDS, stream_time_of
 from balance_service.bulk.manifest import RecordFile
 from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import fold
@@ -63,6 +63,7 @@ class FoldedShare(Struct):
         keys, letters: as in `engine.records.Position`.
         replayed: the offsets of dead letters that were applied before, and now again in their turn.
         own_code_failed: the first offsets at which the read model's own code has failed, in order.
+        splits, stream_time_ms: how many splits of its partition it has found, and the greatest time in them.
     """
 
     rows: int
@@ -70,6 +71,8 @@ class FoldedShare(Struct):
     letters: Mapping[str, int]
     replayed: tuple[int, ...]
     own_code_failed: tuple[int, ...]
+    splits: int
+    stream_time_ms: int
     files: tuple[RecordFile, ...]
 
 
@@ -121,7 +124,8 @@ class _Share:
             for rows in in_batches(self._in_order(parts), part_size(_ROWS_SINGLY if is_singly else _ROWS)):
                 self._rows += rows.num_rows
                 self._fold(rows)
-            self._expire(max((split.stream_time_ms for split in self._splits), default=-1))
+            stream_time_ms = stream_time_of(self._splits)
+            self._expire(stream_time_ms)
             name = f"{self._share:05}-{uuid4().hex}"
             files = plan.folder.write(partition, name, map(_table, store.pages()))
             position = self._position
@@ -131,6 +135,8 @@ class _Share:
                 letters=position.letters,
                 replayed=tuple(self._replayed),
                 own_code_failed=tuple(self._failed),
+                splits=len(self._splits),
+                stream_time_ms=stream_time_ms,
                 files=tuple(files),
             )
         finally:

@@ -92,11 +92,12 @@ def _decided(
     settings: Settings, topics: Topics, schemas: OwnSchemas, stage: Stage, source: Topic
 ) -> dict[int, dict[int, Letter]]:
     topic = settings.dead_letter_decisions_topic
-    codec = schemas.codec(topic, load_schema("DeadLetterDecision"))
-    decisions = DecisionLog(
-        records=ControlRecords.of(settings, topic), codec=codec, stage=stage.identity, source_topic_id=source.topic_id
-    )
-    return decisions.decided_letters(settings, topics, range(source.partitions), now_ms())
+    records, codec = ControlRecords.of(settings, topic), schemas.codec(topic, load_schema("DeadLetterDecision"))
+    decisions = DecisionLog(records=records, codec=codec, stage=stage.identity, source_topic_id=source.topic_id)
+    found = decisions.decided_letters(settings, topics, range(source.partitions), now_ms())
+    # Without one that may be ours, its discarded record would count.
+    records.require_all()
+    return found
 
 
 def _read(

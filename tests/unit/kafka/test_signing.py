@@ -152,6 +152,23 @@ def test_a_process_without_the_secret_of_the_others_says_so() -> None:
         records.require_secret()
 
 
+def test_a_fold_from_the_beginning_needs_every_record_that_may_be_of_its_application() -> None:
+    records = ControlRecords("t", NOW)
+    judged(records, record(b"k", b"v", signed(NOW, b"k", b"v"), 0))
+    records.require_all()
+    for one, reason in records.judged([record(b"k", b"w", signed(FOREIGN, b"k", b"w"), 1)]):
+        records.refuse(one, reason)
+
+    with pytest.raises(
+        ConfigurationError, match="offset 1 of partition 0 of topic 't' does not count: no known secret"
+    ):
+        records.require_all()
+    unsigned = ControlRecords("t")
+    judged(unsigned, record(b"k", b"v", signed(NOW, b"k", b"v"), 0))
+    with pytest.raises(ConfigurationError, match="set BALANCE_PEER_SECRET"):
+        unsigned.require_all()
+
+
 def test_several_tasks_may_write_the_text_of_one_schema_and_only_if_they_sign_it() -> None:
     key, text = b"\xffschema/0011223344556677", b"{}"
     ours = record(key, text, signed(NOW, key, text), 0)
