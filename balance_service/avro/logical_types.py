@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta, tzinfo
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -39,10 +39,11 @@ _DEBEZIUM = "io.debezium.time."
 _OF_CONNECT = "connect-"
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001  (times of some types have no zone)
 _NANOS_OF_MICRO = 1_000
-_EXACT = "exact-decimal"
+_EXACT_DECIMAL = "exact-decimal"
 # As in `spark/java/Reading.java`.
 _DIGITS = 38
 _MOST_BYTES, _MOST_DIGITS = 512, 1234
+_EXACT = Context(prec=_MOST_DIGITS, traps=[Inexact, InvalidOperation])
 
 
 def with_times(schema: Any) -> Any:
@@ -79,7 +80,7 @@ def of_writer(kind: Any) -> Any:
     if not isinstance(kind, dict):
         return kind
     if kind.get("logicalType") == "decimal" and kind.get("type") in ("bytes", "fixed") and _is_valid(kind):
-        return {**kind, "logicalType": _EXACT}
+        return {**kind, "logicalType": _EXACT_DECIMAL}
     if (kind.get("type"), kind.get("logicalType")) not in _TIMES.values():
         return kind
     return {**kind, "logicalType": _OF_CONNECT + kind["logicalType"]} if kind.get(_CONNECT) in _TIMES else kind
@@ -160,8 +161,8 @@ def _read_as_amount(wanted: Any, written: Any, named: Mapping[str, Any], field: 
         match inner, kind:
             case {"type": "record"}, {"type": "record"}:
                 theirs = fields_of(kind)
-                ours = ((name, of) for name, of in fields_of(inner).items() if name in theirs)
-                found = next(filter(None, (_read_as_amount(of, theirs[name], named, name) for name, of in ours)), "")
+                read = ((name, of["type"]) for of in inner["fields"] if (name := _name_in(theirs, of)) is not None)
+                found = next(filter(None, (_read_as_amount(of, theirs[name], named, name) for name, of in read)), "")
             case ({"type": "array", "items": of}, {"type": "array", "items": theirs}) | (
                 {"type": "map", "values": of},
                 {"type": "map", "values": theirs},
@@ -173,6 +174,11 @@ def _read_as_amount(wanted: Any, written: Any, named: Mapping[str, Any], field: 
         if found:
             return found
     return ""
+
+
+def _name_in(written: Mapping[str, Any], field: Schema) -> str | None:
+    """Returns by which name or alias a record has a reader's field; None if it lacks it."""
+    return next((name for name in (field["name"], *field.get("aliases", ())) if name in written), None)
 
 
 def _is_text(kind: Any) -> bool:
@@ -224,7 +230,7 @@ def _of_connect(plain: str, logical: str) -> Callable[..., Any]:
 
 
 def _exact(data: bytes, written: Any = None, wanted: Any = None) -> Decimal:
-    """Returns an amount at the reader's scale; as it is written if there is no reader."""
+    """Returns an amount at the reader's scale; at the writer's if there is no reader."""
     if not data:
         raise PoisonRecordError("body-undecodable", "a decimal has no digits")
     precision, scale = written["precision"], written.get("scale", 0)
@@ -242,8 +248,7 @@ def _exact(data: bytes, written: Any = None, wanted: Any = None) -> Decimal:
         scale += more
         if rest or abs(number) >= 10**_DIGITS:
             raise _loses(f"decimal({_DIGITS},{scale})")
-    # No context rounds what is made of digits.
-    return Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -scale))
+    return _EXACT.scaleb(Decimal(number), -scale)
 
 
 def _loses(kind: str) -> PoisonRecordError:
@@ -260,7 +265,7 @@ def _uuid_bytes(value: Any, _schema: Any = None) -> Any:
 
 LOGICAL_READERS["long-timestamp-nanos"], LOGICAL_WRITERS["long-timestamp-nanos"] = _nanos(UTC)
 LOGICAL_READERS["long-local-timestamp-nanos"], LOGICAL_WRITERS["long-local-timestamp-nanos"] = _nanos(None)
-LOGICAL_READERS[f"bytes-{_EXACT}"] = LOGICAL_READERS[f"fixed-{_EXACT}"] = _exact
+LOGICAL_READERS[f"bytes-{_EXACT_DECIMAL}"] = LOGICAL_READERS[f"fixed-{_EXACT_DECIMAL}"] = _exact
 LOGICAL_READERS["fixed-uuid"], LOGICAL_WRITERS["fixed-uuid"] = _uuid_text, _uuid_bytes
 for _plain, _logical in set(_TIMES.values()):
     LOGICAL_READERS[f"{_plain}-{_OF_CONNECT}{_logical}"] = _of_connect(_plain, _logical)

@@ -13,13 +13,15 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from balance_service.avro.schemas import load_schema
 from balance_service.engine.dead_letter import SET_ASIDE, Letter, Status, is_final
 from balance_service.engine.records import BY_KEY, MISPLACED, DeadLetter, Output
 from balance_service.errors import InvalidInputError, PoisonRecordError, UnreadableRecordError
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.messages import offset_of
-from balance_service.kafka.signing import ControlRecord
+from balance_service.kafka.signing import ControlRecord, ControlRecords
 from balance_service.model.keys import CONTROL_CHARACTERS
+from balance_service.process.runtime import now_ms
 from balance_service.structs import Struct
 
 if TYPE_CHECKING:
@@ -28,8 +30,9 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from balance_service.avro.codec import AvroCodec
-    from balance_service.kafka.signing import ControlRecords
-    from balance_service.kafka.topics import Topics
+    from balance_service.avro.own_schemas import OwnSchemas
+    from balance_service.kafka.topics import Topic, Topics
+    from balance_service.model.stage import Stage
     from balance_service.settings import Settings
 
 
@@ -254,3 +257,21 @@ class DecisionLog:
                 self.records.refuse(one, f"it cannot be read: {error}")
                 continue
             yield decided
+
+
+def letters_for_a_fold(
+    settings: Settings, topics: Topics, schemas: OwnSchemas, stage: Stage, source: Topic
+) -> dict[int, dict[int, Letter]]:
+    """Returns `DecisionLog.decided_letters` of all partitions, for a fold outside of an instance.
+
+    Raises:
+        ConfigurationError: a decision may be of this application, and cannot be verified here. Without it, a discarded
+            record would count.
+        RetriableError: the broker or the registry does not respond.
+    """
+    topic = settings.dead_letter_decisions_topic
+    records, codec = ControlRecords.of(settings, topic), schemas.codec(topic, load_schema("DeadLetterDecision"))
+    decisions = DecisionLog(records=records, codec=codec, stage=stage.identity, source_topic_id=source.topic_id)
+    found = decisions.decided_letters(settings, topics, range(source.partitions), now_ms())
+    records.require_all()
+    return found

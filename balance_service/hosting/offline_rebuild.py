@@ -21,7 +21,7 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.generations import GenerationLog
 from balance_service.cluster.membership import guard_config, refusal
-from balance_service.engine.decisions import DecisionLog
+from balance_service.engine.decisions import letters_for_a_fold
 from balance_service.engine.inheritance import check_owner, last_positions
 from balance_service.engine.opening import rekeyed_was_cut, was_cut, was_repartitioned
 from balance_service.engine.state_directory import StateDirectory
@@ -29,14 +29,13 @@ from balance_service.engine.task import TaskState
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError, RetriableError, TaskHaltedError
 from balance_service.hosting.engine import Engine, StartupRetries
 from balance_service.kafka.clients import by_remedy, new_client
-from balance_service.kafka.signing import ControlRecords
 from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.model.binding import require_registry
 from balance_service.model.placing import stages_of
 from balance_service.model.versions import declaration_of, fits
 from balance_service.observability.metrics import Metrics
-from balance_service.process.runtime import now_ms, thread_failures
+from balance_service.process.runtime import thread_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -97,7 +96,8 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
         refuse_incomplete(settings, serving, source, starts)
         with ExclusiveGroup(settings, topics, source) as group:
             _refuse_other_owner(settings, topics, schemas, former)
-            _refuse_unknown_decisions(settings, topics, schemas, serving, source)
+            # It refuses to go on without a decision that may count.
+            letters_for_a_fold(settings, topics, schemas, serving, source)
             declaration = ours.beginning_at(starts)
 
             def replaced(now: Generations) -> Generations:
@@ -181,18 +181,6 @@ def _refuse_other_owner(settings: Settings, topics: Topics, schemas: OwnSchemas,
                 check_owner(stage, position)
         except TaskHaltedError as error:
             raise ConfigurationError(str(error)) from error
-
-
-def _refuse_unknown_decisions(
-    settings: Settings, topics: Topics, schemas: OwnSchemas, stage: Stage, source: Topic
-) -> None:
-    """Refuses to fold without decisions that may be ours: their discarded records would count."""
-    topic, schema = settings.dead_letter_decisions_topic, load_schema("DeadLetterDecision")
-    records = ControlRecords.of(settings, topic)
-    codec = schemas.codec(topic, schema)
-    decisions = DecisionLog(records=records, codec=codec, stage=stage.identity, source_topic_id=source.topic_id)
-    decisions.decided_letters(settings, topics, range(source.partitions), now_ms())
-    records.require_all()
 
 
 def replay(

@@ -133,9 +133,10 @@ class ControlRecords:
             self.refused = {**self.refused, place: Refused(record.key, reason)}
             log.error("a control record does not count", topic=self.topic, offset=record.offset, reason=reason)
 
-    def unknown(self, key: bytes) -> list[tuple[int, int]]:
-        """Returns the places of the records with a key that no known secret has signed."""
-        return [at for at, one in sorted(self.refused.items()) if one == Refused(key, WRONGLY_SIGNED)]
+    def unknown(self, key: bytes | None = None) -> list[tuple[int, int]]:
+        """Returns the places of the records that no known secret has signed, of all keys or of one."""
+        wrong = ((at, one.key) for at, one in sorted(self.refused.items()) if one.reason == WRONGLY_SIGNED)
+        return [at for at, of in wrong if key in (None, of)]
 
     def require_secret(self) -> None:
         """Raises ConfigurationError if others sign the records of the topic, and this process has no secret."""
@@ -151,7 +152,7 @@ class ControlRecords:
             ConfigurationError: a record may be of this application, and cannot be verified here.
         """
         self.require_secret()
-        if unknown := [at for at, one in sorted(self.refused.items()) if one.reason == WRONGLY_SIGNED]:
+        if unknown := self.unknown():
             raise ConfigurationError(self.problem(unknown[0]))
 
     def headers(self, key: bytes, value: bytes) -> dict[str, bytes]:

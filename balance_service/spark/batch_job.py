@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from pyspark.sql import DataFrame, SparkSession
 
+    from balance_service.bulk.folder import Split
     from balance_service.engine.dead_letter import Letter
     from balance_service.engine.records import DeadLetter
     from balance_service.kafka.topics import Topic
@@ -296,7 +297,7 @@ class _Driver:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Tells the progress of the jobs that this thread runs meanwhile."""
+        """Tells the progress of the jobs that this thread runs in its block."""
         context, group, has_ended = self._spark.sparkContext, f"rebuild-{uuid4()}", threading.Event()
         total = self._job.offsets
 
@@ -390,7 +391,7 @@ class _Driver:
         for partition, end in sorted(job.ends.items()):
             shares = [results[partition * plan.shares + share] for share in range(plan.shares)]
             splits = job.folder.splits(partition)
-            self._check(plan, partition, shares)
+            self._check(plan, partition, splits, shares)
             letters = Counter[str]()
             for one in shares:
                 letters.update(one.letters)
@@ -434,9 +435,8 @@ class _Driver:
         job.folder.write_manifest(manifest)
         return manifest
 
-    def _check(self, plan: Plan, partition: int, shares: list[FoldedShare]) -> None:
+    def _check(self, plan: Plan, partition: int, splits: list[Split], shares: list[FoldedShare]) -> None:
         """Checks that each row that was dealt out was folded once, and the failures of the read model's own code."""
-        splits = self._job.folder.splits(partition)
         found = len(splits), stream_time_of(splits)
         if any((one.splits, one.stream_time_ms) != found for one in shares):
             raise FatalError(

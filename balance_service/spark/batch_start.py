@@ -9,13 +9,11 @@ from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.dead_letters import letter_offset
-from balance_service.engine.decisions import DecisionLog
+from balance_service.engine.decisions import letters_for_a_fold
 from balance_service.engine.inheritance import check_owner, last_positions
 from balance_service.engine.records import POSITION_KEY, Position
 from balance_service.errors import ConfigurationError, TaskHaltedError
 from balance_service.kafka.log_reader import reader_to_end
-from balance_service.kafka.signing import ControlRecords
-from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,13 +49,14 @@ def starting_point(
         sending: the last stage of the read model, in the generation that serves.
 
     Raises:
-        ConfigurationError: the changelog belongs to another application, or its states are of a former source.
+        ConfigurationError: the changelog belongs to another application, its states are of a former source, or a
+            decision cannot be verified.
         RetriableError: the broker or the registry does not respond.
     """
     partitions = range(source.partitions)
     ends = topics.offsets(source.name, partitions, committed=True)
     schemas = OwnSchemas(registry)
-    letters = dict(_decided(settings, topics, schemas, sending, source))
+    letters = letters_for_a_fold(settings, topics, schemas, sending, source)
     changelog = topics.find(sending.changelog)
     if changelog is None:
         return StartingPoint(ends, letters)
@@ -86,18 +85,6 @@ def starting_point(
             if is_followed and (known is None or known.status is Status.APPLIED):
                 letters[partition][offset] = letter
     return StartingPoint(ends, letters)
-
-
-def _decided(
-    settings: Settings, topics: Topics, schemas: OwnSchemas, stage: Stage, source: Topic
-) -> dict[int, dict[int, Letter]]:
-    topic = settings.dead_letter_decisions_topic
-    records, codec = ControlRecords.of(settings, topic), schemas.codec(topic, load_schema("DeadLetterDecision"))
-    decisions = DecisionLog(records=records, codec=codec, stage=stage.identity, source_topic_id=source.topic_id)
-    found = decisions.decided_letters(settings, topics, range(source.partitions), now_ms())
-    # Without one that may be ours, its discarded record would count.
-    records.require_all()
-    return found
 
 
 def _read(

@@ -300,7 +300,7 @@ class Listener:
         self._opening: set[asyncio.Task[None]] = set()
         self._draining: dict[AcceptedSocket, float] = {}
         self._resuming: asyncio.TimerHandle | None = None
-        self._logged_at = self._refusal_logged_at = float("-inf")
+        self._logged_at: dict[str, float] = {}
         self._is_closed = False
 
     def listen(self, tls: ssl.SSLContext | None = None) -> None:
@@ -392,26 +392,27 @@ class Listener:
         except OSError as error:
             log.debug("a connection could not be opened", reason=str(error))
             if isinstance(error, ssl.SSLCertVerificationError) or getattr(error, "reason", "") == _NO_CERTIFICATE:
-                self._say_refused(accepted.slot.client, error)
-
-    def _say_refused(self, client: str, error: OSError) -> None:
-        """Logs why a client is refused, once a minute: asyncio closes the connection without telling the client."""
-        now = self._loop.time()
-        if now - self._refusal_logged_at > _LOG_AGAIN_SECONDS:
-            self._refusal_logged_at = now
-            log.warning(
-                "a client's certificate is missing, expired, not for clients, or of no CA in BALANCE_TLS_CLIENT_CA",
-                client=client,
-                reason=str(error),
-            )
+                # asyncio closes the connection without telling the client.
+                self._log_again(
+                    log.warning,
+                    "a client's certificate is missing, expired, not for clients, or of no CA in BALANCE_TLS_CLIENT_CA",
+                    client=accepted.slot.client,
+                    reason=str(error),
+                )
 
     def _pause(self, error: OSError) -> None:
         """Leaves connections in the backlog for a second: the engine needs the remaining file descriptors."""
         self._loop.remove_reader(self._bound)
         self._resuming = self._loop.call_later(self._pause_seconds, self._loop.add_reader, self._bound, self._accept)
+        self._log_again(
+            log.error,
+            "no connections are accepted for a second at a time: raise the limit of open files",
+            reason=str(error),
+        )
+
+    def _log_again(self, write: Callable[..., object], event: str, **about: str) -> None:
+        """Logs an event at most once a minute."""
         now = self._loop.time()
-        if now - self._logged_at > _LOG_AGAIN_SECONDS:
-            self._logged_at = now
-            log.error(
-                "no connections are accepted for a second at a time: raise the limit of open files", reason=str(error)
-            )
+        if now - self._logged_at.get(event, float("-inf")) > _LOG_AGAIN_SECONDS:
+            self._logged_at[event] = now
+            write(event, **about)

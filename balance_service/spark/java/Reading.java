@@ -259,7 +259,11 @@ abstract class Reading {
             return this.ofRecord(written, ours, path, malformed);
           }
       }
-      throw new Unreadable(INCOMPATIBLE, path + " is written as " + said(written) + ", which is not read as " + said(ours));
+      throw notRead(written, ours, path);
+    }
+
+    private static Unreadable notRead(Schema written, Schema wanted, String path) {
+      return new Unreadable(INCOMPATIBLE, path + " is written as " + said(written) + ", which is not read as " + said(wanted));
     }
 
     private static String withoutUnit(String name) {
@@ -287,17 +291,18 @@ abstract class Reading {
       Reading[] members = new Reading[written.getTypes().size()];
       Unreadable problem = null;
       boolean isReadable = false;
+      Schema ours = nonNull(wanted);
       int records = 0;
       for (Object member : written.getTypes()) {
         records += ((Schema) member).getType() == Schema.Type.RECORD ? 1 : 0;
       }
+      // Records of one union differ by name alone.
+      boolean isByName = records > 1 && ours.getType() == Schema.Type.RECORD;
       for (int i = 0; i < members.length; i++) {
         Schema member = (Schema) written.getTypes().get(i);
         try {
-          Schema ours = nonNull(wanted);
-          if (records > 1 && member.getType() == Schema.Type.RECORD && ours.getType() == Schema.Type.RECORD && !isNamedSo(member, ours)) {
-            // Records of one union differ by name alone.
-            throw new Unreadable(INCOMPATIBLE, path + " is written as " + said(member) + ", which is not read as " + said(ours));
+          if (isByName && member.getType() == Schema.Type.RECORD && !isNamedSo(member, ours)) {
+            throw notRead(member, ours, path);
           }
           if (member.getType() == Schema.Type.NULL && wanted.getType() != Schema.Type.UNION) {
             members[i] = new Refused(new Unreadable("field-null", path + " is null"));
@@ -527,19 +532,17 @@ abstract class Reading {
         case BOOLEAN:
           return Boolean.valueOf(in.readBoolean());
         case INT:
-          int number = in.readInt();
-          this.check(this.micros(number));
-          return Integer.valueOf(number);
-        case LONG:
-          long read = this.number(in);
-          if (this.isOfNanos) {
-            read = Math.floorDiv(read, 1000L);
-          }
+          int day = in.readInt();
           if (this.unit > 0) {
-            read = this.micros(read);
-            this.check(read);
+            this.micros(day);
           }
-          return Long.valueOf(read);
+          return Integer.valueOf(day);
+        case LONG:
+          long number = this.number(in);
+          if (this.isOfNanos) {
+            number = Math.floorDiv(number, 1000L);
+          }
+          return Long.valueOf(this.unit > 0 ? this.micros(number) : number);
         case FLOAT:
           return Float.valueOf(this.written == Schema.Type.FLOAT ? in.readFloat() : (float) this.number(in));
         case DOUBLE:
@@ -557,15 +560,13 @@ abstract class Reading {
       return this.written == Schema.Type.INT ? in.readInt() : in.readLong();
     }
 
-    /** Returns a time in microseconds, or one that is out of range too: a product might not fit into 64 bits. */
+    /** Returns a time in microseconds, as far as these fit into 64 bits. */
     private long micros(long number) {
-      return this.unit == 0 ? 0 : Math.max(-FARTHEST / this.unit, Math.min(number, FARTHEST / this.unit)) * this.unit;
-    }
-
-    private void check(long time) {
+      long time = Math.max(-FARTHEST / this.unit, Math.min(number, FARTHEST / this.unit)) * this.unit;
       if (this.malformed != null && (time < FIRST || time >= END)) {
         throw new Unreadable("time-out-of-range", this.path + " is not in the years 1 to 9999");
       }
+      return time;
     }
   }
 

@@ -169,7 +169,7 @@ BUGS = (
         "            self._is_stream = True\n            self.transport.resume_reading()\n",
         "            self._is_stream = True\n",
         "unit/http/server/test_tls_connections",
-        "test_a_stream_ends_with_its_client_whatever_else_it_has_sent",
+        "test_a_stream_ends_with_its_client_also_after_further_requests",
     ),
     pinpoint(
         "the end of an answer over TLS is discarded after a second",

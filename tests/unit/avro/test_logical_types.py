@@ -215,7 +215,7 @@ LONG = 123456789012345678901234567890123456
         (decimal(4, 2), -200, decimal(38, 1), "-2.0"),
         (["null", decimal(4, 2)], 200, ["null", decimal(38, 2)], "2.00"),
         (decimal(4, 2), 0, decimal(38, 2), "0.00"),
-        # What an operator is shown has no reader.
+        # An operator is shown the amount as the writer has it.
         (decimal(4, 2), 123456, None, "1234.56"),
         (decimal(38, 2), LONG, None, "1234567890123456789012345678901234.56"),
     ],
@@ -250,3 +250,12 @@ def test_what_is_not_exactly_a_decimal_is_refused(written: Any, data: Any, wante
         read(written, data, wanted)
 
     assert refused.value.cause == cause
+
+
+def test_bytes_that_a_reader_takes_by_an_alias_are_no_decimal_either() -> None:
+    registry = FakeRegistry()
+    amount = {"name": "amount", "aliases": ["f0"], "type": decimal(38, 2)}
+    schema_id = registry.register("s", record("bytes"))
+
+    with pytest.raises(PoisonRecordError, match="no decimal in 'f0'"):
+        AvroReader(registry, {**record(), "fields": [amount]}).decode_foreign(frame_header(schema_id) + b"\x02\x05")

@@ -168,7 +168,7 @@ class Streaming:
 
 @both
 @pytest.mark.parametrize("sends", [0, 1, 40])
-def test_a_stream_ends_with_its_client_whatever_else_it_has_sent(tls: Tls, is_tls: bool, sends: int) -> None:
+def test_a_stream_ends_with_its_client_also_after_further_requests(tls: Tls, is_tls: bool, sends: int) -> None:
     async def run() -> None:
         stream = Streaming()
         async with serving(Limits(), stream.answer, tls=tls.server if is_tls else None) as server:
