@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from balance_service.errors import RetriableError
 from balance_service.model.binding import bind_models
-from balance_service.model.declaration import transforms
+from balance_service.model.class_checks import transforms
 from balance_service.model.loading import load_models
 from balance_service.model.placing import newest, topics_read
 from balance_service.model.schemas import Schemas

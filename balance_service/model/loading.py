@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import ConfigurationError
+from balance_service.model.class_checks import check_names
 from balance_service.model.conditions import FOR_SPARK
-from balance_service.model.declaration import check_names
 from balance_service.model.read_model import ReadModel
 from balance_service.process.package import remedy_for
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from balance_service.avro.named_types import expanded
 from balance_service.avro.resolution import with_fields_of
 from balance_service.errors import ConfigurationError
-from balance_service.model.declaration import check_names
+from balance_service.model.class_checks import check_names
 from balance_service.model.events import DeclaredRecord
 from balance_service.model.sources import sources_of
 from balance_service.model.stage import Stage

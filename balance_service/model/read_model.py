@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from balance_service.avro.named_types import expanded
 from balance_service.avro.schemas import fields_of, type_name, without_null
 from balance_service.errors import ConfigurationError, InvalidInputError, PoisonRecordError
+from balance_service.model.class_checks import check_class, refuse
 from balance_service.model.converters import StateConverter, returned_by
-from balance_service.model.declaration import check_class, check_declaration, refuse
+from balance_service.model.declaration import check_declaration
 from balance_service.model.events import EVENT, HALT, Event, event_of, events_of, readers_for
 from balance_service.model.keys import cause_of
 from balance_service.model.made_records import PART, Making

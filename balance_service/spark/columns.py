@@ -15,10 +15,10 @@ from balance_service.avro.named_types import contracted
 from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.model.conditions import COMPARISONS, IN, IS_NULL, LOWER, UPPER, Compound, Not
-from balance_service.model.declaration import TAKEN
 from balance_service.model.keys import END_OF_TEXT, ESCAPED_NUL, MAX_KEY_BYTES, SIGN_BIT, cause_of
 from balance_service.model.record_folds import IGNORED
 from balance_service.model.record_keys import MOST_BYTES, OURS
+from balance_service.model.stage_checks import TAKEN
 from balance_service.model.standard_fold import columns_of
 from balance_service.model.transform import FRAMES, KEYS, ROW
 

@@ -233,7 +233,7 @@ class FakeAnalysis:
             (schema,) = schemas.values()
             return Transform({**schema, "name": ROW}, cls(fingerprint))
 
-        monkeypatch.setattr("balance_service.model.declaration.transform_of", transform_of)
+        monkeypatch.setattr("balance_service.model.stage_checks.transform_of", transform_of)
 
     def used(self, names: Collection[str]) -> frozenset[str]:
         return frozenset(names)

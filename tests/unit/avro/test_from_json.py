@@ -15,8 +15,8 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.from_json import parsed_json, record_line, record_of
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import InvalidInputError
-from balance_service.model.declaration import READ_TYPES
 from balance_service.model.json_view import exact_json
+from balance_service.model.stage_checks import READ_TYPES
 from balance_service.testing.fakes import FakeRegistry
 from balance_service.testing.strategies import values_of
 

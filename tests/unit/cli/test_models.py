@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from balance_service.cli.models import models_of_topic, with_shipped
-from balance_service.model import declaration
+from balance_service.model import stage_checks
 from balance_service.settings import load_settings
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def analyse(*_: object) -> NoReturn:
         raise AssertionError("Spark is needed")
 
-    monkeypatch.setattr(declaration, "transform_of", analyse)
+    monkeypatch.setattr(stage_checks, "transform_of", analyse)
 
 
 def test_no_spark_is_needed_to_know_the_models_that_peers_may_host(monkeypatch: pytest.MonkeyPatch) -> None:
