@@ -39,7 +39,7 @@ from balance_service.kafka.log_reader import records_at
 from balance_service.kafka.topics import Topics
 from balance_service.model.events import OnFailure
 from balance_service.model.versions import declaration_of
-from balance_service.spark.batch_plan import Answers, Asked, Plan, UnresolvedError, id_named, told
+from balance_service.spark.batch_plan import Answers, Asked, Plan, UnresolvedError, code_of, id_named, told
 from balance_service.spark.batch_session import check_cluster, map_in_arrow, start_batch_spark
 from balance_service.spark.batch_share import FOLDED, FoldedShare, folded
 from balance_service.spark.batch_split import DEALT, SHARE, dealt
@@ -212,6 +212,7 @@ class _Driver:
         return Plan(
             stage=stage,
             read_model=job.read_model,
+            code=code_of(job.read_model),
             answers=replace(answers, asked=None),
             folder=job.folder,
             source_topic_id=job.source.topic_id,
@@ -362,6 +363,9 @@ class _Driver:
             if end - begin > 1:
                 middle = (begin + end) // 2
                 ranges += [(partition, middle, end), (partition, begin, middle)]
+                continue
+            # The loss of an executor is no record's fault, and does not happen twice at one record.
+            if (error := self._error_in(plan, partition, begin, end)) is None:
                 continue
             _, records = records_at(job.settings, job.source.name, partition, [begin])
             if begin in records:

@@ -5,9 +5,12 @@ A worker has neither a JVM nor the registry: it makes the service's own processo
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import sys
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
@@ -16,7 +19,13 @@ from balance_service.avro.own_schemas import OwnSchemas
 from balance_service.engine.assembly import StageServices, processor_of
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor
-from balance_service.errors import BalanceServiceError, FatalError, InvalidInputError, RetriableError
+from balance_service.errors import (
+    BalanceServiceError,
+    ConfigurationError,
+    FatalError,
+    InvalidInputError,
+    RetriableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
 _BEGIN, _END = "<balance-service ", " balance-service>"
 _TOLD = re.compile(f"{_BEGIN}(.*?){_END}", re.DOTALL)
 _ID = "id:"
+_MOST_TOLD = 3
 
 
 class Asked(NamedTuple):
@@ -100,6 +110,25 @@ class Answers:
         return self.known[kind, name]
 
 
+def code_of(read_model: ReadModel) -> dict[str, str]:
+    """Returns the SHA-256 of the source of each module that is loaded here: of this package and the read model's."""
+    bases = (one.__module__ for one in type(read_model).__mro__)
+    packages = {name.partition(".")[0] for name in (__name__, *bases)}
+    # The classes of a script are sent as a whole.
+    packages -= {*sys.stdlib_module_names, "__main__"}
+    found = {}
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        if spec is None or name.partition(".")[0] not in packages or not hasattr(spec.loader, "get_source"):
+            continue
+        source = None
+        with suppress(ImportError, OSError):  # there is no source here
+            source = spec.loader.get_source(spec.name)
+        if source is not None:
+            found[name] = hashlib.sha256(source.encode()).hexdigest()
+    return found
+
+
 def no_tables(stage: Stage) -> JoinedTables:
     raise FatalError(f"{stage.name} joins with tables, and a stage with states does not")
 
@@ -107,6 +136,7 @@ def no_tables(stage: Stage) -> JoinedTables:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Attributes:
+    code: `code_of` in the driver. An archive that an executor unpacks may be older.
     begins, ends: the offsets that are read, by partition.
     letters: by partition and offset, dead letters that the generation takes over.
     failing: by partition, the records at which Spark fails, with that cause.
@@ -116,6 +146,7 @@ class Plan:
 
     stage: Stage
     read_model: ReadModel
+    code: Mapping[str, str]
     answers: Answers
     folder: Folder
     source_topic_id: str
@@ -126,6 +157,16 @@ class Plan:
     failing: Mapping[int, Mapping[int, DeadLetter]] = field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
     shares: int = 1
+
+    def require_same_code(self) -> None:
+        """Raises ConfigurationError: a module has other code here than in the driver."""
+        here = code_of(self.read_model)
+        if other := sorted(name for name in here.keys() & self.code.keys() if here[name] != self.code[name]):
+            more = f" and {len(other) - _MOST_TOLD} more" if len(other) > _MOST_TOLD else ""
+            raise ConfigurationError(
+                f"an executor has other code than this process in {', '.join(other[:_MOST_TOLD])}{more}: pack its "
+                "archive again (`balance-service pack-environment`), or build its image again"
+            )
 
     def processor(self) -> FoldProcessor:
         """Returns the processor of the service, made of the answers."""

@@ -84,6 +84,7 @@ def folded(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
     """
     quiet_logging()
     try:
+        plan.require_same_code()
         rows = chain.from_iterable(zip(*(batch[name] for name in batch.schema.names), strict=True) for batch in batches)
         first = next(rows, None)
         if first is None:

@@ -53,6 +53,7 @@ def dealt(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
     """
     quiet_logging()
     try:
+        plan.require_same_code()
         yield from _Split(plan).dealt(batches)
     except BalanceServiceError as error:
         raise telling(error) from error

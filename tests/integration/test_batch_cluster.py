@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalStack
 
 pytestmark = pytest.mark.timeout(600)
+_ROOT = Path(__file__).parents[2]
 _PYSPARK = Path(pyspark.__file__).parent
 _WORKERS = 2
 _STARTED_SECONDS = 60.0
@@ -112,7 +114,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
                 "spark.executor.memory": "512m",
                 "spark.pyspark.python": sys.executable,
                 # In place of an archive: the workers of this machine import what the tests do.
-                "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
+                "spark.executorEnv.PYTHONPATH": str(_ROOT),
             },
             logs,
             workers,
@@ -151,6 +153,22 @@ def test_a_job_on_a_cluster_makes_what_an_online_rebuild_makes(
     )
     print(f"{manifest.events} events on {_WORKERS} executors in {time.monotonic() - began:.1f} s")
     assert_equal(codecs, online, manifest, tmp_path / "files")
+
+    older = tmp_path / "older"
+    for name in ("balance_service", "schemas", "samples", "deploy", "tests"):
+        shutil.copytree(_ROOT / name, older / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (older / "balance_service/read_models/balance.py").open("a") as code:
+        code.write("# As it was before.\n")
+    with pytest.raises(
+        JobFailedError, match=r"other code than this process in balance_service\.read_models\.balance: "
+    ):
+        run_batch(
+            settings,
+            "balance",
+            tmp_path / "other",
+            master=cluster.master,
+            conf={**cluster.conf, "spark.executorEnv.PYTHONPATH": str(older)},
+        )
 
     wrong = {**cluster.conf, "spark.authenticate.secret": "another"}
     with pytest.raises(JobFailedError, match="ConfigurationError: --master: Spark does not start on"):

@@ -6,6 +6,14 @@ from tests.chaos.pinpoint.builders import in_one_test, pinpoint
 
 BUGS = (
     pinpoint(
+        "an executor folds with other code than the driver",
+        "spark/batch_plan.py",
+        "if here[name] != self.code[name])",
+        "if False)",
+        "unit/spark/test_batch_shares",
+        "test_an_executor_with_other_code_than_the_driver_folds_nothing",
+    ),
+    pinpoint(
         "an event whose record does not fit is sent without it",
         "spark/decode.py",
         'reserved_cause(self._stage, F.col("key")), self._made.cause())',

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,13 +20,13 @@ from balance_service.engine.assembly import processor_of
 from balance_service.engine.dead_letter import OWN_CODE_FAILED, Letter, Status
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
-from balance_service.errors import FatalError, PoisonRecordError, TaskHaltedError
+from balance_service.errors import ConfigurationError, FatalError, PoisonRecordError, TaskHaltedError
 from balance_service.model.events import DEAD_LETTER, HALT
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream
 from balance_service.process import failpoints
 from balance_service.read_models.balance import Balance
-from balance_service.spark.batch_plan import Answers, Asked, Plan, UnresolvedError, told
+from balance_service.spark.batch_plan import Answers, Asked, Plan, UnresolvedError, code_of, told
 from balance_service.spark.batch_share import FoldedShare, folded
 from balance_service.spark.batch_split import SHARE, dealt
 from balance_service.testing import Driver, event
@@ -120,6 +122,7 @@ class Batch:
         plan = Plan(
             stage=self._stage,
             read_model=model,
+            code=code_of(model),
             answers=replace(answers, asked=None),
             folder=Folder(str(path / "files")),
             source_topic_id="source",
@@ -373,6 +376,30 @@ def test_schemas_that_are_not_known_are_told_once_and_then_make_dead_letters(tmp
     parts = [tuple(one.values()) for of in dealt(batch.plan, iter(rows.to_batches())) for one in of.to_pylist()]
     (letters,) = [one.letters for one in batch.fold(parts) if one.letters]
     assert letters == {"schema-guid-unknown/scheduled": 1}
+
+
+def test_an_executor_with_other_code_than_the_driver_folds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An archive of an executor may be older than the class that the command has."""
+    file = tmp_path / "packed_names.py"
+    file.write_text("from balance_service.read_models.balance import Balance\n\nclass Packed(Balance):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "packed_names", None)
+    monkeypatch.delitem(sys.modules, "packed_names")
+    model: ReadModel = importlib.import_module("packed_names").Packed()
+    batch = Batch(model, tmp_path, driven(model).last_stage)
+    dealt_out = batch.deal([funds("1.00")])
+    assert sum(one.rows for one in batch.fold(dealt_out)) == 1
+
+    file.write_text(f"{file.read_text()}\nrounds = True\n")
+
+    for works in (lambda: batch.fold(dealt_out), lambda: batch.deal([funds("1.00")])):
+        with pytest.raises(RuntimeError) as failed:
+            works()
+        found = told(failed.value)
+        assert isinstance(found, ConfigurationError)
+        assert "other code than this process in packed_names: pack" in str(found)
 
 
 def test_failures_of_the_models_code_are_told(tmp_path: Path) -> None:
