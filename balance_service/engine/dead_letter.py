@@ -137,13 +137,13 @@ class Letter(
 
     @staticmethod
     def first(offset: int, cause: str, key: bytes | None, now_ms: int, every_ms: int, detail: str = "") -> Letter:
-        letter = Letter(offset, cause, Status.WAITING, 0, now_ms, NEVER, _kept(key), detail=detail)
+        letter = Letter(offset, cause, Status.WAITING, 0, now_ms, NEVER, kept_key(key), detail=detail)
         return letter._next(cause, now_ms, every_ms)
 
     @staticmethod
     def retry(offset: int, key: bytes | None, attempt: int, timestamp_ms: int, now_ms: int, every_ms: int) -> Letter:
         """Schedules another producer's record. `attempt` counts earlier attempts; the wait begins at the timestamp."""
-        letter = Letter(offset, RETRY, Status.WAITING, attempt, now_ms, NEVER, _kept(key))
+        letter = Letter(offset, RETRY, Status.WAITING, attempt, now_ms, NEVER, kept_key(key))
         # A producer's clock that was ahead must not delay the record.
         return letter._next(RETRY, min(max(timestamp_ms, 0), now_ms), every_ms)
 
@@ -162,7 +162,7 @@ class Letter(
 
     def failed_in_replay(self, cause: str, key: bytes | None, now_ms: int, detail: str = "") -> Letter:
         """Reopens a closed dead letter whose record could not be applied in a replay, and makes it due."""
-        return replace(self, cause=cause, key=_kept(key), detail=detail).due_at_once(now_ms)
+        return replace(self, cause=cause, key=kept_key(key), detail=detail).due_at_once(now_ms)
 
     def closed(self, status: Status, now_ms: int) -> Letter:
         is_sent = self.is_sent or status is Status.APPLIED
@@ -193,7 +193,7 @@ class Letter(
         return replace(self, cause=cause, status=status, due_ms=due_ms)
 
 
-def _kept(key: bytes | None) -> bytes | None:
+def kept_key(key: bytes | None) -> bytes | None:
     return None if key is None or len(key) > _MAX_KEY_BYTES else key
 
 

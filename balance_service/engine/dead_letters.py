@@ -143,7 +143,8 @@ class Letters:
         """Returns at most a thousand dead letters that are due, including those that wait behind them.
 
         Args:
-            sender: the states of the generation that sends, if that is another one. Letters that are open there wait.
+            sender: the states of the generation that sends, if that is another one. Letters that are open there wait,
+                and so do those that it has discarded, and that are open here: they are closed next.
         """
         position = store.position
         if position is None or not position.letters:
@@ -155,13 +156,13 @@ class Letters:
         if sender is None:
             letters = self.at(store, map(_last_number, store.first_keys(_DUE, end, _MAX_RETRIED)))
         else:
-            letters = self._due_but_open_in(sender, store, end)
+            letters = self._due_and_not_left_to(sender, store, end)
         forgotten = [letter for letter in letters.values() if not letter.status.is_open]
         again = {offset: letter for offset, letter in letters.items() if letter.status.is_open}
         if self.keeps_order:
             behind = self._behind(store, again)
-            open_there = set() if sender is None else self._open_of(sender, behind)
-            again |= {offset: letter for offset, letter in behind.items() if offset not in open_there}
+            left_there = set() if sender is None else self._left_to(sender, behind)
+            again |= {offset: letter for offset, letter in behind.items() if offset not in left_there}
         return DueLetters([letter for _, letter in sorted(again.items())][:_MAX_RETRIED], forgotten)
 
     def blocks_keys(self, store: StateStore) -> bool:
@@ -433,19 +434,24 @@ class Letters:
             theirs = {offset: self.decode(offset, frame) for offset, frame in frames if frame is not None}
             yield {offset: letter for offset, letter in theirs.items() if not letter.status.is_open}
 
-    def _open_of(self, view: StoreView, offsets: Iterable[int]) -> set[int]:
-        """Returns those of some offsets whose dead letters are open in another generation."""
-        if view.position is None or not open_letters(view.position.letters):
+    def _left_to(self, sender: StoreView, letters: Mapping[int, Letter]) -> set[int]:
+        """Returns the offsets whose dead letters are open in the generation that sends, or discarded there just now."""
+        if sender.position is None or not sender.position.letters:
             return set()
-        frames = ((offset, view.get(_AT + _number(offset))) for offset in offsets)
-        return {at for at, frame in frames if frame is not None and self.decode(at, frame).status.is_open}
+        frames = ((offset, sender.get(_AT + _number(offset))) for offset in letters)
+        found = {at: self.decode(at, frame).status for at, frame in frames if frame is not None}
+        return {
+            at
+            for at, there in found.items()
+            if there.is_open or (there is Status.DISCARDED and letters[at].status.is_open)
+        }
 
-    def _due_but_open_in(self, sender: StoreView, store: StateStore, end: bytes) -> dict[int, Letter]:
-        """Returns the first dead letters that are due, except those that are open in another generation."""
+    def _due_and_not_left_to(self, sender: StoreView, store: StateStore, end: bytes) -> dict[int, Letter]:
+        """Returns the first dead letters that are due, except those that are left to the generation that sends."""
         found: dict[int, Letter] = {}
         for keys in _scan(store, _DUE, end):
             letters = self.at(store, map(_last_number, keys))
-            waiting = self._open_of(sender, letters)
+            waiting = self._left_to(sender, letters)
             found |= {offset: letter for offset, letter in letters.items() if offset not in waiting}
             if len(found) >= _MAX_RETRIED:
                 break

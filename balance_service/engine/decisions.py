@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.avro.schemas import load_schema
-from balance_service.engine.dead_letter import SET_ASIDE, Letter, Status, is_final
+from balance_service.engine.dead_letter import SET_ASIDE, Letter, Status, is_final, kept_key
 from balance_service.engine.records import BY_KEY, MISPLACED, DeadLetter, Output
 from balance_service.errors import InvalidInputError, PoisonRecordError, UnreadableRecordError
 from balance_service.kafka.log_reader import reader_to_end
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
 
 
+TRY_AGAIN = "; try again"
+"""The end of a refusal that passes by itself."""
 NO_LETTER = "there is no such dead letter, or it was closed more than seven days ago"
 STAGE_PATTERN = "[a-zA-Z0-9._-]{1,249}"
 _ID = re.compile(f"({STAGE_PATTERN})/([0-9]{{1,10}}):([0-9]{{1,18}})")
@@ -170,6 +172,7 @@ class DeadLetterDecision(Struct):
     by: str
     reason: str
     source_topic_id: str
+    key: bytes | None = None
 
     @property
     def letter_id(self) -> LetterId:
@@ -191,7 +194,14 @@ class DecisionLog:
         letter_id = str(LetterId(self.stage, partition, letter.offset))
         at = datetime.fromtimestamp(now_ms / 1000, UTC)
         decided = DeadLetterDecision(
-            letter_id, verdict.decision, letter.cause, at, verdict.by, verdict.reason, self.source_topic_id
+            letter_id,
+            verdict.decision,
+            letter.cause,
+            at,
+            verdict.by,
+            verdict.reason,
+            self.source_topic_id,
+            kept_key(letter.key),
         )
         key, frame = letter_id.encode(), self.codec.encode(decided.record())
         headers: list[tuple[str, bytes | None]] = [*self.records.headers(key, frame).items()]
@@ -215,7 +225,7 @@ class DecisionLog:
             is_ours = letter_id.stage == self.stage and decided.source_topic_id == self.source_topic_id
             if is_ours and letter_id.partition in found:
                 status = decided.decision.leaves
-                letter = Letter(letter_id.offset, decided.cause, Status.WAITING, 0, now_ms, -1, None)
+                letter = Letter(letter_id.offset, decided.cause, Status.WAITING, 0, now_ms, -1, decided.key)
                 found[letter_id.partition][letter_id.offset] = (
                     letter if status.is_open else letter.closed(status, now_ms)
                 )

@@ -213,7 +213,9 @@ def starting_changes(
             yield position, letters.carry_over(decided.values())
         return
     yield position, letters.on_open(store)
-    if hosted.generations.others(stage) and (decided := _decided(hosted, partition)):
+    # Of records that are folded again, discarded dead letters may be forgotten.
+    is_again = stage.compacted and position.offset < position.emitted_up_to
+    if (is_again or hosted.generations.others(stage)) and (decided := _decided(hosted, partition)):
         if since is not None and not inherits:
             # Redriven dead letters were retried before. Another retry would need another decision.
             decided = {at: letter for at, letter in decided.items() if letter.status is Status.DISCARDED}

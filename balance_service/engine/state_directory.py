@@ -68,9 +68,10 @@ class StateDirectory:
         return self.path / "tables" / f"{topic}_{partition}"
 
     def close(self) -> None:
-        """Unlocks the directory."""
-        self.scratch.close()
-        self._lock.close()
+        """Unlocks the directory. Idempotent: another process may have locked it since."""
+        if not self._lock.closed:
+            self.scratch.close()
+            self._lock.close()
 
     def _refuse_strangers(self) -> None:
         """Runs before the lock is taken, so that no lock file is left in somebody else's directory."""

@@ -20,7 +20,7 @@ from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed, commit, decide, write_position, write_records
 from balance_service.engine.dead_letter import open_letters
 from balance_service.engine.dead_letters import DueLetters
-from balance_service.engine.decisions import Decision
+from balance_service.engine.decisions import TRY_AGAIN, Decision
 from balance_service.engine.deletions import Deletions, begun_again, without_states
 from balance_service.engine.inheritance import check_owner, inherit, last_positions, open_writer
 from balance_service.engine.loading import loads, require_loaded
@@ -477,7 +477,7 @@ class Task:
             store, writer = self._running(or_waiting=True)
             if not self._sends:
                 # The one that sends until the switch may apply the record at this moment.
-                return dict.fromkeys(offsets, "another generation still sends the outputs; try again")
+                return dict.fromkeys(offsets, f"another generation still sends the outputs{TRY_AGAIN}")
             known = letters.at(store, offsets)
             refused = {at: why for at in offsets if (why := verdict.refusal(known.get(at))) is not None}
             decided = [letter for at, letter in known.items() if at not in refused]
@@ -508,7 +508,7 @@ class Task:
             first = first_record(hosted.settings, hosted.topics, source, partition, start, _FIRST_RECORD_SECONDS)
         except RetriableError as error:
             # Nothing was written, so the task goes on.
-            return f"the record cannot be read: {error}; try again"
+            return f"the record cannot be read: {error}{TRY_AGAIN}"
         if first is None:
             return f"the task's position is {start}, and no committed record is there or behind it"
         if record_offset(first) != offset:
@@ -518,7 +518,7 @@ class Task:
             if self.position != start:
                 return f"the task goes on: its position is {self.position}"
             if (limit := self.limit) is not None and offset >= limit:
-                return "the generation that sends the outputs has not passed the record; try again"
+                return f"the generation that sends the outputs has not passed the record{TRY_AGAIN}"
             letter = verdict.set_aside(first)
             audit = hosted.decisions.output(partition, letter, verdict, hosted.processor.letters.now_ms())
             self._commit(TaskBatch(start, PartitionUpdates(offset + 1, dead_letters=[letter])), store, writer, [audit])
@@ -811,6 +811,9 @@ class Task:
         """Deletes the states of a compacted source that may lack deletions."""
         position = store.position
         if position is None or not (why := self._deletions.gone(position)):
+            return
+        if self._hosted.stands_still:
+            # Nothing would be folded again: the states stay until an owner has the class of the model.
             return
         partition, source = self.task_id.partition, self._hosted.source.name
         start = self._hosted.topics.offsets(source, [partition], earliest=True)[partition]

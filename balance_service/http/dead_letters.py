@@ -22,6 +22,7 @@ from balance_service.engine.decisions import (
     NO_PARTITION,
     REASON_PATTERN,
     STAGE_PATTERN,
+    TRY_AGAIN,
     Decision,
     LetterId,
     Verdict,
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _DEFAULT_LETTERS = 100
-_MISDIRECTED = 421
+_MISDIRECTED, _UNAVAILABLE = 421, 503
 _NOT_HERE = "this instance hosts no read model with that stage; ask an instance that does"
 _STATUSES = [status.value for status in Status]
 Cause = Annotated[
@@ -241,8 +242,8 @@ class DeadLetters:
             for offset, why in outcome.items()
         }
         if len(refused) == len(ids):
-            letter_id, why = next(iter(refused.items()))
-            raise _refusal(letter_id, why)
+            # One that passes by itself, if there is one.
+            raise min((_refusal(*one) for one in refused.items()), key=lambda problem: problem.status != _UNAVAILABLE)
         outcome = DecisionOutcome(
             accepted=[str(letter_id) for letter_id in ids if letter_id not in refused],
             refused=[Refusal(id=str(letter_id), reason=why) for letter_id, why in refused.items()],
@@ -280,7 +281,7 @@ class DeadLetters:
 
 def _refusal(letter_id: LetterId, why: str) -> Problem:
     detail = f"{letter_id}: {why}"
-    if why == UNREACHABLE:
+    if why == UNREACHABLE or why.endswith(TRY_AGAIN):
         return unavailable(detail)
     return Problem(404 if why in (NO_LETTER, NO_PARTITION, _NOT_HERE) else 409, detail)
 
@@ -455,8 +456,8 @@ def _decision(decision: Decision, summary: str, description: str) -> Route:
             problem(413, "The body has more than 16 KiB."),
             MISDIRECTED,
             retry_later(
-                "No instance owns the partition of any of them now, or the owner does not respond. Send the decision "
-                "again."
+                "No instance owns the partition of any of them now, the owner does not respond, or it cannot carry the "
+                "decision out for the moment. Send the decision again."
             ),
         ),
     )

@@ -375,7 +375,9 @@ def test_if_a_model_begins_to_keep_order_later_events_wait_for_each_open_dead_le
 
     # The task opens.
     hosted: Any = SimpleNamespace(
-        stage=None, processor=SimpleNamespace(letters=in_order), generations=SimpleNamespace(others=lambda _stage: [])
+        stage=SimpleNamespace(retries=False, compacted=False),
+        processor=SimpleNamespace(letters=in_order),
+        generations=SimpleNamespace(others=lambda _stage: []),
     )
     ((moved, opened),) = starting_changes(store, hosted, 0, replace(position, inherited=0), 0, lambda: False)
     store.write([*opened.records], 2)

@@ -12,7 +12,7 @@ from balance_service.engine import deletions
 from balance_service.engine import task as task_module
 from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import write_position
-from balance_service.engine.dead_letter import Letter
+from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.deletions import Deletions
 from balance_service.engine.hosted_generations import HostedGenerations
 from balance_service.engine.records import POSITION_KEY, Position, Role, TaskId
@@ -50,6 +50,7 @@ class Compacted:
         monkeypatch.setattr(task_module, "open_writer", lambda *_: self._writer())
         monkeypatch.setattr(task_module, "last_positions", lambda *_: {})
         self.path = path
+        self.decided: dict[int, Letter] = {}
         self.codec, self.clock = position_codec(), Clock()
         self.topics = InMemoryTopics(rows=1)
         self.topics.configs["rows"] |= {**CHANGELOG}
@@ -60,6 +61,8 @@ class Compacted:
         self.hosted: Any = SimpleNamespace(
             stage=STAGE,
             settings=SimpleNamespace(allow_finite_retention=False),
+            stands_still="",
+            decisions=SimpleNamespace(decided_letters=lambda *_: {0: self.decided}),
             topics=self.topics,
             source=SOURCE,
             partitioner="murmur2",
@@ -101,6 +104,10 @@ class Compacted:
         writer: Any = self.writer
         writer.fence = writer.expect = lambda *_: None
         return cast("FakeWriter", writer)
+
+
+def unavailable(*_: object) -> Any:
+    raise RetriableError("the broker does not respond")
 
 
 class Restored:
@@ -219,6 +226,38 @@ def test_a_task_that_was_away_for_too_long_begins_again_without_states(
     assert sorted(deleted) == [(b"a", None), (b"b", None), (b"\xffonce-by-name1", None), (b"\xffonce-by-time1", None)]
     assert [*compacted.hosted.processor.letters.between(compacted.store, 0)] == some
     assert position.letters == {one.counter: 1 for one in some}
+
+
+@pytest.mark.shows("discarded")
+def test_a_task_that_begins_again_applies_no_record_whose_discarded_dead_letter_is_forgotten(
+    compacted: Compacted,
+) -> None:
+    compacted.stands_at(40)
+    compacted.decided = {7: Letter.first(7, "schema-id-unknown", b"k", 0, 300_000).closed(Status.DISCARDED, 0)}
+    compacted.passes(hours=8 * 24)
+    decided_letters, compacted.hosted.decisions.decided_letters = (
+        compacted.hosted.decisions.decided_letters,
+        unavailable,
+    )
+    # The states are gone then; the next opening has no other sign of it than the position.
+    with pytest.raises(RetriableError):
+        compacted.opened()
+    compacted.hosted.decisions.decided_letters = decided_letters
+
+    task = compacted.opened()
+
+    assert task.position == 0
+    assert task.left_out() == [7]
+
+
+def test_a_task_without_the_class_of_its_model_keeps_the_states_that_may_lack_deletions(compacted: Compacted) -> None:
+    compacted.stands_at(40)
+    compacted.hosted.stands_still = "BALANCE_MODELS has only version 2"
+    compacted.passes(hours=8 * 24)
+
+    task = compacted.opened()
+
+    assert (task.position, compacted.keys) == (40, [b"a", b"b", b"\xffonce-by-name1", b"\xffonce-by-time1"])
 
 
 def test_a_task_that_was_away_for_a_short_time_goes_on(compacted: Compacted) -> None:

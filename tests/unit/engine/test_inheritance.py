@@ -348,6 +348,19 @@ def test_a_silent_task_does_not_go_beyond_the_one_that_sends(pair: Pair) -> None
     assert (pair.new.the_task.limit, pair.new.the_task.goal) == (1, 1)
 
 
+@pytest.mark.shows("discarded")
+def test_a_silent_task_does_not_retry_a_record_that_it_has_not_yet_heard_to_be_discarded(pair: Pair) -> None:
+    pair.given(late("2.00"))
+    new = pair.new.driven
+    due = new.processor.letters.on_decision(new.store, [pair.new.letters[0]], Status.SCHEDULED)
+    write_position(pair.new.position, new.processor.position_codec, new.store, new.writer, due)
+    assert pair.new.letters[0].due_ms == 0
+
+    assert pair.old.the_task.decide([0], Verdict(Decision.DISCARD, "me", "a test")) == {}
+
+    assert pair.new.the_task.due().again == []
+
+
 def test_a_silent_task_catches_up_with_one_that_has_halted(pair: Pair) -> None:
     pair.old.given(paid("1.00"), late("2.00"))
     pair.old.the_task.halt("its code fails")
