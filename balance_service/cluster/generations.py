@@ -92,6 +92,7 @@ class GenerationLog(PeriodicThread):
         self._changed = threading.Event()
         self._reader: LogReader | None = None
         self._followed: list[ControlRecord] = []
+        self._has_met_end = False
         self._attempts = Attempts(log, "following the generations failed", "the generations are followed again")
         self._read_to_end()
         self.records.require_secret()
@@ -161,13 +162,8 @@ class GenerationLog(PeriodicThread):
         """Writes what the first generations of the read models without a record are folded by.
 
         Raises:
-            ConfigurationError: no record about a read model counts, though there are some.
             BalanceServiceError: as `write`.
         """
-        for name in declarations.keys() - self._known.keys():
-            if refused := self.records.unknown(name.encode()):
-                # Its history is unknown: generation 1 may be one that was dropped.
-                raise ConfigurationError(self.records.problem(refused[0]))
         if missing := {name: declared for name, declared in declarations.items() if name not in self._known}:
             # One that starts at the same time may write it first.
             self._write({name: partial(_begun, declared) for name, declared in missing.items()})
@@ -183,6 +179,7 @@ class GenerationLog(PeriodicThread):
 
         Raises:
             InvalidInputError: the transition is not possible.
+            ConfigurationError: no record about the read model counts, though it has had generations.
             RetriableError: nothing was written, or the outcome is unknown.
         """
         return self._write({model: change})[model]
@@ -258,10 +255,33 @@ class GenerationLog(PeriodicThread):
     ) -> _Step:
         """Returns what transitions lead to after the records of the topic."""
         read = self._result(records)
+        for name in changes.keys() - read.keys():
+            self._require_no_history(name)
         before = {name: read.get(name) or Generations(name) for name in changes}
         after = {name: change(before[name]) for name, change in changes.items()}
         changed = [now for name, now in after.items() if now.number > before[name].number]
         return _Step(after, {now.model: self._codec.encode(now.record()) for now in changed})
+
+    def _require_no_history(self, model: str) -> None:
+        """Checks that a read model without a record that counts never had another generation than its first.
+
+        Otherwise that one, which may have been dropped, would serve again, and numbers would be given twice.
+
+        Raises:
+            ConfigurationError: it had.
+            RetriableError: the broker does not respond.
+        """
+        if lost := self.records.may_count(model.encode()):
+            raise ConfigurationError(
+                f"topic '{self._topic}' has no record of the read model '{model}' that counts, so which generation "
+                f"serves is not known: {self.records.problem(lost[0])}"
+            )
+        if later := self._topics.starting_with(f"{self._settings.application_id}-{model}.g"):
+            raise ConfigurationError(
+                f"topic '{min(later)}' is of a later generation of the read model '{model}', and topic '{self._topic}' "
+                "has no record of it: restore the records; or, to fold the model from its first generation on, stop "
+                f"all instances and delete {', '.join(sorted(later))}"
+            )
 
     def _hear(self, read: Mapping[str, Generations]) -> None:
         with self._hearing:
@@ -320,9 +340,13 @@ class GenerationLog(PeriodicThread):
         try:
             if self._reader is None:
                 self._reader = LogReader(reader_config(self._settings), self._topic, {0: OFFSET_BEGINNING})
-                self._followed = []
-            if messages := self._reader.read():
-                self._followed += map(ControlRecord.of, messages)
+                self._followed, self._has_met_end = [], False
+            messages = self._reader.read()
+            self._followed += map(ControlRecord.of, messages)
+            # A checkpoint vouches for the records before it: without the rest of the topic, they would seem forged.
+            meets_end = self._reader.met_end and not self._has_met_end
+            self._has_met_end = self._has_met_end or self._reader.met_end
+            if meets_end or (messages and self._has_met_end):
                 self._result(self._followed)
                 self._attempts.succeeded()
         except BalanceServiceError as error:

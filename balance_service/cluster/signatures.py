@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CLOCKS_AGREE_SECONDS = 30
 """A signature holds a time, and is valid this long before and after it."""
+_AGREE_MS = CLOCKS_AGREE_SECONDS * 1000
 REASONS = UNSIGNED, WRONGLY_SIGNED, NOT_OF_NOW, REPEATED = "unsigned", "wrongly signed", "not of now", "repeated"
 """Why a record is refused."""
 FAREWELL = ""
@@ -60,8 +61,10 @@ class RecordSignatures:
         """
         if self._secret is None:
             return {}
-        # The time increases with each record, even if the clock was set back.
-        self._signed_ms = max(self._now_ms(), self._signed_ms + 1)
+        # The time increases with each record, even if the clock was set back; not if it was far ahead, because peers
+        # accept no time that is.
+        now = self._now_ms()
+        self._signed_ms = now if self._signed_ms > now + _AGREE_MS else max(now, self._signed_ms + 1)
         t = b"%d" % self._signed_ms
         signature = self._secret.sign(_PURPOSE, self._topic, address.encode(), t, value or b"")
         return {HEADER: b"t=%b;hmac=%b" % (t, signature.encode())}
@@ -88,7 +91,7 @@ class RecordSignatures:
         if not self._secret.has_signed(match["hmac"].decode(), _PURPOSE, self._topic, key, match["t"], value or b""):
             raise UntrustedRecordError(WRONGLY_SIGNED, same)
         t, now = int(match["t"]), self._now_ms()
-        if abs(now - t) > CLOCKS_AGREE_SECONDS * 1000:
+        if abs(now - t) > _AGREE_MS:
             agree = f"the clocks of all instances must agree within {CLOCKS_AGREE_SECONDS} s"
             raise UntrustedRecordError(NOT_OF_NOW, agree)
         return t
@@ -120,9 +123,11 @@ class RecordSignatures:
         """
         if signed_ms is None:
             return
-        runs = (address, incarnation), (address, FAREWELL)
-        if signed_ms <= max(self._latest_ms.get(run, 0) for run in runs):
+        runs, now = ((address, incarnation), (address, FAREWELL)), self._now_ms()
+        # A time that lies ahead is of a clock that was set back since.
+        known = [ms for run in runs if (ms := self._latest_ms.get(run, 0)) <= now + _AGREE_MS]
+        if known and signed_ms <= max(known):
             raise UntrustedRecordError(REPEATED, "the instance has published a newer record since")
-        oldest = self._now_ms() - _REMEMBER_SECONDS * 1000
+        oldest = now - _REMEMBER_SECONDS * 1000
         recent = {run: ms for run, ms in self._latest_ms.items() if ms > oldest}
         self._latest_ms = recent | {(address, incarnation): signed_ms}

@@ -35,6 +35,7 @@ from balance_service.model.binding import require_registry
 from balance_service.model.placing import stages_of
 from balance_service.model.versions import declaration_of, fits
 from balance_service.observability.metrics import Metrics
+from balance_service.process.java import java_executable
 from balance_service.process.runtime import thread_failures
 
 if TYPE_CHECKING:
@@ -80,53 +81,55 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
         raise ConfigurationError(
             f"the read model '{read_model.name}' keeps no states, so there is nothing to rebuild; what it sent stays"
         )
-    topics, stages, name = Topics(settings), stages_of(read_model, settings), read_model.name
-    ours = declaration_of(read_model)
-    require_registry([read_model], settings)
-    with closing(OwnSchemas(SchemaRegistry.from_settings(settings))) as schemas:
-        generations = GenerationLog(settings, topics, schemas)
-        now = generations.of(name)
-        if (declared := now.declarations.get(now.serving)) is not None:
-            _refuse_other_rows(topics, stages[-1], declared, ours)
-        former = [stages[-1].of_generation(number) for number in now.writable]
-        serving = stages[-1].of_generation(now.serving)
-        source = prepare_topics(topics, settings, [*stages[:-1], serving])[serving.source]
-        _refuse_repartitioned(topics, serving, source)
-        starts = topics.offsets(source.name, range(source.partitions), earliest=True)
-        refuse_incomplete(settings, serving, source, starts)
-        with ExclusiveGroup(settings, topics, source) as group:
-            _refuse_other_owner(settings, topics, schemas, former)
-            # It refuses to go on without a decision that may count.
-            letters_for_a_fold(settings, topics, schemas, serving, source)
-            declaration = ours.beginning_at(starts)
+    # What may fail for a reason of this machine comes before the former generations are given up.
+    java_executable()
+    with closing(StateDirectory(settings.state_dir, settings.application_id)) as directory:
+        topics, stages, name = Topics(settings), stages_of(read_model, settings), read_model.name
+        ours = declaration_of(read_model)
+        require_registry([read_model], settings)
+        with closing(OwnSchemas(SchemaRegistry.from_settings(settings))) as schemas:
+            generations = GenerationLog(settings, topics, schemas)
+            now = generations.of(name)
+            if (declared := now.declarations.get(now.serving)) is not None:
+                _refuse_other_rows(topics, stages[-1], declared, ours)
+            former = [stages[-1].of_generation(number) for number in now.writable]
+            serving = stages[-1].of_generation(now.serving)
+            source = prepare_topics(topics, settings, [*stages[:-1], serving])[serving.source]
+            _refuse_repartitioned(topics, serving, source)
+            starts = topics.offsets(source.name, range(source.partitions), earliest=True)
+            refuse_incomplete(settings, serving, source, starts)
+            with ExclusiveGroup(settings, topics, source) as group:
+                _refuse_other_owner(settings, topics, schemas, former)
+                # It refuses to go on without a decision that may count.
+                letters_for_a_fold(settings, topics, schemas, serving, source)
+                declaration = ours.beginning_at(starts)
 
-            def replaced(now: Generations) -> Generations:
-                # It may have taken long to get here.
+                def replaced(now: Generations) -> Generations:
+                    # It may have taken long to get here.
+                    group.check()
+                    return now.replaced(declaration)
+
+                now = generations.write(name, replaced)
+                former = [stages[-1].of_generation(number) for number in now.former]
+                log.warning(
+                    f"generation {now.serving} of '{name}' serves from now on, and is folded; the changelogs of "
+                    f"{', '.join(stage.name for stage in former)} are deleted once it has taken over what they sent"
+                )
                 group.check()
-                return now.replaced(declaration)
-
-            now = generations.write(name, replaced)
-            former = [stages[-1].of_generation(number) for number in now.former]
-            log.warning(
-                f"generation {now.serving} of '{name}' serves from now on, and is folded; the changelogs of "
-                f"{', '.join(stage.name for stage in former)} are deleted once it has taken over what they sent"
-            )
-            group.check()
-    metrics = Metrics()
-    retries = StartupRetries(threading.Event(), lambda _reason: None)
-    with thread_failures(lambda: None) as failures:
-        directory = StateDirectory(settings.state_dir, settings.application_id)
-        # Earlier stages do not run: the records that they passed on are kept.
-        engine = Engine(settings, directory, stages[-1:], [read_model], metrics, retries)
-        try:
-            tasks = engine.stages[stages[-1].of_generation(now.serving).name]
-            tasks.hosted.generations.begin(tasks.hosted.stage)
-            seconds = replay(engine, tasks, retries, progress, failures)
-            settle(engine, now, former)
-        finally:
-            engine.stop()
-    # Read after the stop: a commit is counted a moment after its position becomes visible.
-    return Rebuilt(metrics.totals(), seconds)
+        metrics = Metrics()
+        retries = StartupRetries(threading.Event(), lambda _reason: None)
+        with thread_failures(lambda: None) as failures:
+            # Earlier stages do not run: the records that they passed on are kept.
+            engine = Engine(settings, directory, stages[-1:], [read_model], metrics, retries)
+            try:
+                tasks = engine.stages[stages[-1].of_generation(now.serving).name]
+                tasks.hosted.generations.begin(tasks.hosted.stage)
+                seconds = replay(engine, tasks, retries, progress, failures)
+                settle(engine, now, former)
+            finally:
+                engine.stop()
+        # Read after the stop: a commit is counted a moment after its position becomes visible.
+        return Rebuilt(metrics.totals(), seconds)
 
 
 def _refuse_other_rows(topics: Topics, last: Stage, declared: Declaration, ours: Declaration) -> None:

@@ -14,7 +14,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from balance_service.avro.frames import SCHEMA_PREFIX
 from balance_service.errors import ConfigurationError, RetriableError
@@ -133,10 +133,17 @@ class ControlRecords:
             self.refused = {**self.refused, place: Refused(record.key, reason)}
             log.error("a control record does not count", topic=self.topic, offset=record.offset, reason=reason)
 
-    def unknown(self, key: bytes | None = None) -> list[tuple[int, int]]:
-        """Returns the places of the records that no known secret has signed, of all keys or of one."""
-        wrong = ((at, one.key) for at, one in sorted(self.refused.items()) if one.reason == WRONGLY_SIGNED)
-        return [at for at, of in wrong if key in (None, of)]
+    def unknown(self) -> list[tuple[int, int]]:
+        """Returns the places of the records that no known secret has signed."""
+        return [at for at, one in sorted(self.refused.items()) if one.reason == WRONGLY_SIGNED]
+
+    def may_count(self, key: bytes) -> list[tuple[int, int]]:
+        """Returns the places of the refused records of a key that an instance may have written.
+
+        They are signed with an unknown secret, follow records that are gone, or have a schema that the registry lacks.
+        """
+        forged = (UNSIGNED, REPEATED, REFUSED_BEFORE)
+        return [at for at, one in sorted(self.refused.items()) if one.key == key and one.reason not in forged]
 
     def require_secret(self) -> None:
         """Raises ConfigurationError if others sign the records of the topic, and this process has no secret."""
@@ -303,10 +310,18 @@ def _write(settings: Settings, name: str, records: Sequence[ControlRecord]) -> N
     doing, grant = f"writing to topic '{name}'", f"Write on topic '{name}'"
     producer = new_client(Producer, {**producer_config(settings), "message.timeout.ms": int(_WRITE_SECONDS * 1000)})
     try:
+        refused: list[KafkaError] = []
+
+        def report(error: KafkaError | None, _message: Message) -> None:
+            if error is not None:
+                refused.append(error)
+
         for one in records:
             headers: dict[str, str | bytes | None] = {HEADER: one.signature}
-            producer.produce(name, one.value, one.key, partition=one.partition, headers=headers)
+            producer.produce(name, one.value, one.key, partition=one.partition, headers=headers, on_delivery=report)
         if wait_for_deliveries(producer, _WRITE_SECONDS):
             raise RetriableError(f"{doing}: the broker did not confirm in time")
+        if refused:
+            raise KafkaException(refused[0])
     except KafkaException as error:
         raise by_remedy(error, doing, grant) from error

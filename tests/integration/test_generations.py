@@ -326,12 +326,12 @@ def test_a_version_that_sends_to_a_topic_of_its_own_is_built_next_to_the_one_tha
 def test_an_offline_rebuild_replaces_all_generations(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     topics = Topics(settings)
-    prepare_topics(topics, settings, [balance_stage(settings).of_generation(2)])
-    with Writer(stack, settings.topic) as writer:
-        writer.add("alice", "1.00", "2.00")
     with closing(SchemaRegistry.from_settings(settings)) as registry:
         written = GenerationLog(settings, topics, OwnSchemas(registry))
         written.begin({"balance": DECLARED})
+        prepare_topics(topics, settings, [balance_stage(settings).of_generation(2)])
+        with Writer(stack, settings.topic) as writer:
+            writer.add("alice", "1.00", "2.00")
         written.write("balance", rebuilt)
         written.write("balance", lambda now: now.compared(2, Comparison()))
         written.write("balance", lambda now: now.switched(2, "alice", "it is equal"))

@@ -30,6 +30,10 @@ COMMIT_FAILED = KafkaException(KafkaError(KafkaError.UNKNOWN))
 """A broker answers a commit with it if it fences the producer at that time."""
 
 
+def was_replaced(now: Generations) -> Generations:
+    return now.replaced(DECLARED)
+
+
 class Records(list[Any]):
     def close(self) -> None: ...
 
@@ -136,6 +140,37 @@ def test_a_commit_that_failed_with_an_unknown_error_is_looked_up_and_not_written
     written = broker.log().write("rewards", lambda _: BUILT)
 
     assert (written, broker.states, writer.commits) == (BUILT, [ONE, BUILT], 2)
+
+
+LATER = ["balance-service-rewards-changelog", "balance-service-rewards.g3-changelog"]
+
+
+@pytest.mark.shows("control")
+@pytest.mark.parametrize("is_offline", [False, True], ids=["start", "offline rebuild"])
+@pytest.mark.parametrize(
+    ("states", "changelogs", "why"),
+    [([BUILT], [], "its number is 2, and 1 is next"), ([], LATER, "delete balance-service-rewards.g3-changelog")],
+    ids=["its first records are gone", "the topic was deleted"],
+)
+def test_a_history_without_its_beginning_is_not_begun_again(
+    broker: Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    states: list[Generations],
+    changelogs: list[str],
+    why: str,
+    *,
+    is_offline: bool,
+) -> None:
+    broker.states, broker.changelogs = states, changelogs
+    writer = Writer(broker, is_committed=True)
+    monkeypatch.setattr(module, "prepare_generations", lambda *_: None)
+    monkeypatch.setattr(module, "new_client", lambda *_: writer)
+    log = broker.log()
+
+    with pytest.raises(ConfigurationError, match=why):
+        log.write("rewards", was_replaced) if is_offline else log.begin({"rewards": DECLARED})
+
+    assert writer.commits == 0
 
 
 def test_a_model_that_has_had_one_generation_does_not_depend_on_the_topic(broker: Broker) -> None:

@@ -159,6 +159,18 @@ def test_an_outdated_or_future_record_is_refused(late: float) -> None:
     assert instances.refusal(instances.write()) == "not of now"
 
 
+def test_an_instance_whose_clock_was_an_hour_ahead_is_accepted_again_at_once() -> None:
+    instances = Instances()
+    instances.writers_clock.now += 3600
+    instances.readers_clock.now += 3600
+    instances.read(instances.write())
+
+    instances.writers_clock.now -= 3600
+    instances.readers_clock.now -= 3600
+
+    instances.read(instances.write())
+
+
 def test_an_instance_whose_clock_is_set_back_stays_accepted() -> None:
     instances = Instances()
     for _ in range(3):

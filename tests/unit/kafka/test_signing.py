@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
-from balance_service.errors import ConfigurationError
+import pytest
+from confluent_kafka import KafkaError
+
+from balance_service.errors import ConfigurationError, NotAuthorizedError
+from balance_service.kafka import signing
 from balance_service.kafka.signing import (
     HEADER,
     REFUSED_BEFORE,
@@ -15,6 +20,8 @@ from balance_service.kafka.signing import (
     ControlRecords,
     SharedSecret,
 )
+from balance_service.kafka.topics import Topic
+from balance_service.settings import load_settings
 
 NOW, FORMER, FOREIGN = (SharedSecret(f"{name} secret of all") for name in ("present", "former", "foreign"))
 
@@ -29,6 +36,32 @@ def signed(secret: SharedSecret | None, key: bytes, value: bytes, topic: str = "
 
 def judged(records: ControlRecords, *given: ControlRecord) -> list[str]:
     return [reason for _, reason in records.judged(given)]
+
+
+class Refusing:
+    """A producer whose records the broker refuses, one by one."""
+
+    def __init__(self) -> None:
+        self.reports: list[Any] = []
+
+    def produce(self, *_: object, on_delivery: Any, **__: object) -> None:
+        self.reports.append(on_delivery)
+
+    def poll(self, _seconds: float) -> None:
+        self.reports.pop()(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), None)
+
+    def __len__(self) -> int:
+        return len(self.reports)
+
+
+def test_a_checkpoint_that_the_broker_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever believes that it was written leaves the former secret out."""
+    monkeypatch.setattr(signing, "new_client", lambda *_: Refusing())
+    monkeypatch.setattr(signing, "_read", lambda *_: [])
+    topics: Any = SimpleNamespace(find=lambda name: Topic(name, "id", 1))
+
+    with pytest.raises(NotAuthorizedError, match="Write on topic 'decisions'"):
+        signing.vouch(load_settings(peer_secret="a secret of all instances"), topics, "decisions")
 
 
 def test_a_signed_record_counts_and_one_of_a_former_secret_too() -> None:
