@@ -229,6 +229,9 @@ class Calls:
     ) -> Pages[Entry[Any]]:
         """Yields the entries of a read model in the order of their keys, and requests them page by page.
 
+        All pages are of the generation that answered the first one. If that is dropped before the last page,
+        InvalidCallError says so.
+
         Args:
             start: the first key.
             end: the last key.
@@ -247,8 +250,13 @@ class Calls:
             "maxLag": max_lag,
         }
 
+        generation: int | None = None
+
         def fetch(after: str | None) -> Call[tuple[Sequence[Entry[Any]], str | None]]:
-            content, scan = yield from self._scan(model, "entries", {**given, "after": after}, "entries", "next")
+            nonlocal generation
+            page = {**given, "after": after, "generation": generation}
+            content, scan = yield from self._scan(model, "entries", page, "entries", "next")
+            generation = scan.generation
             return (yield from self.typed(model, into, _entries(content, scan))), content["next"]
 
         return Pages(fetch)
@@ -456,13 +464,19 @@ class Calls:
         """Has another generation serve.
 
         Args:
-            to: its number, by default that of the only other one.
+            to: its number, by default that of the only other one when the call begins.
             anyway: whether it serves although something would be lost by that.
             reason: stored with the request.
 
         Raises:
-            ClientError: it cannot serve, or something would be lost; the message names what.
+            ClientError: it cannot serve, or something would be lost; the message names what. If an answer was lost, the
+                request is sent again, and it may be refused because that generation serves already.
         """
+        if to is None:
+            # Without a number, the service switches to the other generation each time, also if the answer to the first
+            # request was lost.
+            found = (yield from self.generations(model))["generations"]
+            to = next((one["generation"] for one in found if one["status"] != "serving"), None)
         body: dict[str, Any] = {"model": model, "reason": reason} | ({} if to is None else {"to": to})
         body |= {"anyway": True} if anyway else {}
         return (yield from self._read(_post(f"{api.MODELS}.switch", body), *_GENERATIONS))
@@ -542,8 +556,9 @@ class Calls:
             )
             for partition, offset in offsets.items()
         }
-        missing = reply.headers.get(api.MISSING, "")
+        missing, generation = reply.headers.get(api.MISSING, ""), reply.headers.get(api.GENERATION)
         return content, Scan(
+            generation=None if generation is None else int(generation),
             application_server=self._server.header(reply, api.APPLICATION_SERVER),
             partitions=partitions,
             missing=frozenset(map(int, missing.split(","))) if missing else frozenset(),

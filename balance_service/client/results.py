@@ -116,6 +116,8 @@ class Scan:
 
     application_server: str
     """`host:port` of the instance that gathered the answer."""
+    generation: int | None
+    """The generation that answered; None from an instance of a version that does not say it."""
     partitions: Mapping[int, PartitionAnswer]
     missing: frozenset[int]
     """The partitions that the answer lacks; empty unless the call allows that by `partial`."""

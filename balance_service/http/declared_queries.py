@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, WithJsonSchema, create_model
 
+from balance_service import api
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import JSON, Answer
 from balance_service.http.key_target import KEY_SCOPES, declared_target, names_of
@@ -237,7 +238,9 @@ class CollectionQueries:
             body = f"{{{','.join([f'{exact_json(entry.key)}:{entry.json}' for entry in page.entries])}}}"
         response = Answer(200, body.encode(), JSON, found.headers).response()
         if page.next is not None:
-            following = request.rel_url.update_query({"after": page.next})
+            # A sum over pages of two generations is of neither.
+            generation = {"generation": found.headers[api.GENERATION]} if api.GENERATION in found.headers else {}
+            following = request.rel_url.update_query({"after": page.next, **generation})
             response.headers["Link"] = f'<{following}>; rel="next"'
         return response
 

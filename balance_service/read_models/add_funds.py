@@ -57,6 +57,10 @@ _CERTAINLY_NOT_WRITTEN = {
     KafkaError._UNKNOWN_PARTITION,
 }
 
+_WITHOUT_POSITION = (
+    "the event was written, at a position that is not known; with the same Idempotency-Key, another attempt counts "
+    "once, and has a position; without a key, do not send it again: it would count twice"
+)
 Delivered = tuple[int, int]
 """Partition and offset of a record."""
 
@@ -212,9 +216,9 @@ class FundsAddedPublisher:
 
     async def _publish(self, customer_id: str, amount: Decimal, idempotency_key: bytes | None) -> Delivered:
         loop = asyncio.get_running_loop()
-        delivered: asyncio.Future[Delivered | KafkaError] = loop.create_future()
+        delivered: asyncio.Future[Delivered | KafkaError | RetriableError] = loop.create_future()
 
-        def settle(outcome: Delivered | KafkaError) -> None:
+        def settle(outcome: Delivered | KafkaError | RetriableError) -> None:
             if not delivered.done():
                 delivered.set_result(outcome)
 
@@ -224,6 +228,8 @@ class FundsAddedPublisher:
             headers[IDEMPOTENCY_HEADER] = idempotency_key
         self._produce(customer_id, amount, headers, lambda outcome: loop.call_soon_threadsafe(settle, outcome))
         outcome = await delivered
+        if isinstance(outcome, RetriableError):
+            raise outcome
         if isinstance(outcome, KafkaError):
             raise self.failure_of(outcome)
         self._connection.accepted()
@@ -244,10 +250,17 @@ class FundsAddedPublisher:
         customer_id: str,
         amount: Decimal,
         headers: dict[str, str | bytes | None],
-        report: Callable[[Delivered | KafkaError], object],
+        report: Callable[[Delivered | KafkaError | RetriableError], object],
     ) -> None:
         def on_delivery(error: KafkaError | None, message: Message) -> None:
-            report(error if error is not None else (int(message.partition() or 0), int(message.offset() or 0)))
+            partition, offset = message.partition(), message.offset()
+            if error is not None:
+                report(error)
+            elif partition is None or offset is None:
+                # The broker had the event from an attempt whose answer was lost, and no longer knows where it is.
+                report(RetriableError(_WITHOUT_POSITION))
+            else:
+                report((partition, offset))
 
         try:
             frame = self._serialize(customer_id, amount)
@@ -320,7 +333,7 @@ _ROUTE = Route(
     summary="Add funds to a customer",
     description="Appends one `FundsAdded` event, and answers when all in-sync replicas have it. A repeated request "
     "adds again, unless both have the same `Idempotency-Key`: then only the first counts. After a 503 without a key, "
-    "`detail` says whether the event may have been written.",
+    "`detail` says whether the event may have been written, or was.",
     parameters=AddFundsParameters,
     body=RequestBody(
         description="At most 16 KiB of JSON.",

@@ -299,7 +299,9 @@ def _admit(access: Access, request: web.Request, needed: frozenset[Scope]) -> No
     decision = access.judge(request.headers, anonymous_name(request.remote), needed)
     # The rate limit also applies to clients without an accepted token, by their addresses.
     access.charge(decision.client)
-    request[RECHECK] = lambda: access.judge(request.headers, decision.client, needed).refusal
+    # The function holds no request: that would make a cycle, which waits for a collection.
+    headers, client = request.headers, decision.client
+    request[RECHECK] = lambda: access.judge(headers, client, needed).refusal
     if decision.is_authenticated:
         request[CLIENT] = decision.client
         if isinstance(request.protocol, AheadOfAiohttp):

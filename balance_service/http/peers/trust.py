@@ -48,6 +48,7 @@ _QUERY, _ANSWER = b"balance-service forwarded query 2", b"balance-service answer
 _CLIENT = b"balance-service client of a forwarded query 1"
 _MESSAGE_TO_OWNER, _MESSAGE_FROM_OWNER = b"balance-service message to owner 1", b"balance-service message from owner 1"
 _PROOF_LENGTH = 64
+_TO = re.compile(r";to=(?P<to>[^;\s]{1,64})")
 _PROVEN = re.compile(
     r"(?P<signed>(?P<address>[^;\s]{1,300});run=(?P<run>[0-9a-f]{32});n=(?P<number>[0-9]{1,15});to=(?P<to>[^;\s]{1,64});"
     r"t=(?P<t>[0-9]{1,12}));hmac=(?P<hmac>[0-9a-f]{64})"
@@ -157,13 +158,13 @@ class PeerTrust:
         return self.secret is not None
 
     def mark(self, from_address: str, to: Peer, query: str) -> str:
-        """Makes the mark of a forwarded query, valid once.
+        """Makes the mark of a forwarded query, with a secret valid once.
 
         Args:
             query: method, path and query string, exactly as sent.
         """
         if self.secret is None:
-            return from_address
+            return f"{from_address};to={to.incarnation}"
         signed = (
             f"{from_address};run={self.incarnation};n={next(self._numbers)};to={to.incarnation};t={int(self._now())}"
         )
@@ -206,9 +207,12 @@ class PeerTrust:
             query: method, path and query string, exactly as received.
 
         Raises:
-            Problem: 403, the proof is missing, wrong, expired, or for another query or instance.
+            Problem: 403, the proof is missing, wrong, expired, or for another query or instance; without a secret 421,
+                the mark names another run, perhaps of another application's instance.
         """
         if self.secret is None:
+            if (named := _TO.search(mark)) is not None and named["to"] != self.incarnation:
+                raise Problem(421, "the query is for another run of an instance at this address")
             return None
         match = _PROVEN.fullmatch(mark)
         if match is None:

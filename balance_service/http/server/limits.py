@@ -142,7 +142,8 @@ class UnderWay:
             if not deadline.expired():
                 raise
             raise unavailable(
-                f"the request took more than {self._seconds:g} s; if it was a command, the event may have been written"
+                f"the request took more than {self._seconds:g} s; if it was a command, the event may have been "
+                "written, and an operator's request may still be carried out: look before you send it again"
             ) from None
         finally:
             shares.release(client)

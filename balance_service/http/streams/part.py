@@ -28,6 +28,8 @@ PAGE = 200
 _PAGE_BYTES = 256 << 10
 _PARAMETERS = ("key", "from", "to", "prefix")
 _WITHIN = "within"
+# Clients send an id in a header, and the server accepts none of more than 8,000 bytes.
+_MOST_CHARACTERS = 7_000
 
 
 class PartEndedError(Exception):
@@ -77,12 +79,16 @@ class EventId(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The generation, and the positions by changelog: `1/0:12,1:40@a;2:7@b`. Mostly, all have the same one."""
+        """The generation, and the positions by changelog: `1/0:12,1:40@a;2:7@b`. Mostly, all have the same one.
+
+        Empty if it is longer than a header may be: the client then begins again with a snapshot.
+        """
         positions: dict[str, dict[int, int]] = {}
         for partition, (position, changelog) in self.points.items():
             positions.setdefault(changelog, {})[partition] = position
         of_changelogs = (f"{by_partition(some)}@{changelog}" for changelog, some in positions.items())
-        return f"{self.generation}/{';'.join(of_changelogs)}"
+        text = f"{self.generation}/{';'.join(of_changelogs)}"
+        return text if len(text) <= _MOST_CHARACTERS else ""
 
     @staticmethod
     def parse(text: str) -> EventId | None:

@@ -6,6 +6,38 @@ from tests.chaos.pinpoint.builders import pinpoint
 
 BUGS = (
     pinpoint(
+        "without a secret, an instance answers a query that was meant for another run",
+        "http/peers/trust.py",
+        "if (named := _TO.search(mark)) is not None and",
+        "if (named := _TO.search(mark)) is not None and False and",
+        "unit/http/peers/test_trust",
+        "test_without_a_secret_a_query_for_another_run_is_not_answered",
+    ),
+    pinpoint(
+        "a switch that is sent again leads back",
+        "client/calls.py",
+        "        if to is None:\n",
+        "        if False:\n",
+        "unit/client/test_calls",
+        "test_a_switch_that_is_sent_again_names_the_same_generation",
+    ),
+    pinpoint(
+        "a listing goes on with another generation",
+        "client/calls.py",
+        "            generation = scan.generation\n",
+        "            generation = None\n",
+        "unit/client/test_calls",
+        "test_all_pages_are_of_the_generation_that_answered_the_first_one",
+    ),
+    pinpoint(
+        "an event's id is longer than a header may be",
+        "http/streams/part.py",
+        'return text if len(text) <= _MOST_CHARACTERS else ""',
+        "return text",
+        "unit/http/streams/test_changes",
+        "test_an_id_that_no_header_can_have_is_empty_so_that_its_client_begins_with_a_snapshot",
+    ),
+    pinpoint(
         "a double of this instance is another number than the same double of a peer",
         "http/scan.py",
         "Decimal(repr(value)) if isinstance(value, float) else value\n",

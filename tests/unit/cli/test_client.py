@@ -260,7 +260,10 @@ def suspended() -> Iterator[str]:
 
 
 READING = [["status"], ["get-balance", "c1"], ["dead-letters", "list"], ["generations", "balance"]]
-CHANGING = [["switch", "balance", "--reason", "r"], ["dead-letters", "redrive", "balance/0:1", "--reason", "r"]]
+CHANGING = [
+    ["switch", "balance", "--to", "2", "--reason", "r"],
+    ["dead-letters", "redrive", "balance/0:1", "--reason", "r"],
+]
 
 
 @pytest.mark.parametrize("command", [*READING, *CHANGING], ids=" ".join)

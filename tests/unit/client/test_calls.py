@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import uuid
 from dataclasses import dataclass
@@ -221,6 +222,31 @@ def test_entries_are_requested_page_by_page(run: Run) -> None:
         "/api/models/balance/entries?from=a&prefix=&limit=2",
         "/api/models/balance/entries?from=a&prefix=&limit=2&after=b",
     ]
+
+
+def test_all_pages_are_of_the_generation_that_answered_the_first_one(run: Run) -> None:
+    pages = (
+        of_all('{"entries":[{"key":"a","value":1}],"next":"a"}', **{"Balance-Generation": "2"}),
+        of_all('{"entries":[{"key":"b","value":2}],"next":null}', **{"Balance-Generation": "2"}),
+    )
+    with scripted(*pages) as (url, received):
+        entries = run(url, "entries", "balance")
+
+    assert [entry.scan.generation for entry in entries] == [2, 2]
+    assert targets(received)[1] == "/api/models/balance/entries?limit=1000&after=a&generation=2"
+
+
+def test_a_switch_that_is_sent_again_names_the_same_generation(run: Run) -> None:
+    """Without its number, a second request would lead back to the former one."""
+    generations = [{"generation": 1, "status": "serving"}, {"generation": 2, "status": "ready"}]
+    state = {"generations": generations, "comparison": None, "keptUntil": None, "problem": ""}
+    status = answer(json.dumps(state))
+    with scripted(status, Drop(), status) as (url, received):
+        run(url, "switch", "balance", reason="a test", options=QUICK)
+
+    asked, *sent = received
+    assert asked.target == "/api/models/balance/generations"
+    assert [json.loads(request.body) for request in sent] == [{"model": "balance", "reason": "a test", "to": 2}] * 2
 
 
 def test_a_page_is_requested_when_it_is_needed(run: Run) -> None:

@@ -19,7 +19,7 @@ from balance_service.http.app import make_app
 from balance_service.http.instances import INSTANCE_ROUTES, Action, Instances
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
-from balance_service.http.peers.trust import Peer
+from balance_service.http.peers.trust import Peer, PeerTrust
 from balance_service.http.route import Handlers
 from balance_service.http.streams.event_stream import Streams
 from tests.support.fakes import Details, IdleInstance
@@ -53,15 +53,18 @@ def asked(
 
     async def run() -> list[tuple[int, Any]]:
         proxy, handlers = Proxy(), Handlers(Operations(Told(HERE), Streams(1)))
-        there = Handlers()
-        async with TestServer(make_app(there, ROUTES)) as other, TestServer(make_app(handlers, ROUTES)) as server:
+        there, trust = Handlers(), PeerTrust()
+        async with (
+            TestServer(make_app(there, ROUTES, trust=trust)) as other,
+            TestServer(make_app(handlers, ROUTES)) as server,
+        ):
             address = f"127.0.0.1:{other.port}"
             there.add(Operations(Told(address), Streams(1)))
             known = {"peer": address, "gone": "127.0.0.1:1"}
             addresses = [known[name] for name in peers]
             if has_started:
                 instances = Instances(
-                    peer=lambda asked: Peer(asked, "run") if asked in addresses else None,
+                    peer=lambda asked: Peer(asked, trust.incarnation) if asked in addresses else None,
                     proxy=proxy,
                     address=HERE,
                     history=history,

@@ -216,7 +216,7 @@ def test_sequential_queries_use_one_connection() -> None:
     assert peer.connections == 1
     assert peer.requests[0] == (
         b"GET /api/customers.getBalance?customerId=c0 HTTP/1.1\r\n"
-        b"Host: %s\r\nBalance-Forwarded: asker:1\r\n\r\n" % peer.address.encode()
+        b"Host: %s\r\nBalance-Forwarded: asker:1;to=i\r\n\r\n" % peer.address.encode()
     )
 
 

@@ -43,7 +43,7 @@ def test_the_owner_answers_a_query_one_hop_away(instance: Instance) -> None:
 
     assert (answer.status, answer.text) == (200, '{"amount":9007199254740993.01}')
     (request,) = peer.asked
-    assert request.headers[FORWARDED_HEADER] == instance.address
+    assert request.headers[FORWARDED_HEADER] == f"{instance.address};to=i"
     assert dict(request.query) == {"customerId": CUSTOMER, "minPosition": f"{PARTITION}:7"}
 
 

@@ -87,8 +87,8 @@ def test_a_mark_contains_the_sender_and_the_time_but_not_the_secret() -> None:
 def test_without_a_secret_any_mark_is_accepted_any_number_of_times() -> None:
     open_to_all = trust(secret=None)
 
-    assert mark_for(open_to_all, secret=None) == "peer:1"
-    for mark in ("peer:1", "", "anything;at=all", mark_for(trust()), "peer:1"):
+    assert mark_for(open_to_all, secret=None) == f"peer:1;to={open_to_all.incarnation}"
+    for mark in ("peer:1", "", "anything;at=all", mark_for(open_to_all), "peer:1"):
         open_to_all.check(mark, QUESTION)
 
 
@@ -114,6 +114,18 @@ FORM = f"peer:1;run={'0' * 32};n=1;to=i;t=1000;hmac={'0' * 64}"
 )
 def test_a_mark_without_a_proof_is_refused(mark: str) -> None:
     refusal(trust(), mark)
+
+
+def test_without_a_secret_a_query_for_another_run_is_not_answered() -> None:
+    """The address may have passed to an instance of another application."""
+    before, now = trust(secret=None), trust(secret=None)
+
+    with pytest.raises(Problem) as caught:
+        now.check(mark_for(before, secret=None), QUESTION)
+
+    assert caught.value.status == 421
+    now.check("peer:1", QUESTION)
+    now.check(mark_for(now, secret=None), QUESTION)
 
 
 def test_a_proof_by_another_secret_is_refused() -> None:

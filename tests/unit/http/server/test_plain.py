@@ -679,7 +679,7 @@ def test_the_owner_gets_one_request_with_a_mark_and_no_header_of_the_client(othe
 
     (asked,) = peer.asked
     assert asked.raw_path == TARGET
-    assert asked.headers[FORWARDED_HEADER] == "asker:1"
+    assert asked.headers[FORWARDED_HEADER] == "asker:1;to=i"
     assert set(asked.headers) == {"Host", FORWARDED_HEADER}
 
 

@@ -549,6 +549,14 @@ def test_the_id_of_an_event_has_each_partitions_changelog() -> None:
     assert part.EventId.parse("") is None
 
 
+def test_an_id_that_no_header_can_have_is_empty_so_that_its_client_begins_with_a_snapshot() -> None:
+    def of(partitions: int) -> str:
+        return part.EventId(3, dict.fromkeys(range(partitions), feed.Point(10**9, "a" * 22))).text
+
+    assert len(of(400)) > 5_000
+    assert of(800) == ""
+
+
 def test_a_feed_does_not_go_back_to_a_retry_before_its_first_view(owner: Owner) -> None:
     async def run() -> None:
         beginning = feed.Feed(owner.one, feed.Pace())
