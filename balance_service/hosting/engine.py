@@ -47,7 +47,7 @@ from balance_service.model.versions import Versions
 from balance_service.observability.tracing import UNTRACED
 from balance_service.process import open_files
 from balance_service.process.failpoints import failpoint
-from balance_service.process.runtime import Attempts, Awake, PeriodicThread
+from balance_service.process.runtime import Attempts, Awake, PeriodicThread, collect_garbage
 from balance_service.spark.decode import Decoder
 from balance_service.spark.row_query import in_short
 from balance_service.spark.session import SparkSampler, start_spark
@@ -82,6 +82,7 @@ CHECK_EVERY_SECONDS = 5.0
 _QUERIES_OF_A_PARTITION = 6
 _SAMPLE_EVERY_SECONDS = 5.0
 _LOOK_EVERY_SECONDS = 1.0
+_COLLECT_EVERY_SECONDS = 300.0
 
 
 class StartupRetries:
@@ -344,6 +345,7 @@ class Engine:
         # Otherwise malloc keeps what the tasks have freed, although no other rebuild may come.
         pa.default_memory_pool().release_unused()
         self.on_change()
+        self.metrics.forget_stage(name)
         return True
 
     def stop(self) -> None:
@@ -527,6 +529,7 @@ class Engine:
             yield PeriodicThread(f"watermarks-{name}", _WATERMARKS_EVERY_SECONDS, watermarks.refresh)
         yield PeriodicThread("spark-sampler", _SAMPLE_EVERY_SECONDS, self.spark_sampler.take)
         yield PeriodicThread("progress", _LOOK_EVERY_SECONDS, self._look)
+        yield PeriodicThread("garbage-collection", _COLLECT_EVERY_SECONDS, collect_garbage)
 
     def _look(self) -> None:
         self.awake.beat()

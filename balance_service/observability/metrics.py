@@ -28,6 +28,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._of_stages: list[Counter] = []
         self._read = self._counter("balance_events_read", "Records read from the source and committed.", _TASK)
         self._applied = self._counter("balance_events_applied", "Events folded.", _TASK)
         self._ignored = self._counter(
@@ -176,8 +177,13 @@ class Metrics:
     def directory_record_refused(self, reason: str) -> None:
         self._directory_refused.labels(reason).inc()
 
+    def forget_stage(self, name: str) -> None:
+        """Ends the series of a stage that is gone. To be called once nothing counts for it any more."""
+        for metric in (*self._of_stages, self.query_seconds):
+            metric.remove_by_labels({"read_model": name})
+
     def totals(self) -> Committed:
-        """Totals of all tasks since the process started."""
+        """Totals of all tasks that are here since the process started."""
         counters = (self._applied, self._ignored, self._duplicates, self._dead)
         applied, ignored, duplicates, dead_lettered = (int(sum(_totals(counter))) for counter in counters)
         return Committed(applied, ignored, duplicates, dead_lettered)
@@ -193,7 +199,10 @@ class Metrics:
         self._sent.labels(*labels).inc(done.sent)
 
     def _counter(self, name: str, help_text: str, labels: tuple[str, ...]) -> Counter:
-        return Counter(name, help_text, labels, registry=self.registry)
+        counter = Counter(name, help_text, labels, registry=self.registry)
+        if "read_model" in labels:
+            self._of_stages.append(counter)
+        return counter
 
 
 def _bounded(name: str, known: set[str], most: int) -> str:

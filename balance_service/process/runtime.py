@@ -98,6 +98,14 @@ def favour_short_work() -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
 
 
+def collect_garbage() -> None:
+    """Free objects that refer to each other, to be called at intervals: after `favour_short_work`, that happens seldom.
+
+    Spark's queries, their members and py4j's handles of the JVM's objects do, and keep plans and sessions in the JVM.
+    """
+    gc.collect()
+
+
 def share_one_allocator() -> None:
     """Let Arrow allocate with malloc, as RocksDB does. To be called before Arrow is imported.
 

@@ -1,8 +1,10 @@
 package parts.code.balance;
 
 import java.io.Serializable;
+import java.lang.ref.SoftReference;
 import java.util.ArrayList;
 import java.util.Collections;
+import java.util.HashMap;
 import java.util.List;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -25,7 +27,8 @@ import scala.jdk.javaapi.CollectionConverters;
  * all of Spark's tasks share it.
  */
 public final class Resolving implements Serializable {
-  private static final ConcurrentHashMap ALL = new ConcurrentHashMap();
+  // A stage that is gone leaves its object to the garbage collector.
+  private static final HashMap ALL = new HashMap();
   private static final AtomicInteger MADE = new AtomicInteger();
   private static final String IGNORED = "ignored";
   private static final int HEADER_BYTES = 5;
@@ -53,7 +56,9 @@ public final class Resolving implements Serializable {
    */
   public Resolving(List texts, boolean takesFingerprints) {
     this(new ArrayList(texts), takesFingerprints, MADE.incrementAndGet());
-    ALL.put(Integer.valueOf(this.number), this);
+    synchronized (ALL) {
+      ALL.put(Integer.valueOf(this.number), new SoftReference(this));
+    }
   }
 
   private Resolving(ArrayList texts, boolean takesFingerprints, int number) {
@@ -259,11 +264,14 @@ public final class Resolving implements Serializable {
   // static.
   public Object readResolve() {
     Integer number = Integer.valueOf(this.number);
-    Resolving found = (Resolving) ALL.get(number);
-    if (found == null) {
-      Resolving made = new Resolving(this.texts, this.takesFingerprints, this.number);
-      found = (Resolving) ALL.putIfAbsent(number, made);
-      found = found == null ? made : found;
+    Resolving found;
+    synchronized (ALL) {
+      SoftReference reference = (SoftReference) ALL.get(number);
+      found = reference == null ? null : (Resolving) reference.get();
+      if (found == null) {
+        found = new Resolving(this.texts, this.takesFingerprints, this.number);
+        ALL.put(number, new SoftReference(found));
+      }
     }
     found.told.putAll(this.told);
     return found;

@@ -268,6 +268,20 @@ def test_dead_letters_are_counted_by_cause() -> None:
     assert metrics.totals() == Committed(2, 0, 0, 3)
 
 
+def test_the_series_of_a_stage_end_with_it() -> None:
+    metrics = Metrics()
+    for stage in ("balance", "balance.g2"):
+        metrics.committed(TaskId(stage, 1), Committed(2, 1, 0, 1, {"value-null": 1}, others={"a.R": 1}))
+        metrics.query_started(TaskId(stage, 1), "opened", 0.5)
+        metrics.query_seconds.labels(stage, "local", "200").observe(0.1)
+
+    metrics.forget_stage("balance")
+
+    labels = {value for series in samples(metrics.registry).values() for values in series for value in values}
+    assert "balance" not in labels
+    assert "balance.g2" in labels
+
+
 def test_records_of_other_types_are_counted_by_a_bounded_number_of_names() -> None:
     metrics = Metrics()
     for name in range(60):
