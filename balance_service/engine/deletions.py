@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import Position, Record
     from balance_service.engine.store import StateStore
+    from balance_service.model.stage import Stage
 
 # The clocks of instances and brokers may differ by that.
 _MOST_MARGIN_MS = 60 * 60 * 1000
@@ -115,6 +116,11 @@ def begun_again(position: Position, start: int) -> Position:
         emitted_up_to=known_up_to,
         seen_to_ms=now_ms(),
     )
+
+
+def again_up_to(stage: Stage, position: Position) -> int:
+    """Returns up to which offset a position folds records again since `begun_again`; 0 if it does not."""
+    return position.emitted_up_to if stage.compacted and position.offset < position.emitted_up_to else 0
 
 
 def without_states(store: StateStore) -> Iterator[Record]:

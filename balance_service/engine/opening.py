@@ -9,6 +9,7 @@ import structlog
 
 from balance_service.engine.database import Database
 from balance_service.engine.dead_letter import Letter, Status
+from balance_service.engine.deletions import again_up_to
 from balance_service.engine.inheritance import inherit
 from balance_service.engine.records import NEVER, Position
 from balance_service.engine.sent import START_ANEW, sent_of
@@ -214,8 +215,7 @@ def starting_changes(
         return
     yield position, letters.on_open(store)
     # Of records that are folded again, discarded dead letters may be forgotten.
-    is_again = stage.compacted and position.offset < position.emitted_up_to
-    if (is_again or hosted.generations.others(stage)) and (decided := _decided(hosted, partition)):
+    if (again_up_to(stage, position) or hosted.generations.others(stage)) and (decided := _decided(hosted, partition)):
         if since is not None and not inherits:
             # Redriven dead letters were retried before. Another retry would need another decision.
             decided = {at: letter for at, letter in decided.items() if letter.status is Status.DISCARDED}

@@ -21,7 +21,7 @@ from balance_service.engine.commit import Committed, commit, decide, write_posit
 from balance_service.engine.dead_letter import open_letters
 from balance_service.engine.dead_letters import DueLetters
 from balance_service.engine.decisions import TRY_AGAIN, Decision
-from balance_service.engine.deletions import Deletions, begun_again, without_states
+from balance_service.engine.deletions import Deletions, again_up_to, begun_again, without_states
 from balance_service.engine.inheritance import check_owner, inherit, last_positions, open_writer
 from balance_service.engine.loading import loads, require_loaded
 from balance_service.engine.opening import (
@@ -691,9 +691,9 @@ class Task:
         return None if store is None else store.position
 
     def _again_up_to(self, position: Position | None) -> int:
-        if position is None or self._role is not Role.ACTIVE or not self._hosted.stage.compacted:
+        if position is None or self._role is not Role.ACTIVE:
             return 0
-        return position.emitted_up_to if position.offset < position.emitted_up_to else 0
+        return again_up_to(self._hosted.stage, position)
 
     @property
     def _waited_lately(self) -> Waited | None:

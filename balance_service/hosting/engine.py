@@ -529,7 +529,8 @@ class Engine:
             yield PeriodicThread(f"watermarks-{name}", _WATERMARKS_EVERY_SECONDS, watermarks.refresh)
         yield PeriodicThread("spark-sampler", _SAMPLE_EVERY_SECONDS, self.spark_sampler.take)
         yield PeriodicThread("progress", _LOOK_EVERY_SECONDS, self._look)
-        yield PeriodicThread("garbage-collection", _COLLECT_EVERY_SECONDS, collect_garbage)
+        # Not during the start, which ends with a collection.
+        yield PeriodicThread("garbage-collection", _COLLECT_EVERY_SECONDS, collect_garbage, begins_at_once=False)
 
     def _look(self) -> None:
         self.awake.beat()

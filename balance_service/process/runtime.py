@@ -200,11 +200,16 @@ class Attempts:
 class PeriodicThread:
     """A daemon thread that calls `work` at once and then at each interval, until it is stopped.
 
+    With `begins_at_once` false, the first call comes after the first interval.
+
     An exception in `work` ends the thread; see `thread_failures`.
     """
 
-    def __init__(self, name: str, every_seconds: float, work: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, every_seconds: float, work: Callable[[], None], *, begins_at_once: bool = True
+    ) -> None:
         self._every_seconds = every_seconds
+        self._begins_at_once = begins_at_once
         self._work = work
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -220,6 +225,8 @@ class PeriodicThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        if not self._begins_at_once:
+            self._stopping.wait(self._every_seconds)
         while not self._stopping.is_set():
             self._work()
             self._stopping.wait(self._every_seconds)

@@ -216,9 +216,9 @@ class FundsAddedPublisher:
 
     async def _publish(self, customer_id: str, amount: Decimal, idempotency_key: bytes | None) -> Delivered:
         loop = asyncio.get_running_loop()
-        delivered: asyncio.Future[Delivered | KafkaError | RetriableError] = loop.create_future()
+        delivered: asyncio.Future[Delivered | RetriableError] = loop.create_future()
 
-        def settle(outcome: Delivered | KafkaError | RetriableError) -> None:
+        def settle(outcome: Delivered | RetriableError) -> None:
             if not delivered.done():
                 delivered.set_result(outcome)
 
@@ -230,8 +230,6 @@ class FundsAddedPublisher:
         outcome = await delivered
         if isinstance(outcome, RetriableError):
             raise outcome
-        if isinstance(outcome, KafkaError):
-            raise self.failure_of(outcome)
         self._connection.accepted()
         return outcome
 
@@ -250,12 +248,12 @@ class FundsAddedPublisher:
         customer_id: str,
         amount: Decimal,
         headers: dict[str, str | bytes | None],
-        report: Callable[[Delivered | KafkaError | RetriableError], object],
+        report: Callable[[Delivered | RetriableError], object],
     ) -> None:
         def on_delivery(error: KafkaError | None, message: Message) -> None:
             partition, offset = message.partition(), message.offset()
             if error is not None:
-                report(error)
+                report(self.failure_of(error))
             elif partition is None or offset is None:
                 # The broker had the event from an attempt whose answer was lost, and no longer knows where it is.
                 report(RetriableError(_WITHOUT_POSITION))

@@ -158,7 +158,7 @@ def test_a_job_on_a_cluster_makes_what_an_online_rebuild_makes(
     for name in ("balance_service", "schemas", "samples", "deploy", "tests"):
         shutil.copytree(_ROOT / name, older / name, ignore=shutil.ignore_patterns("__pycache__"))
     with (older / "balance_service/read_models/balance.py").open("a") as code:
-        code.write("# As it was before.\n")
+        code.write("# Older code.\n")
     with pytest.raises(
         JobFailedError, match=r"other code than this process in balance_service\.read_models\.balance: "
     ):

@@ -48,10 +48,11 @@ _QUERY, _ANSWER = b"balance-service forwarded query 2", b"balance-service answer
 _CLIENT = b"balance-service client of a forwarded query 1"
 _MESSAGE_TO_OWNER, _MESSAGE_FROM_OWNER = b"balance-service message to owner 1", b"balance-service message from owner 1"
 _PROOF_LENGTH = 64
-_TO = re.compile(r";to=(?P<to>[^;\s]{1,64})")
+_TO = r";to=(?P<to>[^;\s]{1,64})"
+_NAMED = re.compile(_TO)
 _PROVEN = re.compile(
-    r"(?P<signed>(?P<address>[^;\s]{1,300});run=(?P<run>[0-9a-f]{32});n=(?P<number>[0-9]{1,15});to=(?P<to>[^;\s]{1,64});"
-    r"t=(?P<t>[0-9]{1,12}));hmac=(?P<hmac>[0-9a-f]{64})"
+    r"(?P<signed>(?P<address>[^;\s]{1,300});run=(?P<run>[0-9a-f]{32});n=(?P<number>[0-9]{1,15})"
+    rf"{_TO};t=(?P<t>[0-9]{{1,12}}));hmac=(?P<hmac>[0-9a-f]{{64}})"
 )
 _PROVEN_CLIENT = re.compile(r"(?P<client>[0-9a-f]{32});hmac=(?P<hmac>[0-9a-f]{64})")
 
@@ -128,7 +129,8 @@ class ProofChain:
 class PeerTrust:
     """Checks addresses, marks and answers of peers. Not thread-safe.
 
-    Without a secret every mark and answer is accepted; with an empty allow-list, every host.
+    Without a secret, every answer is accepted, and every mark that names no other run; with an empty allow-list, every
+    host.
     """
 
     def __init__(
@@ -211,7 +213,7 @@ class PeerTrust:
                 the mark names another run, perhaps of another application's instance.
         """
         if self.secret is None:
-            if (named := _TO.search(mark)) is not None and named["to"] != self.incarnation:
+            if (named := _NAMED.search(mark)) is not None and named["to"] != self.incarnation:
                 raise Problem(421, "the query is for another run of an instance at this address")
             return None
         match = _PROVEN.fullmatch(mark)

@@ -81,7 +81,7 @@ BUGS = (
     in_one_test(
         "a partition that begins again applies a record whose discarded dead letter is forgotten",
         "engine/opening.py",
-        "if (is_again or hosted.generations.others(stage)) and",
+        "if (again_up_to(stage, position) or hosted.generations.others(stage)) and",
         "if hosted.generations.others(stage) and",
         "unit/engine/test_deletions",
         "test_a_task_that_begins_again_applies_no_record_whose_discarded_dead_letter_is_forgotten",

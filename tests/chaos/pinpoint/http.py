@@ -8,8 +8,8 @@ BUGS = (
     pinpoint(
         "without a secret, an instance answers a query that was meant for another run",
         "http/peers/trust.py",
-        "if (named := _TO.search(mark)) is not None and",
-        "if (named := _TO.search(mark)) is not None and False and",
+        "if (named := _NAMED.search(mark)) is not None and",
+        "if (named := _NAMED.search(mark)) is not None and False and",
         "unit/http/peers/test_trust",
         "test_without_a_secret_a_query_for_another_run_is_not_answered",
     ),

@@ -55,7 +55,7 @@ class Refusing:
 
 
 def test_a_checkpoint_that_the_broker_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever believes that it was written leaves the former secret out."""
+    """An operator who takes it for written leaves the former secret out."""
     monkeypatch.setattr(signing, "new_client", lambda *_: Refusing())
     monkeypatch.setattr(signing, "_read", lambda *_: [])
     topics: Any = SimpleNamespace(find=lambda name: Topic(name, "id", 1))
