@@ -4,7 +4,8 @@ A replay is complete when every event is durably committed in Kafka. For this se
 advance after their transaction is committed; for other sides, the committed offsets of their groups, which are part of
 their transactions. Both are polled every 30 ms. Time is measured from the start of the process, and from the moment
 when the stores of all partitions are open and folding begins. The second half is the time from the first poll at which
-half of the events are folded, committed or not, to the poll at which all are, so it excludes the last commit.
+half of the events are folded, committed or not, to the poll at which all are, so it excludes the last commit. A replay
+whose batches are so large that this first poll has three quarters of the events has no second half.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _MILLION = 1e6
 _LOOK_EVERY_SECONDS = 0.2
+_TOO_LATE = 0.75
+"""Share of the events from which on a poll is not taken as the middle: the rest may take less than a poll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,9 @@ class Replay:
 
     @property
     def second_half(self) -> float | None:
-        """Events per second since the first poll with half of the events; None if that poll has all."""
+        """Events per second since the first poll with half of the events; None if that poll has three quarters."""
         (middle, half), (end, every) = self._first_look(self.events / 2), self._first_look(self.events)
-        return (every - half) / (end - middle) if end > middle else None
+        return (every - half) / (end - middle) if half < _TOO_LATE * self.events else None
 
     @property
     def evenness(self) -> float | None:

@@ -483,8 +483,9 @@ def test_rates_exclude_commits_before_every_instance_has_a_partition() -> None:
     assert run.rate_with_start == pytest.approx(500 / 6)
 
 
-def test_a_replay_in_one_commit_has_no_second_half() -> None:
-    run = Replay(0.0, 1.0, 8.0, [(2.0, 0), (8.0, 500)], 500, 10.0, 4.0, 1, [])
+@pytest.mark.parametrize("looks", [[(2.0, 0), (8.0, 500)], [(2.0, 0), (7.9, 480), (8.0, 500)]])
+def test_a_replay_in_one_or_two_commits_has_no_second_half(looks: list[tuple[float, int]]) -> None:
+    run = Replay(0.0, 1.0, 8.0, looks, 500, 10.0, 4.0, 1, [])
     assert run.second_half is None
     assert run.evenness is None
 
