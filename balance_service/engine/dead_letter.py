@@ -161,8 +161,12 @@ class Letter(
         return replace(self, status=Status.SCHEDULED, due_ms=now_ms)
 
     def failed_in_replay(self, cause: str, key: bytes | None, now_ms: int, detail: str = "") -> Letter:
-        """Reopens a closed dead letter whose record could not be applied in a replay, and makes it due."""
-        return replace(self, cause=cause, key=kept_key(key), detail=detail).due_at_once(now_ms)
+        """Reopens a closed dead letter whose record could not be applied in a replay, and makes it due.
+
+        One that an operator set aside waits instead: its record stopped the replay, and a retry could stop it again.
+        """
+        again = replace(self, cause=cause, key=kept_key(key), detail=detail)
+        return again._next(cause, now_ms, 0) if cause == SET_ASIDE else again.due_at_once(now_ms)
 
     def closed(self, status: Status, now_ms: int) -> Letter:
         is_sent = self.is_sent or status is Status.APPLIED

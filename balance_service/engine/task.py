@@ -18,7 +18,7 @@ import structlog
 
 from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed, commit, decide, write_position, write_records
-from balance_service.engine.dead_letter import open_letters
+from balance_service.engine.dead_letter import Status, open_letters
 from balance_service.engine.dead_letters import DueLetters
 from balance_service.engine.decisions import TRY_AGAIN, Decision
 from balance_service.engine.deletions import Deletions, again_up_to, begun_again, without_states
@@ -498,7 +498,9 @@ class Task:
             Why that is not possible; None if it was done.
         """
         hosted, partition, start = self._hosted, self.task_id.partition, self.position
-        if (known := self.letters_at([offset]).get(offset)) is not None:
+        known = self.letters_at([offset]).get(offset)
+        # A replay applies a record again that was redriven before, and may stop there.
+        if known is not None and (known.status is not Status.APPLIED or offset < start):
             return verdict.refusal(known)
         if start < 0:
             raise TaskMigratedError(f"the task is {self._state.value}, and has no position")

@@ -15,7 +15,7 @@ import pytest
 
 from balance_service.engine import inheritance
 from balance_service.engine.batch import PartitionUpdates, TaskBatch
-from balance_service.engine.commit import write_position
+from balance_service.engine.commit import decide, write_position
 from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.hosted_generations import HostedGenerations
@@ -667,6 +667,28 @@ def test_a_record_that_another_generation_set_aside_is_left_out_until_an_operato
     task.follow({at: set_aside.closed(Status.DISCARDED, 0)})
     assert task.left_out() == [at]
     assert pair.new.letters[at].status is Status.DISCARDED
+
+
+def test_a_replay_that_stops_at_a_redriven_record_goes_on_once_it_is_set_aside(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generation, task = pair.old, pair.old.the_task
+    pair.given(paid("1.00"))
+    redriven = Letter.first(1, "redriven", None, 0, 1).closed(Status.APPLIED, 0)
+    processor, driven = generation.driven.processor, generation.driven
+    decide(processor.letters.carry_over([redriven]), [], processor, driven.store, driven.writer)
+    given = {"partition": 0, "offset": 1, "timestamp": (1, 0), "key": b"g", "value": b"it hangs"}
+    record = SimpleNamespace(**{name: lambda value=value: value for name, value in given.items()})
+    monkeypatch.setattr("balance_service.engine.task.first_record", lambda *_: record)
+    set_aside = Verdict(Decision.SET_ASIDE, "ann", "it hangs")
+
+    assert task.decide([1], set_aside) == {}
+
+    assert task.position == 2
+    letter = generation.letters[1]
+    # A retry could stop the partition again.
+    assert (letter.status, letter.cause, letter.key, letter.due_ms) == (Status.WAITING, "set-aside", b"g", -1)
+    assert task.decide([1], set_aside) == {1: "it is a dead letter already: redrive or discard it"}
 
 
 @pytest.mark.parametrize("successor", ["new", "old"])
