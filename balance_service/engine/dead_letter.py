@@ -166,7 +166,7 @@ class Letter(
         One that an operator set aside waits instead: its record stopped the replay, and a retry could stop it again.
         """
         again = replace(self, cause=cause, key=kept_key(key), detail=detail)
-        return again._next(cause, now_ms, 0) if cause == SET_ASIDE else again.due_at_once(now_ms)
+        return replace(again, status=Status.WAITING, due_ms=NEVER) if cause == SET_ASIDE else again.due_at_once(now_ms)
 
     def closed(self, status: Status, now_ms: int) -> Letter:
         is_sent = self.is_sent or status is Status.APPLIED
