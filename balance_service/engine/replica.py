@@ -16,6 +16,7 @@ from balance_service.engine.opening import (
 )
 from balance_service.errors import FatalError, RetriableError, StoreCorruptedError
 from balance_service.kafka.clients import reader_config
+from balance_service.kafka.log_reader import END_SOON
 from balance_service.kafka.topic_specs import prepare_changelog
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from balance_service.engine.store import StateStore, StoreView
     from balance_service.kafka.topics import Topic
 
-_END_WITHIN_MS = 10
 _SAY_EVERY_SECONDS = 2.0
 
 
@@ -65,8 +65,8 @@ class Replica:
         check_tombstones_since_offset(topics, changelog, partition, self.store.changelog_offset)
         config = reader_config(hosted.settings)
         if is_owned:
-            # The broker reports the end only after this wait, and queries are refused until then.
-            config |= {"fetch.wait.max.ms": _END_WITHIN_MS}
+            # Queries are refused until then.
+            config |= END_SOON
         # A consumer that starts at "earliest" takes half a second more to find that offset than this request.
         start = self.store.changelog_offset or topics.offsets(changelog.name, [partition], earliest=True)[partition]
         self._reader = ChangelogReader(config, changelog.name, partition, start)

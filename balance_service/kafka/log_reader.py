@@ -30,6 +30,8 @@ _WAIT_SECONDS = 0.1
 _SILENCE_SECONDS = 30.0
 # librdkafka prefetches until it reaches either bound.
 _PREFETCH = {"queued.min.messages": 20_000, "queued.max.messages.kbytes": 16 << 10}
+END_SOON = {"fetch.wait.max.ms": 10}
+"""For readers whose caller waits for the end: the broker reports it only after a fetch that has waited for so long."""
 # Reading past this many offsets costs less than a new fetch from elsewhere.
 _LARGEST_GAP, _LARGEST_SPAN = 10_000, 50_000
 
@@ -75,7 +77,7 @@ class LogReader:
         self._silent_since: float | None = None
         self._failure: BalanceServiceError | None = None
         self._grant = f"Read on topic '{topic}' and on group '{config['group.id']}'"
-        self._consumer = new_client(Consumer, {**config, **_PREFETCH})
+        self._consumer = new_client(Consumer, {**config, **_PREFETCH, **({} if ends is None else END_SOON)})
         try:
             self.assign({p: start for p, start in starts.items() if ends is None or p in self.unfinished})
         except KafkaException as error:

@@ -17,7 +17,7 @@ from balance_service.avro.frames import frame_header, schema_id_of
 from balance_service.engine.dead_letter import Letter
 from balance_service.engine.dead_letters import DueLetters
 from balance_service.errors import RetriableError
-from balance_service.kafka.log_reader import _WAIT_SECONDS, records_at, records_left_at
+from balance_service.kafka.log_reader import _WAIT_SECONDS, reader_to_end, records_at, records_left_at
 from balance_service.kafka.topics import Topics
 from balance_service.spark.redrive import Redrive
 from tests.integration.engines import prepare, settings_for
@@ -142,6 +142,25 @@ def test_existing_records_are_read_without_waiting_at_the_end_of_a_partition(set
         return time.monotonic() - began
 
     assert median(seconds() for _ in range(9)) < _WAIT_SECONDS
+
+
+def test_a_topic_that_ends_in_a_marker_is_read_to_its_end_without_waiting(settings: Settings) -> None:
+    """The end of a transaction takes an offset, so only the broker's report shows that nothing follows."""
+    topics = Topics(settings)
+    topic = prepare(topics, settings)
+    producer = Producer({"bootstrap.servers": settings.bootstrap_servers, "transactional.id": f"{topic.name}-writer"})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(topic.name, b"committed", partition=0)
+    producer.commit_transaction()
+
+    def seconds() -> float:
+        began = time.monotonic()
+        with reader_to_end(settings, topics, topic, [0], waits_for_open=True) as reader:
+            assert [message.value() for message in reader] == [b"committed"]
+        return time.monotonic() - began
+
+    assert min(seconds() for _ in range(9)) < _WAIT_SECONDS
 
 
 def test_a_read_ends_in_time_and_the_next_one_continues(settings: Settings) -> None:
