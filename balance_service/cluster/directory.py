@@ -195,6 +195,8 @@ class ServerTable:
     def __init__(self, clock: Callable[[], float] = elapsed) -> None:
         self._clock = clock
         self._servers: Mapping[str, ApplicationServer] = {}
+        self._left: Mapping[str, ApplicationServer] = {}
+        """The last records of instances that have said farewell."""
         self._runs: dict[str, _Runs] = {}
 
     def hear(self, address: str, record: Mapping[str, Any] | None, *, live: bool) -> None:
@@ -211,8 +213,10 @@ class ServerTable:
             for a, s in self._servers.items()
             if now - s.read_at < (_FORGET_AFTER_SECONDS if s.was_heard else _FORGET_UNHEARD_AFTER_SECONDS)
         }
+        left = {a: s for a, s in self._left.items() if now - s.read_at < _FORGET_AFTER_SECONDS}
         if record is None:
-            servers.pop(address, None)
+            if (server := servers.pop(address, None)) is not None and live:
+                left[address] = server
             self._runs.pop(address, None)
         else:
             heard_at = now if live else float("-inf")
@@ -221,6 +225,8 @@ class ServerTable:
                 {**record, "address": address}, heard_at=heard_at, read_at=now, is_shared=is_shared
             )
         self._runs = {a: runs for a, runs in self._runs.items() if a in servers}
+        # In this order, because `models` reads them in the other one.
+        self._left = left
         self._servers = servers
 
     def is_shared(self, address: str) -> bool:
@@ -231,6 +237,21 @@ class ServerTable:
     def servers(self) -> Sequence[ApplicationServer]:
         """All known instances in the order of their addresses, including suspects."""
         return [server for _, server in sorted(self._servers.items())]
+
+    def models(self) -> Mapping[str, PublishedModel]:
+        """Returns the generations of read models that there are, by name.
+
+        That nothing answers for a read model now does not mean that there is none: suspects count, and so do instances
+        that have left in the last hour, if no other one hosts the read model.
+        """
+        found: dict[str, PublishedModel] = {}
+        for model in (model for server in self.servers() for model in server.models):
+            known = found.setdefault(model.name, model)
+            if known.partitions < model.partitions:
+                found[model.name] = model
+        owners = {model_and_generation(name)[0] for name in found}
+        gone = (model for server in self._left.values() for model in server.models)
+        return {model.name: model for model in gone if model_and_generation(model.name)[0] not in owners} | found
 
     def spread(self, stage: str, read_model: str) -> int:
         """Returns how many partitions of a stage the instance with the most owns beyond the one with the fewest.

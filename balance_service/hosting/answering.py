@@ -31,7 +31,7 @@ from balance_service.model.placing import stages_of
 from balance_service.model.stage import model_and_generation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from balance_service.cluster.directory import PublishedModel
     from balance_service.engine.tasks import Tasks
@@ -171,19 +171,12 @@ class Answering:
         scatter = self._scatter(routing, "/api", None, self._letters_scans)
         return StageDeadLetters(scan=scan, scatter=scatter, records=records, decide=tasks.decide)
 
-    def _elsewhere(self) -> dict[str, PublishedModel]:
-        """Returns the read models that the directory names, by name."""
+    def _elsewhere(self) -> Mapping[str, PublishedModel]:
+        """Returns the read models that instances host, by name."""
         directory = self._instance.directory
         if not directory.is_read:
             raise unavailable("this instance has not read the directory of instances yet")
-        found: dict[str, PublishedModel] = {}
-        # Suspect peers count: that none answers now does not mean that there is no such read model.
-        for server in directory.table.servers():
-            for model in server.models:
-                known = found.setdefault(model.name, model)
-                if known.partitions < model.partitions:
-                    found[model.name] = model
-        return found
+        return directory.table.models()
 
     def _of_peers(self, name: str, partitioning: Partitioning, key_type: KeyType) -> ModelAnswers:
         routing = Routing(

@@ -322,6 +322,38 @@ def test_a_farewell_removes_its_server(listener: Listener) -> None:
     assert listener.owner(0) is None
 
 
+def test_read_models_whose_instances_have_left_are_known_for_an_hour(listener: Listener) -> None:
+    """A query for one is 503, which may be repeated, and not 404."""
+    listener.hear("a:1", task(0))
+    listener.table.hear("a:1", None, live=True)
+    listener.clock.now += 3_599
+    listener.table.hear("b:1", {**record("b:1"), "models": []}, live=True)
+    known = set(listener.table.models())
+    listener.clock.now += 2
+    listener.table.hear("b:1", {**record("b:1"), "models": []}, live=True)
+
+    assert (known, set(listener.table.models())) == ({"balance"}, set())
+
+
+def test_a_generation_that_only_a_former_instance_hosted_is_unknown_once_another_hosts_the_read_model(
+    listener: Listener,
+) -> None:
+    first = record("a:1")
+    listener.table.hear("a:1", {**first, "models": [{**first["models"][0], "name": "balance.g7"}]}, live=True)
+    listener.table.hear("a:1", None, live=True)
+    between = set(listener.table.models())
+    listener.hear("b:1")
+
+    assert (between, set(listener.table.models())) == ({"balance.g7"}, {"balance"})
+
+
+def test_a_farewell_of_the_past_makes_no_read_model_known(listener: Listener) -> None:
+    listener.hear("a:1", live=False)
+    listener.table.hear("a:1", None, live=False)
+
+    assert not listener.table.models()
+
+
 def test_the_farewell_of_an_unknown_server_changes_nothing(listener: Listener) -> None:
     listener.hear("a:1", task(0))
 

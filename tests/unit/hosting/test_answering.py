@@ -33,8 +33,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("no_environment")
 
 
-def with_handlers(work: Callable[[Handlers], Coroutine[Any, Any, None]]) -> None:
-    """Gives some work the handlers of an instance that hosts nothing, and whose peer hosts `balance`."""
+def with_handlers(work: Callable[[Handlers], Coroutine[Any, Any, None]], *, has_left: bool = False) -> None:
+    """Gives some work the handlers of an instance that hosts nothing, and whose peer hosts `balance`.
+
+    Args:
+        has_left: whether the peer has stopped.
+    """
 
     class Command(AddFundsHandler):
         def __init__(self) -> None:
@@ -44,6 +48,8 @@ def with_handlers(work: Callable[[Handlers], Coroutine[Any, Any, None]]) -> None
         table = ServerTable(Clock())
         published = PublishedModel("balance", 2, "murmur2", versions=(1,)).record()
         table.hear("peer:1", {"address": "peer:1", "incarnation": "i", "models": [published], "tasks": []}, live=True)
+        if has_left:
+            table.hear("peer:1", None, live=True)
         generations = SimpleNamespace(serving=lambda _model: 1, of=lambda _model: SimpleNamespace(live=[1]))
         instance: Any = SimpleNamespace(
             engine=SimpleNamespace(
@@ -80,12 +86,13 @@ def test_every_route_finds_what_answers_it(route: Any) -> None:
     assert not [refusal for refusal in refusals if "starting" in refusal]
 
 
-@pytest.mark.shows("no-500")
-def test_a_top_of_a_read_model_that_only_peers_host_is_asked_of_them() -> None:
+@pytest.mark.shows("no-500", "404")
+@pytest.mark.parametrize("has_left", [False, True])
+def test_a_top_of_a_read_model_that_only_peers_host_is_asked_of_them(*, has_left: bool) -> None:
     async def work(handlers: Handlers) -> None:
         answers = handlers.of(ModelQueries).of("balance")
         scan = TopScan(by="amount", value=answers.scatter.routing.number("amount"))
         with pytest.raises(Problem, match="no instance could answer for partitions 0,1"):
             await answers.scatter.gather("top", scan, Asker("a client"))
 
-    with_handlers(work)
+    with_handlers(work, has_left=has_left)
