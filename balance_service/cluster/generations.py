@@ -24,7 +24,7 @@ from balance_service.errors import (
 )
 from balance_service.kafka.clients import by_remedy, new_client, reader_config, transactional_config
 from balance_service.kafka.log_reader import LogReader, reader_to_end
-from balance_service.kafka.producers import wait_for_deliveries
+from balance_service.kafka.producers import connect, wait_for_deliveries
 from balance_service.kafka.signing import ControlRecord, ControlRecords
 from balance_service.kafka.topic_specs import prepare_generations
 from balance_service.model.generations import Generations
@@ -229,6 +229,7 @@ class GenerationLog(PeriodicThread):
         config = transactional_config(self._settings, self._topic, int(_TRANSACTION_SECONDS * 1000))
         producer = new_client(Producer, config)
         try:
+            connect(producer, self._topic)
             producer.init_transactions(_TRANSACTION_SECONDS)
             producer.begin_transaction()
             yield producer

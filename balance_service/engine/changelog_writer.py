@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from balance_service.errors import (
 )
 from balance_service.kafka.clients import by_remedy, new_client, not_authorized, transaction_error
 from balance_service.kafka.messages import offset_of
-from balance_service.kafka.producers import wait_for_deliveries
+from balance_service.kafka.producers import connect, wait_for_deliveries
 from balance_service.process.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 _FENCE_ATTEMPTS = 5
 _FENCE_TIMEOUT_SECONDS = 10.0
-_CONNECT_TIMEOUT_SECONDS = 2.0
 _COMMIT_TIMEOUT_SECONDS = 30.0
 _ROOM_WITHIN_SECONDS = 0.01
 # To librdkafka 0 is now, and -1 too.
@@ -85,7 +83,7 @@ class ChangelogWriter:
             RetriableError: the transaction coordinator does not respond in time.
             TaskMigratedError: a successor fenced this writer, or `should_stop` returned True.
         """
-        self._connect(self._open_producer())
+        connect(self._open_producer(), self._changelog)
         for attempt in range(_FENCE_ATTEMPTS):
             if should_stop():
                 raise TaskMigratedError("the task was closed before it fenced its predecessor")
@@ -140,16 +138,6 @@ class ChangelogWriter:
         if self._producer is not None:
             self._producer.purge()
             self._producer = None
-
-    def _connect(self, producer: Producer) -> None:
-        """Connects before the coordinator is looked up; otherwise librdkafka repeats the lookup after half a second.
-
-        The first response makes librdkafka replace the bootstrap connection by one to a broker; the second arrives
-        over that one.
-        """
-        with suppress(KafkaException):
-            for _ in range(2):
-                producer.list_topics(self._changelog, _CONNECT_TIMEOUT_SECONDS)
 
     def _transact(
         self,

@@ -20,6 +20,7 @@ from balance_service.engine.inheritance import owners_of
 from balance_service.errors import ConfigurationError
 from balance_service.kafka.clients import by_remedy, new_client, transactional_config
 from balance_service.kafka.log_reader import reader_to_end
+from balance_service.kafka.producers import connect
 from balance_service.kafka.topics import Topics
 from balance_service.model.binding import recorded_subjects
 from balance_service.model.stage import Stage, model_and_generation, rekeyed_topics
@@ -81,7 +82,7 @@ class Removal:
             for stage in self._stages:
                 changelog = topics.find(stage.changelog)
                 for partition in range(0 if changelog is None else changelog.partitions):
-                    self._end_transaction(stage.transactional_id(partition))
+                    self._end_transaction(stage.changelog, stage.transactional_id(partition))
             for topic in self.topics:
                 # In this order: once the topic is gone, none looks for its subjects.
                 registry.forget(topic)
@@ -140,12 +141,13 @@ class Removal:
                     "application uses the topic, delete it by Kafka's own tools"
                 )
 
-    def _end_transaction(self, transactional_id: str) -> None:
+    def _end_transaction(self, changelog: str, transactional_id: str) -> None:
         """Aborts the transaction that a killed instance has left open: readers of other topics wait for its end.
 
         It also fences an instance that is paused.
         """
         producer = new_client(Producer, transactional_config(self._settings, transactional_id))
+        connect(producer, changelog)
         try:
             producer.init_transactions(_FENCE_SECONDS)
         except KafkaException as error:

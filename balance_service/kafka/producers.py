@@ -25,7 +25,19 @@ log = structlog.get_logger(__name__)
 _POLL_SECONDS = 0.1
 _REPORT_SECONDS = 1.0
 _FINISH_SECONDS = 60.0
+_CONNECT_SECONDS = 2.0
 _BY_KEY = -1
+
+
+def connect(producer: Producer, topic: str) -> None:
+    """Connects a transactional producer before it looks up its coordinator, as far as the brokers answer in time.
+
+    Otherwise librdkafka repeats the lookup after half a second. The first response makes it replace the bootstrap
+    connection by one to a broker; the second arrives over that one.
+    """
+    with suppress(KafkaException):
+        for _ in range(2):
+            producer.list_topics(topic, _CONNECT_SECONDS)
 
 
 def wait_for_deliveries(producer: Producer, seconds: float) -> int:

@@ -92,6 +92,8 @@ class Writer:
         self._writes = False
         self.commits = 0
 
+    def list_topics(self, *_: Any) -> None: ...
+
     def init_transactions(self, _seconds: float) -> None: ...
 
     def begin_transaction(self) -> None:
