@@ -38,6 +38,8 @@ _POLL_SECONDS = 0.1
 # While nothing changes: a thousand members of a large application must not wake up ten times a second.
 _IDLE_POLL_SECONDS = 0.5
 _RENEWALS_PER_SESSION = 4
+# A member that owns nothing yet asks again after this pause, for so long.
+_ASK_AGAIN_SECONDS, _ASKS_FOR_SECONDS = 0.05, 1.0
 _STOP_SECONDS = 5.0
 _LEAST_STOP_SECONDS = 0.5
 
@@ -223,6 +225,7 @@ class Membership(_Member):
         self._sent_at: float | None = None
         self._next_renewal = 0.0
         self._renewed_for: Partitions = frozenset()
+        self._admitted_at: float | None = None
         self.partitions: Partitions = frozenset()
         """The owned partitions as of the last rebalance."""
 
@@ -240,6 +243,9 @@ class Membership(_Member):
         while not self._guarded.wait(_POLL_SECONDS):
             if self._stopping.is_set():
                 return
+        self._join()
+
+    def _join(self) -> None:
         self._consumer.subscribe(
             [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
@@ -293,7 +299,22 @@ class Membership(_Member):
         self.problem = ""
         self.joined.set()
         self._listener.assigned(self._topic, new)
-        self._log_change("assigned", new)
+        if new or self._admitted_at is None:
+            self._log_change("assigned", new)
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Has a new member join again at once, for the partitions that others are releasing for it.
+
+        librdkafka would wait until a second after it joined last, and no instance owns those partitions until then. A
+        subscription, even to the same topic, joins without that wait. Others may release later, so it is repeated.
+        """
+        now = elapsed()
+        if self._admitted_at is None:
+            self._admitted_at = now
+        is_new = not self.partitions and now - self._admitted_at < _ASKS_FOR_SECONDS
+        if is_new and not self._stopping.wait(_ASK_AGAIN_SECONDS):
+            self._join()
 
     def _on_revoke(self, consumer: Consumer, revoked: list[TopicPartition]) -> None:
         gone = _numbers(revoked)
@@ -304,6 +325,7 @@ class Membership(_Member):
 
     def _on_lost(self, consumer: Consumer, lost: list[TopicPartition]) -> None:
         self.lease.revoke()
+        self._admitted_at = None
         gone = _numbers(lost)
         self._release(gone)
         self._listener.lost(self._topic, gone)

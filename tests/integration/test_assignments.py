@@ -32,13 +32,22 @@ _SECONDS = 60.0
 class Owners:
     """Notes which partitions the group has an instance own and release, in place of its engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, releases_within: float = 0.0) -> None:
+        """Args:
+        releases_within: the seconds that the release of partitions takes.
+        """
         self.owned: set[tuple[str, int]] = set()
+        self.changed_at = 0.0
+        self._releases_within = releases_within
 
     def assigned(self, topic: str, partitions: Partitions) -> None:
+        if partitions:
+            self.changed_at = time.monotonic()
         self.owned |= {(topic, number) for number in partitions}
 
     def revoked(self, topic: str, partitions: Partitions) -> None:
+        time.sleep(self._releases_within)
+        self.changed_at = time.monotonic()
         self.owned -= {(topic, number) for number in partitions}
 
     lost = revoked
@@ -47,8 +56,10 @@ class Owners:
 class Instance:
     """The memberships of an instance, without an engine."""
 
-    def __init__(self, stack: LocalStack, application_id: str, topics: Sequence[str]) -> None:
-        self.owners = Owners()
+    def __init__(
+        self, stack: LocalStack, application_id: str, topics: Sequence[str], releases_within: float = 0.0
+    ) -> None:
+        self.owners = Owners(releases_within)
         self.members = [
             Membership(
                 config=consumer_config(
@@ -164,3 +175,24 @@ def test_partitions_spread_evenly_over_one_to_seven_instances_with_few_moves(app
             if moved > least + 1:
                 excess[f"{change}, {partitions} partitions"] = moved - least
     assert not excess
+
+
+@pytest.mark.parametrize("releases_within", [0.0, 0.3])
+def test_a_new_instance_owns_partitions_soon_after_another_has_released_them(
+    stack: LocalStack, topics: dict[str, int], releases_within: float
+) -> None:
+    """librdkafka joins again only a second after it joined last."""
+    topic = next(name for name, partitions in topics.items() if partitions == 4)
+
+    def seconds() -> float:
+        application_id = f"app-{uuid.uuid4().hex[:8]}"
+        with ExitStack() as leaving:
+            first = Instance(stack, application_id, [topic], releases_within)
+            leaving.callback(first.leave)
+            eventually(lambda: len(first.of(topic)) == 4, "the first instance owns all partitions", _SECONDS)
+            second = Instance(stack, application_id, [topic])
+            leaving.callback(second.leave)
+            eventually(lambda: len(second.of(topic)) == 2, "the second instance owns half of them", _SECONDS)
+            return second.owners.changed_at - first.owners.changed_at
+
+    assert min(seconds() for _ in range(3)) < 0.4
