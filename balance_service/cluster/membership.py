@@ -38,8 +38,8 @@ _POLL_SECONDS = 0.1
 # While nothing changes: a thousand members of a large application must not wake up ten times a second.
 _IDLE_POLL_SECONDS = 0.5
 _RENEWALS_PER_SESSION = 4
-# A member that owns nothing yet asks again after this pause, for so long.
-_ASK_AGAIN_SECONDS, _ASKS_FOR_SECONDS = 0.05, 1.0
+# A new member that owns nothing yet asks again after this pause; it is new for so long.
+_ASK_AGAIN_SECONDS, _NEW_SECONDS = 0.05, 1.0
 _STOP_SECONDS = 5.0
 _LEAST_STOP_SECONDS = 0.5
 
@@ -252,9 +252,8 @@ class Membership(_Member):
 
     def _turn(self) -> None:
         # A partition whose task has just begun to answer does not wait for its lease.
-        self._poll(
-            _IDLE_POLL_SECONDS if self.joined.is_set() and self._renewed_for >= self.partitions else _POLL_SECONDS
-        )
+        is_idle = self.joined.is_set() and self._renewed_for >= self.partitions and not self._is_new
+        self._poll(_IDLE_POLL_SECONDS if is_idle else _POLL_SECONDS)
         self.renew()
 
     def renew(self) -> None:
@@ -309,12 +308,15 @@ class Membership(_Member):
         librdkafka would wait until a second after it joined last, and no instance owns those partitions until then. A
         subscription, even to the same topic, joins without that wait. Others may release later, so it is repeated.
         """
-        now = elapsed()
         if self._admitted_at is None:
-            self._admitted_at = now
-        is_new = not self.partitions and now - self._admitted_at < _ASKS_FOR_SECONDS
-        if is_new and not self._stopping.wait(_ASK_AGAIN_SECONDS):
+            self._admitted_at = elapsed()
+        if self._is_new and not self.partitions and not self._stopping.wait(_ASK_AGAIN_SECONDS):
             self._join()
+
+    @property
+    def _is_new(self) -> bool:
+        """Whether the group has admitted this member a moment ago."""
+        return self._admitted_at is not None and elapsed() - self._admitted_at < _NEW_SECONDS
 
     def _on_revoke(self, consumer: Consumer, revoked: list[TopicPartition]) -> None:
         gone = _numbers(revoked)
