@@ -189,14 +189,13 @@ class _Runs:
 class ServerTable:
     """The latest record of each instance, by address. The directory's thread writes; any thread reads.
 
-    The mapping is immutable and replaced as a whole.
+    The mappings are immutable and replaced as a whole.
     """
 
     def __init__(self, clock: Callable[[], float] = elapsed) -> None:
         self._clock = clock
-        self._servers: Mapping[str, ApplicationServer] = {}
-        self._left: Mapping[str, ApplicationServer] = {}
-        """The last records of instances that have said farewell."""
+        self._known: tuple[Mapping[str, ApplicationServer], Mapping[str, ApplicationServer]] = {}, {}
+        """The instances, and the last records of those that have said farewell."""
         self._runs: dict[str, _Runs] = {}
 
     def hear(self, address: str, record: Mapping[str, Any] | None, *, live: bool) -> None:
@@ -213,21 +212,24 @@ class ServerTable:
             for a, s in self._servers.items()
             if now - s.read_at < (_FORGET_AFTER_SECONDS if s.was_heard else _FORGET_UNHEARD_AFTER_SECONDS)
         }
-        left = {a: s for a, s in self._left.items() if now - s.read_at < _FORGET_AFTER_SECONDS}
+        left = {a: s for a, s in self._known[1].items() if now - s.read_at < _FORGET_AFTER_SECONDS}
         if record is None:
             if (server := servers.pop(address, None)) is not None and live:
                 left[address] = server
             self._runs.pop(address, None)
         else:
+            left.pop(address, None)
             heard_at = now if live else float("-inf")
             is_shared = live and self._runs.setdefault(address, _Runs()).hear(record["incarnation"], now)
             servers[address] = ApplicationServer.of(
                 {**record, "address": address}, heard_at=heard_at, read_at=now, is_shared=is_shared
             )
         self._runs = {a: runs for a, runs in self._runs.items() if a in servers}
-        # In this order, because `models` reads them in the other one.
-        self._left = left
-        self._servers = servers
+        self._known = servers, left
+
+    @property
+    def _servers(self) -> Mapping[str, ApplicationServer]:
+        return self._known[0]
 
     def is_shared(self, address: str) -> bool:
         """Whether two running instances publish under an address, so that peers may ask the wrong one."""
@@ -245,12 +247,13 @@ class ServerTable:
         that have left in the last hour, if no other one hosts the read model.
         """
         found: dict[str, PublishedModel] = {}
-        for model in (model for server in self.servers() for model in server.models):
+        servers, left = self._known
+        for model in (model for _, server in sorted(servers.items()) for model in server.models):
             known = found.setdefault(model.name, model)
             if known.partitions < model.partitions:
                 found[model.name] = model
         owners = {model_and_generation(name)[0] for name in found}
-        gone = (model for server in self._left.values() for model in server.models)
+        gone = (model for server in left.values() for model in server.models)
         return {model.name: model for model in gone if model_and_generation(model.name)[0] not in owners} | found
 
     def spread(self, stage: str, read_model: str) -> int:

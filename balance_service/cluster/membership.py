@@ -38,8 +38,9 @@ _POLL_SECONDS = 0.1
 # While nothing changes: a thousand members of a large application must not wake up ten times a second.
 _IDLE_POLL_SECONDS = 0.5
 _RENEWALS_PER_SESSION = 4
-# A new member that owns nothing yet asks again after this pause; it is new for so long.
-_ASK_AGAIN_SECONDS, _NEW_SECONDS = 0.05, 1.0
+# The others get the assignment of the first round meanwhile.
+_ASK_AGAIN_SECONDS = 0.1
+_NEW_SECONDS = 1.0
 _STOP_SECONDS = 5.0
 _LEAST_STOP_SECONDS = 0.5
 
@@ -226,6 +227,8 @@ class Membership(_Member):
         self._next_renewal = 0.0
         self._renewed_for: Partitions = frozenset()
         self._admitted_at: float | None = None
+        # The client may drop its references while one of them runs.
+        self._callbacks = {"on_assign": self._on_assign, "on_revoke": self._on_revoke, "on_lost": self._on_lost}
         self.partitions: Partitions = frozenset()
         """The owned partitions as of the last rebalance."""
 
@@ -243,12 +246,7 @@ class Membership(_Member):
         while not self._guarded.wait(_POLL_SECONDS):
             if self._stopping.is_set():
                 return
-        self._join()
-
-    def _join(self) -> None:
-        self._consumer.subscribe(
-            [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
-        )
+        self._consumer.subscribe([self._topic], **self._callbacks)
 
     def _turn(self) -> None:
         # A partition whose task has just begun to answer does not wait for its lease.
@@ -298,20 +296,19 @@ class Membership(_Member):
         self.problem = ""
         self.joined.set()
         self._listener.assigned(self._topic, new)
-        if new or self._admitted_at is None:
-            self._log_change("assigned", new)
-        self._ask_again()
-
-    def _ask_again(self) -> None:
-        """Has a new member join again at once, for the partitions that others are releasing for it.
-
-        librdkafka would wait until a second after it joined last, and no instance owns those partitions until then. A
-        subscription, even to the same topic, joins without that wait. Others may release later, so it is repeated.
-        """
+        self._log_change("assigned", new)
         if self._admitted_at is None:
             self._admitted_at = elapsed()
-        if self._is_new and not self.partitions and not self._stopping.wait(_ASK_AGAIN_SECONDS):
-            self._join()
+            self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Has a new member that owns nothing join again, for the partitions that others are releasing for it.
+
+        librdkafka would wait until a second after it joined first, and no instance owns those partitions until then. A
+        subscription, even to the same topic, joins without that wait. The group answers once all others have released.
+        """
+        if not self.partitions and not self._stopping.wait(_ASK_AGAIN_SECONDS):
+            self._consumer.subscribe([self._topic], **self._callbacks)
 
     @property
     def _is_new(self) -> bool:

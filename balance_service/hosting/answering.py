@@ -172,7 +172,7 @@ class Answering:
         return StageDeadLetters(scan=scan, scatter=scatter, records=records, decide=tasks.decide)
 
     def _elsewhere(self) -> Mapping[str, PublishedModel]:
-        """Returns the read models that instances host, by name."""
+        """Returns the read models that instances host, or hosted lately, by name."""
         directory = self._instance.directory
         if not directory.is_read:
             raise unavailable("this instance has not read the directory of instances yet")

@@ -183,7 +183,7 @@ class ModelQueries:
     hosted: Mapping[str, ModelAnswers]
     """The generations of this instance, by `generation_name`."""
     elsewhere: Callable[[], Mapping[str, PublishedModel]]
-    """Returns the generations that peers host, by `generation_name`. Raises Problem while they are unknown."""
+    """Returns the generations that peers host, or hosted lately, by `generation_name`. Raises Problem while unknown."""
     of_peers: Callable[[str, Partitioning, KeyType], ModelAnswers]
     """`generation_name`, partitioning and type of the keys → answers that come from peers."""
     flows: Mapping[str, Flow]
@@ -381,7 +381,8 @@ class ModelQueries:
         """Returns the answers of a generation; None for the one that serves.
 
         Raises:
-            Problem: 404, no instance hosts the read model or the generation, or the read model keeps no states.
+            Problem: 404, no instance hosts, or hosted lately, the read model or the generation, or the read model keeps
+                no states.
         """
         model = self.known.get(name)
         if model is not None and not model.has_states():

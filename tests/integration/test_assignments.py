@@ -177,7 +177,7 @@ def test_partitions_spread_evenly_over_one_to_seven_instances_with_few_moves(app
     assert not excess
 
 
-@pytest.mark.parametrize("releases_within", [0.0, 0.3])
+@pytest.mark.parametrize("releases_within", [0.0, 0.1])
 def test_a_new_instance_owns_partitions_soon_after_another_has_released_them(
     stack: LocalStack, topics: dict[str, int], releases_within: float
 ) -> None:
@@ -190,9 +190,11 @@ def test_a_new_instance_owns_partitions_soon_after_another_has_released_them(
             first = Instance(stack, application_id, [topic], releases_within)
             leaving.callback(first.leave)
             eventually(lambda: len(first.of(topic)) == 4, "the first instance owns all partitions", _SECONDS)
+            # Otherwise its own pause would count too.
+            time.sleep(1.5)
             second = Instance(stack, application_id, [topic])
             leaving.callback(second.leave)
             eventually(lambda: len(second.of(topic)) == 2, "the second instance owns half of them", _SECONDS)
             return second.owners.changed_at - first.owners.changed_at
 
-    assert min(seconds() for _ in range(3)) < 0.4
+    assert min(seconds() for _ in range(3)) < 0.3

@@ -153,6 +153,8 @@ def test_a_topic_that_ends_in_a_marker_is_read_to_its_end_without_waiting(settin
     producer.begin_transaction()
     producer.produce(topic.name, b"committed", partition=0)
     producer.commit_transaction()
+    # The broker writes the marker after it has answered.
+    eventually(lambda: topics.offsets(topic.name, [0])[0] == 2, "the marker is there")
 
     def seconds() -> float:
         began = time.monotonic()

@@ -347,6 +347,14 @@ def test_a_generation_that_only_a_former_instance_hosted_is_unknown_once_another
     assert (between, set(listener.table.models())) == ({"balance.g7"}, {"balance"})
 
 
+def test_a_read_model_is_unknown_once_its_last_instance_is_back_without_it(listener: Listener) -> None:
+    listener.hear("a:1")
+    listener.table.hear("a:1", None, live=True)
+    listener.table.hear("a:1", {**record("a:1", incarnation="i2"), "models": []}, live=True)
+
+    assert not listener.table.models()
+
+
 def test_a_farewell_of_the_past_makes_no_read_model_known(listener: Listener) -> None:
     listener.hear("a:1", live=False)
     listener.table.hear("a:1", None, live=False)
