@@ -86,6 +86,7 @@ def main() -> int:
     """Returns the exit code: 0 if everything levels off and is exact, or if the planted leak is found."""
     leaks = bool(os.environ.get("SOAK_LEAK"))
     folder = Path(os.environ.get("SOAK_FOLDER") or _PROJECT / "bench" / "results")
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="balance-soak-") as data, ExitStack() as resources:
         soak = _Soak(Path(data), resources, _leaking(Path(data)) if leaks else None)
         wrong = soak.play()

@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import httpx
@@ -19,7 +20,6 @@ from tests.support.service import process_of
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
-    from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
@@ -33,6 +33,11 @@ _ROCKSDB_MIB = 128.0
 # Java's default of ReservedCodeCacheSize. The compilers fill it for hours, a method at a time.
 _CODE_MIB = 240.0
 _PYTHON_FILES, _JVM_FILES = (220, 28), (400, 12)
+# Two pools of Spark that delete what jobs leave, of 100 threads each. A pool makes a thread for each request until it
+# is full, and a thread ends after a minute without one.
+_POOLS, _POOL_THREADS = "block-manager-", 200
+# Of Java's stacks, 1 MiB, without the pages that guard them.
+_STACK_KIB = 1008
 _INTERNAL = ("-changelog", "-application-servers")
 
 
@@ -91,11 +96,14 @@ class Meter:
             for part in ("memtables", "block_cache")
         )
         used, most = (metrics.total("balance_jvm_heap_bytes", f'kind="{kind}"') / _MIB for kind in ("used", "max"))
-        heap, code = _heap_and_code(jvm)
-        # The heap, compiled code and RocksDB's buffers grow to their limits for hours under this load. They would hide
-        # a leak elsewhere, so they are judged apart.
+        heap, code, stacks = _areas(jvm)
+        pools = _pool_threads(jvm)
+        now = {"threads of Python": threads(python), "threads of the JVM": max(0, threads(jvm) - pools)}
+        # The heap, compiled code, RocksDB's buffers and Spark's pools grow to their limits for hours under this load.
+        # They would hide a leak elsewhere, so they are judged apart.
         of_python = resident_bytes(python) / _MIB - memtables - cached
-        of_jvm = resident_bytes(jvm) / _MIB - heap - code
+        of_pools = stacks * pools / max(1, pools + now["threads of the JVM"])
+        of_jvm = resident_bytes(jvm) / _MIB - heap - code - of_pools
         elsewhere = most + _CODE_MIB + _ROCKSDB_MIB
         self._note("memory of Python", of_python, _MEMORY_MIB - elsewhere - of_jvm)
         self._note("memory of the JVM", of_jvm, _MEMORY_MIB - elsewhere - of_python)
@@ -106,10 +114,10 @@ class Meter:
         self._note("files of Python", files[0], _PYTHON_FILES[0] + _PYTHON_FILES[1] * tasks, "files")
         self._note("files of the JVM", files[1], _JVM_FILES[0] + _JVM_FILES[1] * tasks, "files")
         # Nothing is promised: it must not double.
-        for name, processes in (("threads of Python", python), ("threads of the JVM", jvm)):
-            now = threads(processes)
-            first = self._measures[name].samples[0][1] if name in self._measures else now
-            self._note(name, now, 2 * first, "threads")
+        for name, count in now.items():
+            first = self._measures[name].samples[0][1] if name in self._measures else count
+            self._note(name, count, 2 * first, "threads")
+        self._note("threads of Spark's pools", pools, _POOL_THREADS, "threads", fills=True)
         self._note("stores", self._table_files() / _MIB, _DISK_MIB)
         self._note("changelogs and directory", self._internal_topics() / _MIB, _DISK_MIB)
 
@@ -141,20 +149,33 @@ class _Measure:
     samples: list[tuple[float, float]] = field(default_factory=list)
 
 
-def _heap_and_code(processes: Sequence[psutil.Process]) -> tuple[float, float]:
-    """What the heap and compiled code of JVMs take, in MiB.
+def _areas(processes: Sequence[psutil.Process]) -> tuple[float, float, float]:
+    """What the heap, compiled code and the threads' stacks of JVMs take, in MiB.
 
     Java 17 maps a heap of less than 2 GiB below 4 GiB, and nothing else there. Only code is writable and executable.
     """
-    heap = code = 0
+    heap = code = stacks = 0
     for process in processes:
         with suppress(psutil.Error):  # a child may have ended
             for area in process.memory_maps(grouped=False):
-                if int(area.addr.partition("-")[0], 16) < 4 << 30:
+                start, end = (int(address, 16) for address in area.addr.split("-"))
+                if start < 4 << 30:
                     heap += area.rss
                 elif area.perms.startswith("rwx"):
                     code += area.rss
-    return heap / _MIB, code / _MIB
+                elif end - start == _STACK_KIB << 10:
+                    stacks += area.rss
+    return heap / _MIB, code / _MIB, stacks / _MIB
+
+
+def _pool_threads(processes: Sequence[psutil.Process]) -> int:
+    """The number of threads of Spark's pools."""
+    count = 0
+    for process in processes:
+        for name in Path(f"/proc/{process.pid}/task").glob("*/comm"):
+            with suppress(OSError):  # a thread may have ended
+                count += name.read_text().startswith(_POOLS)
+    return count
 
 
 class _Metrics:
