@@ -35,10 +35,10 @@ run: setup ## Broker, registry and two instances on ports 5051 and 5052, until C
 demo: setup ## A demonstration on a temporary stack, which checks each step; about a minute
 	@exec $(BIN)/balance-service demo
 
-test: check ## All checks, unit and integration tests, the main end-to-end tests; about 20 minutes on 2 cores
+test: check ## All checks, unit tests, the main end-to-end tests; about 12 minutes on 2 cores
 	@$(BIN)/python -m tests.lanes
 
-test-all: test ## `test`, then the other end-to-end tests and the chaos suite; about 80 minutes on 2 cores
+test-all: test ## `test`, then the integration tests, the other end-to-end tests and the chaos suite; about 90 minutes on 2 cores
 	@$(BIN)/python -m tests.lanes rest
 
 chaos: setup ## A short run of the chaos suite; CHAOS_MINUTES=30 for a long run, CHAOS_BROKERS=3, CHAOS_SEED=… to replay one

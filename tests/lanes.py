@@ -1,9 +1,10 @@
 """Runs the tests in parallel lanes, as many as fill two processors: more would only make each test wait for one.
 
-`python -m tests.lanes` runs unit and integration tests in parallel with the main end-to-end stories.
-`python -m tests.lanes rest` runs the other end-to-end tests and the slowest integration tests, then the chaos suite
-alone, because it has time limits. In CI, whose time is limited, it plays a sixth of these tests a day, and one of the
-two chaos suites.
+`python -m tests.lanes` runs the unit tests in parallel with the main end-to-end stories, and with the integration tests
+of what librdkafka does.
+`python -m tests.lanes rest` runs the integration tests; then the other end-to-end tests and the slowest integration
+tests; then the chaos suite alone, because it has time limits. In CI, whose time is limited, it plays a sixth of the
+second part a day, and one of the two chaos suites.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _TESTS = _PROJECT / "tests"
 _STORIES = tuple(
     f"tests/e2e/test_{name}.py" for name in ("two_instances", "standbys", "kill", "rebuild", "dead_letters")
 )
+_OF_LIBRDKAFKA = ("test_assignments.py", "test_groups.py", "test_offsets.py")
 
 # They take minutes: a record that ends the JVM restarts it five times, recorded instances start twice, Spark analyses
 # and runs each transform, and others start many queries or brokers.
@@ -113,10 +115,12 @@ def _turns(which: str) -> Sequence[Mapping[str, Sequence[str]]]:
             share = day % _DAYS
             others, chaos = _shares(others, _DAYS)[share], (_CHAOS[day % len(_CHAOS)],)
             print(f"of {_DAYS} shares of the other end-to-end tests, CI plays number {share + 1} today", flush=True)
-        return _lanes("e2e", others, 2), {"chaos": ["tests/chaos/test_checks.py", *chaos]}
-    soon = sorted(path for path in (_TESTS / "integration").glob("test_*.py") if path.name not in _LATER)
-    integration = [str(path.relative_to(_PROJECT)) for path in soon]
-    return [{"stories": _STORIES, "integration": integration, "unit": ["tests/unit"]}]
+        apart = {*_LATER, *_OF_LIBRDKAFKA}
+        soon = [path for path in (_TESTS / "integration").glob("test_*.py") if path.name not in apart]
+        chaos_lane = {"chaos": ["tests/chaos/test_checks.py", *chaos]}
+        return _lanes("integration", soon, 2), _lanes("e2e", others, 2), chaos_lane
+    stories = [*_STORIES, *(f"tests/integration/{name}" for name in _OF_LIBRDKAFKA)]
+    return [{"stories": stories, **_lanes("unit", (_TESTS / "unit").rglob("test_*.py"), 2)}]
 
 
 class _Lane:
