@@ -196,27 +196,30 @@ class ChangelogWriter:
         for record in records:
             try:
                 produce(*record)
-            except (BufferError, KafkaException) as error:
-                self._queue_later(producer, record, error)
+            except (BufferError, KafkaException):
+                self._queue_later(producer, record)
             count += 1
         return count
 
     @staticmethod
-    def _queue_later(producer: Producer, record: _Queued, error: BufferError | KafkaException) -> None:
-        """Queues a record that the producer did not take, as soon as the queue has room."""
+    def _queue_later(producer: Producer, record: _Queued) -> None:
+        """Queues a record that the producer did not take at first, as soon as the queue has room.
+
+        It raises no error that is its own cause, or that one of its variables has: such an error, and the frames of
+        all callers with their views of stores, would stay until a collection.
+        """
         deadline = time.monotonic() + _COMMIT_TIMEOUT_SECONDS
-        while isinstance(error, BufferError):
-            if time.monotonic() > deadline:
-                raise RetriableError("the producer's queue stays full") from error
+        while time.monotonic() < deadline:
             producer.poll(_ROOM_WITHIN_SECONDS)
             try:
                 producer.produce(*record)
-            except (BufferError, KafkaException) as again:
-                error = again
-            else:
-                return
-        # An authorization error that librdkafka already knows is raised here, not in a delivery report.
-        raise _forbidden(error.args[0], record[0]) or error from error
+            except BufferError:
+                continue
+            except KafkaException as error:
+                # An authorization error that librdkafka already knows is raised here, not in a delivery report.
+                raise _forbidden(error.args[0], record[0]) or error from None
+            return
+        raise RetriableError("the producer's queue stays full")
 
     def _raise_cause(self, failed: Producer) -> None:
         """Raises the fencing or authorization error that is the reason for a failed delivery, if there is one."""

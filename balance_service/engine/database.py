@@ -29,6 +29,7 @@ from rocksdict import (
 
 from balance_service.engine.records import RESERVED_PREFIX, StoreSizes
 from balance_service.errors import BalanceServiceError, RetriableError, StoreCorruptedError, StoreFullError
+from balance_service.process.runtime import collect_garbage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -46,6 +47,7 @@ _MEMTABLES = "rocksdb.cur-size-all-mem-tables"
 _TABLE_READERS = "rocksdb.estimate-table-readers-mem"
 _KEYS = "rocksdb.estimate-num-keys"
 _NOT_FOUND = "key not found"
+_LOCKED_HERE = "lock hold by current process"
 # If a file that RocksDB's manifest names is missing, a retry does not help.
 _DAMAGE = ("Corruption", "No such file or directory")
 _FULL = ("No space left", "Disk quota exceeded")
@@ -111,6 +113,9 @@ class Database:
             path.mkdir(parents=True, exist_ok=True)
             self._db = Rdict(str(path), options=rocksdb_options(), access_type=AccessType.read_write())
         except Exception as error:
+            if _LOCKED_HERE in str(error):
+                # An error whose frames refer to it may keep a snapshot of the former task, and with that the lock.
+                collect_garbage()
             raise _translated(error) from error
 
     def snapshot(self) -> Snapshot:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import structlog
+from confluent_kafka import KafkaError, KafkaException
 
 from balance_service.engine import changelog_writer as writers
 from balance_service.engine.batch import KeyedUpdate, PartitionUpdates, TaskBatch
@@ -16,7 +19,8 @@ from balance_service.engine.commit import commit, write_position
 from balance_service.engine.records import Output, Position, TaskId
 from balance_service.engine.replica import Replica
 from balance_service.engine.store import StateStore
-from balance_service.errors import ChangelogCutError, RetriableError, StoreCorruptedError
+from balance_service.engine.tasks import _alone
+from balance_service.errors import ChangelogCutError, RetriableError, StoreCorruptedError, TaskMigratedError
 from tests.unit.engine.test_idempotency import FOLDING, POSITIONS
 
 if TYPE_CHECKING:
@@ -156,3 +160,45 @@ def test_the_first_commit_is_refused_if_another_producer_has_written_since_the_f
 
     with pytest.raises(SecondWriterError, match="a commit began at 2, not at 0"):
         writer.commit([(b"k", b"v")], (), b"position", 0)
+
+
+class Held:
+    """As a view of a store."""
+
+
+@pytest.mark.parametrize("fails_at", ["commit_transaction", "produce"])
+def test_the_error_of_a_fenced_commit_keeps_nothing_of_its_callers(
+    log: Log, monkeypatch: pytest.MonkeyPatch, fails_at: str
+) -> None:
+    """Otherwise the store would stay locked until a collection, for minutes."""
+
+    def fail(code: int) -> Any:
+        def failing(*_: Any, **__: Any) -> None:
+            raise KafkaException(KafkaError(code))
+
+        return failing
+
+    writer = fenced()
+
+    def attempt() -> tuple[weakref.ref[Held], Exception]:
+        held = Held()
+        try:
+            writer.commit([(b"k", b"v")], (), b"position", 0)
+        except TaskMigratedError as error:
+            return weakref.ref(held), _alone(error)
+        raise AssertionError("it was committed")
+
+    begin = log.begin_transaction
+
+    def begin_once() -> None:
+        monkeypatch.setattr(log, "begin_transaction", fail(KafkaError._FENCED))
+        begin()
+
+    monkeypatch.setattr(log, "begin_transaction", begin_once)
+    monkeypatch.setattr(log, fails_at, fail(KafkaError._FATAL))
+    gc.disable()
+    try:
+        held, error = attempt()
+        assert (type(error), held()) == (TaskMigratedError, None)
+    finally:
+        gc.enable()

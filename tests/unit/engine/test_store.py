@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -371,3 +372,19 @@ def test_a_store_cannot_be_made_below_a_file(tmp_path: Path) -> None:
 
     with pytest.raises(RetriableError):
         StateStore(tmp_path / "file" / "balance_1", CODEC)
+
+
+def test_a_folder_that_only_garbage_keeps_locked_is_opened_at_the_second_attempt(path: Path) -> None:
+    """A collection comes once in five minutes by itself."""
+    gc.disable()
+    try:
+        database = Database(path)
+        garbage: list[Any] = [database.snapshot()]
+        garbage.append(garbage)
+        database.close()
+        del garbage
+        with pytest.raises(RetriableError, match="lock hold by current process"):
+            Database(path)
+        Database(path).close()
+    finally:
+        gc.enable()
