@@ -361,7 +361,7 @@ class GenerationLog(PeriodicThread):
 
 
 def _commit(producer: Producer, doing: str) -> None:
-    """Commits a transaction. Raises TaskMigratedError if another writer may have fenced this one meanwhile."""
+    """Commits a transaction. Raises TaskMigratedError if another writer may have fenced this one."""
     try:
         producer.commit_transaction(_TRANSACTION_SECONDS)
     except KafkaException as error:

@@ -38,8 +38,9 @@ _POLL_SECONDS = 0.1
 # While nothing changes: a thousand members of a large application must not wake up ten times a second.
 _IDLE_POLL_SECONDS = 0.5
 _RENEWALS_PER_SESSION = 4
-# The others get the assignment of the first round meanwhile.
+# Enough for the others to get the assignment of the first round: a join before that would take it from them.
 _ASK_AGAIN_SECONDS = 0.1
+# For so long after its admission, a member may get its partitions at any moment.
 _NEW_SECONDS = 1.0
 _STOP_SECONDS = 5.0
 _LEAST_STOP_SECONDS = 0.5

@@ -226,8 +226,12 @@ class ChangelogWriter:
         error = transaction_error(failed)
         if error is not None:
             cause = by_remedy(KafkaException(error), "writing what a micro-batch changed", self._topic_grants())
-            if not isinstance(cause, RetriableError):
-                raise cause
+            try:
+                if not isinstance(cause, RetriableError):
+                    raise cause
+            finally:
+                # As in `_queue_later`.
+                del cause
 
     def _open_producer(self) -> Producer:
         if self._producer is None:

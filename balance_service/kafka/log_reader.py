@@ -189,10 +189,15 @@ class LogReader:
             self._failure = self._by_remedy(KafkaException(error))
 
     def _raise_failure(self) -> None:
-        """Raises what a broker reported, once the records that came with it are returned."""
+        """Raises what a broker reported, once the records that came with it are returned.
+
+        No variable has the error: it and the frames of all callers would stay until a collection.
+        """
         if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+            try:
+                raise self._failure
+            finally:
+                self._failure = None
 
     def _check_silence(self, *, is_silent: bool) -> None:
         if not is_silent or not self.unfinished:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -152,6 +154,29 @@ def test_records_are_returned_before_the_error_that_came_with_them(scripted: Any
     assert offsets(reader.read()) == [(0, 0)]
     with pytest.raises(OffsetOutOfRangeError, match="t-0 no longer has the next offset"):
         reader.read()
+
+
+class Held:
+    """As a view of a store."""
+
+
+def test_an_error_of_the_broker_keeps_nothing_of_the_callers(scripted: Any) -> None:
+    """Otherwise a store would stay locked until a collection, for minutes."""
+    reader, _ = scripted([[Message(0, code=KafkaError.OFFSET_OUT_OF_RANGE)]], {0: 0}, None)
+
+    def attempt() -> weakref.ref[Held]:
+        held = Held()
+        try:
+            reader.read()
+        except OffsetOutOfRangeError:
+            return weakref.ref(held)
+        raise AssertionError("it was read")
+
+    gc.disable()
+    try:
+        assert attempt()() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
