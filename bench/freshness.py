@@ -29,7 +29,9 @@ _SECOND = 1.0 - PAUSE_SECONDS
 _MICROSECONDS = 1e6
 
 
-def measure_freshness(stack: LocalStack, side: Side, load: Load, plan: Plan, figures: Figures) -> None:
+def measure_freshness(
+    stack: LocalStack, side: Side, load: Load, plan: Plan, figures: Figures, measure: str = "freshness"
+) -> None:
     """Measure freshness at each rate, with one instance.
 
     A warm-up precedes: a JVM takes some seconds to compile code that runs only a few times per second.
@@ -63,8 +65,8 @@ def measure_freshness(stack: LocalStack, side: Side, load: Load, plan: Plan, fig
                     took, came = span.seconds, background.count - before if background else 0
                     cpu = span.cpu_seconds_per((came + probes) / _MICROSECONDS)
                 p50, p99 = (float(v) * 1000 for v in np.percentile(waits, (50, 99)))
-                figures.add(side.name, "freshness", case, p50=p50, p99=p99, cpu_event=cpu)
+                figures.add(side.name, measure, case, p50=p50, p99=p99, cpu_event=cpu)
                 if background and came < 0.95 * rate * took:
                     figures.notes.append(
-                        f"freshness of {side.name}: of {case} only {came / took:,.0f} could be produced"
+                        f"{measure} of {side.name}: of {case} only {came / took:,.0f} could be produced"
                     )

@@ -10,6 +10,7 @@ MEASURES = (
     "restore",
     "freshness",
     "reads",
+    "committed",
     "moves",
     "tasks",
     "ids",
@@ -58,6 +59,8 @@ class Plan:
     """Events of the single long replay, with the first of `customers`; 0 for none."""
     commit_intervals_ms: tuple[int, ...]
     """Commit intervals of Kafka Streams, each with the record cache on and off."""
+    committed_intervals_ms: tuple[int, ...]
+    """The same for `committed`, where an interval is also the age of an answer."""
     scaled_events: int
     """Events of the replays by one, two and three instances."""
     keys: int
@@ -77,6 +80,8 @@ class Plan:
     read_seconds: float
     proxied: int
     """Repetitions of proxied reads."""
+    committed: int
+    """Repetitions of `committed`."""
     tasks: tuple[tuple[int, int], ...]
     """Number of models and of partitions; the moves of many tasks use the last but one."""
     waiting_events: int
@@ -109,6 +114,7 @@ FULL = Plan(
     customers=CUSTOMERS,
     long_events=LONG_EVENTS,
     commit_intervals_ms=(100, 1_000, 5_000),
+    committed_intervals_ms=(20, 100),
     scaled_events=1_500_000,
     keys=1_000_000,
     small_events=100_000,
@@ -123,6 +129,7 @@ FULL = Plan(
     headers=(False, True),
     read_seconds=3.0,
     proxied=3,
+    committed=3,
     tasks=((1, 2), (1, 32), (2, 32), (2, 64)),
     waiting_events=20_000,
     schema_ids=(1, 400),
@@ -176,6 +183,7 @@ SMOKE = replace(
     customers=(1_000, 100),
     long_events=100_000,
     commit_intervals_ms=(1_000,),
+    committed_intervals_ms=(100,),
     scaled_events=20_000,
     keys=20_000,
     small_events=5_000,
@@ -189,6 +197,7 @@ SMOKE = replace(
     read_rates=(0, 100),
     read_seconds=1.0,
     proxied=1,
+    committed=1,
     tasks=((1, 2), (2, 2), (2, 4)),
     waiting_events=1_000,
     schema_ids=(1, 3),

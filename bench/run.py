@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import httpx
@@ -76,6 +77,7 @@ class Run:
             "restore": self._restores,
             "freshness": self._freshness,
             "reads": self._reads,
+            "committed": self._committed,
             "moves": self._moves,
             "tasks": self._tasks,
             "ids": self._schema_ids,
@@ -220,6 +222,35 @@ class Run:
                     load = self._loads.new(plan.small_events, plan.customers[0])
                     self._say(f"{side.name}: proxied reads")
                     measure_proxied_reads(self._stack, side, load, plan, self._figures)
+
+    def _committed(self) -> None:
+        """Kafka Streams with transactional stores, which answers with committed state alone, as this service does."""
+        if self._before is not None:
+            raise BalanceServiceError("this compares with Kafka Streams; leave out --before")
+        plan = self._plan
+        events, customers = plan.events, plan.customers[0]
+
+        def measure_replay(side: Side, to: Figures, sizes: Plan) -> None:
+            run = self._replay(side, sizes.events, customers, "committed state")
+            to.add(side.name, "committed", replay_case(events, customers), **run.figures())
+
+        def measure_answers(side: Side, to: Figures, sizes: Plan) -> None:
+            load = self._loads.new(plan.small_events, customers)
+            self._say(f"{_named(side)}: freshness of committed state")
+            measure_freshness(self._stack, side, load, replace(sizes, idle_seconds=0.0), to, "committed")
+
+        rate = f"{plan.tried_rate:,} events/s"
+        for measure, intervals, what, name, case, least in (
+            (measure_replay, plan.commit_intervals_ms, "replay", "rate", replay_case(events, customers), False),
+            (measure_answers, plan.committed_intervals_ms, "freshness", "p50", rate, True),
+        ):
+            sizes = replace(plan, commit_intervals_ms=intervals)
+            variants = settings_of(self._stack, sizes, more={"committed": "true"})
+            theirs = self._counting(measure, f"committed, {what}", name, case, least=least, variants=variants)
+            for repetition in range(1, plan.committed + 1):
+                for side in self._in_turn(repetition, theirs):
+                    measure(side, self._figures, plan)
+            self._keep()
 
     def _moves(self) -> None:
         plan = self._plan
@@ -381,13 +412,21 @@ class Run:
         self._figures.add(side.name, measure, case, rate=run.rate, rate_with_start=run.rate_with_start)
 
     def _counting(
-        self, measure: Callable[[Side, Figures, Plan], None], what: str, name: str, case: str, *, least: bool = False
+        self,
+        measure: Callable[[Side, Figures, Plan], None],
+        what: str,
+        name: str,
+        case: str,
+        *,
+        least: bool = False,
+        variants: Sequence[Side] = (),
     ) -> Side:
         """The setting of Kafka Streams with the best value of this figure, by short trials."""
-        if len(self._variants) == 1:
-            return self._variants[0]
+        variants = variants or self._variants
+        if len(variants) == 1:
+            return variants[0]
         sizes = tried(self._plan)
-        settings = try_all(self._variants, self._figures, lambda side, to: measure(side, to, sizes))
+        settings = try_all(variants, self._figures, lambda side, to: measure(side, to, sizes))
         counts = best(settings, name, case, least=least)
         self._figures.notes.append(told(what, "all figures", counts))
         return counts.side

@@ -3,11 +3,12 @@ import java.util.Map;
 import java.util.Properties;
 import org.apache.kafka.clients.consumer.ConsumerConfig;
 import org.apache.kafka.clients.producer.ProducerConfig;
+import org.apache.kafka.common.IsolationLevel;
 import org.apache.kafka.streams.StreamsConfig;
 
 /** The command line of a program, `--name value …`, and the settings of Kafka Streams for high throughput. */
 final class Options {
-    private final Map<String, String> values = new HashMap<>(Map.of("topic", "balance", "standbys", "0"));
+    private final Map<String, String> values = new HashMap<>(Map.of("topic", "balance", "standbys", "0", "committed", "false"));
 
     private Options() {}
 
@@ -35,6 +36,13 @@ final class Options {
         properties.put(StreamsConfig.APPLICATION_SERVER_CONFIG, get("application-server"));
         properties.put(StreamsConfig.STATE_DIR_CONFIG, get("state-dir"));
         properties.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, StreamsConfig.EXACTLY_ONCE_V2);
+        if (Boolean.parseBoolean(get("committed"))) {
+            // KIP-892: a store holds what is committed, and queries show nothing else.
+            properties.put(StreamsConfig.TRANSACTIONAL_STATE_STORES_CONFIG, true);
+            properties.put(
+                    StreamsConfig.DEFAULT_INTERACTIVE_QUERY_ISOLATION_LEVEL_CONFIG,
+                    IsolationLevel.READ_COMMITTED.name());
+        }
         properties.put(StreamsConfig.NUM_STREAM_THREADS_CONFIG, number("stream-threads"));
         properties.put(StreamsConfig.NUM_STANDBY_REPLICAS_CONFIG, number("standbys"));
         properties.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, number("cache-bytes"));
