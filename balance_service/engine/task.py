@@ -399,7 +399,7 @@ class Task:
             store, _ = self._running()
             if self._sends:
                 return self._hosted.processor.letters.due(store)
-            sender = self._hosted.generations.sender(self._hosted.stage, self.task_id.partition)
+            sender = self._sender()
             # It has not read all of the records yet.
             if sender is None or offset_of(sender) < self.position:
                 return DueLetters()
@@ -419,40 +419,51 @@ class Task:
         if self._sends:
             has_changed, self._left_out_changed = self._left_out_changed, False
             return has_changed
-        sender = self._hosted.generations.sender(self._hosted.stage, self.task_id.partition)
-        if sender is None:
+        if self._sender() is None:
             return False
-        self._follow_closed(sender)
-        if offset_of(sender) <= self._limit or (self._follows_part and self.position < self._limit):
-            return False
+        self._follow_closed()
         with self._held():
             store, writer = self._running()
+            sender = self._sender()
+            if sender is None:
+                return False
+            reached = offset_of(sender)
+            if reached <= self._limit or (self._follows_part and self.position < self._limit):
+                return False
             processor, start = self._hosted.processor, max(self._limit, self.position)
             changes, end = processor.letters.on_following(store, sender, start)
+            # While a commit waits, a view would keep the store of the task that sends from being opened again.
+            del sender
             if changes.records:
                 decide(changes, (), processor, store, writer)
                 self._shown = store.view
-            self._limit, self._follows_part = end, end < offset_of(sender)
+            self._limit, self._follows_part = end, end < reached
             return bool(changes.records)
 
-    def _follow_closed(self, sender: StoreView) -> None:
+    def _follow_closed(self) -> None:
         """Follows what became of dead letters before this task, or that of the sending generation, was opened.
 
         `follow` notifies it afterwards. A record that this generation refuses, and the other one has applied, is
         tried again each time that one of the two is opened. Raises as `follow_sender`.
         """
-        epoch = NEVER if sender.position is None else sender.position.epoch
-        if epoch == self._followed_epoch:
-            return
         with self._held():
             store, writer = self._running()
+            sender = self._sender()
+            epoch = NEVER if sender is None or sender.position is None else sender.position.epoch
+            if sender is None or epoch == self._followed_epoch:
+                return
             processor = self._hosted.processor
-            for closed in processor.letters.closed_in(store, sender):
+            all_closed = [*processor.letters.closed_in(store, sender)]
+            del sender
+            for closed in all_closed:
                 changes = processor.letters.on_decision_elsewhere(store, closed)
                 if changes.records:
                     decide(changes, (), processor, store, writer)
                     self._shown = store.view
             self._followed_epoch = epoch
+
+    def _sender(self) -> StoreView | None:
+        return self._hosted.generations.sender(self._hosted.stage, self.task_id.partition)
 
     def left_out(self) -> list[int]:
         """Returns offsets from the position on that must be skipped. Raises TaskMigratedError if the task is closed."""

@@ -115,7 +115,12 @@ class FairScheduler:
         reading = _Reading(asker, steps, asyncio.get_running_loop().create_future())
         self._queue_of[asker.is_peer].add(reading)
         self._start_slices()
-        result: T = await reading.ended
+        try:
+            result: T = await reading.ended
+        finally:
+            # An error that is raised here has this frame, whose reading has the error: a cycle, which would keep the
+            # views of the scan until a collection.
+            del reading
         return result
 
     def _start_slices(self) -> None:
@@ -157,4 +162,7 @@ def _slice(reading: _Reading, seconds: float) -> _Ended | None:
             next(reading.steps)
     except StopIteration as end:
         return _Ended(end.value)
+    finally:
+        # As in `FairScheduler.run`.
+        del reading
     return None

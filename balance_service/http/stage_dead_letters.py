@@ -12,6 +12,7 @@ import heapq
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -66,6 +67,9 @@ _PAGE_SECONDS = 0.3
 _ATTEMPTS = 2
 _AGAIN_SECONDS = 0.3
 _MISDIRECTED = 421
+# A decision waits for a commit, a minute at worst. asyncio's own threads, few of them, reload certificates and look up
+# names meanwhile.
+_DECIDING = ThreadPoolExecutor(16, "decisions")
 
 Records = Callable[[int, Sequence[int], float, int], tuple[Sequence[int], Mapping[int, "Message"]]]
 """`records_left_at`: partition, offsets, seconds, bytes → the offsets that it looked up, and their records."""
@@ -349,7 +353,8 @@ class StageDeadLetters:
         if copy is None or not self.scatter.routing.is_owned(copy):
             return None
         try:
-            return await asyncio.to_thread(self.decide, partition, offsets, verdict)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(_DECIDING, self.decide, partition, offsets, verdict)
         except (NotAuthorizedError, StoreFullError) as error:
             return dict.fromkeys(offsets, str(error))
         except TaskMigratedError:

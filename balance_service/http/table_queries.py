@@ -181,6 +181,8 @@ class TableAnswers:
         with suppress(RetriableError, StoreCorruptedError):
             copy = routing.copy(routing.partition_of(key))
             frame = None if copy is None else copy.view.get(key)
+            # Its store could not be opened again while the registry is silent.
+            del copy
             if frame is not None:
                 await asyncio.to_thread(self.decode, frame)
 

@@ -130,7 +130,11 @@ class Changes:
             while True:
                 arrived = await arriving.get()
                 if isinstance(arrived, Exception):
-                    raise arrived
+                    try:
+                        raise arrived
+                    finally:
+                        # Otherwise the error would keep this frame, and this frame the error and the views it met.
+                        del arrived
                 partition, address, batch = arrived
                 if batch.kind is Kind.OUTRUN:
                     return
@@ -149,6 +153,9 @@ class Changes:
         finally:
             for pump in pumps:
                 pump.cancel()
+            # An error in it has a frame that has the queue.
+            with suppress(asyncio.QueueEmpty):
+                arriving.get_nowait()
 
     async def _pump(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import threading
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.engine import inheritance
+from balance_service.engine import inheritance, task
 from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import decide, write_position
 from balance_service.engine.dead_letter import Letter, Status
@@ -517,6 +518,36 @@ def test_a_silent_task_follows_what_was_closed_while_one_of_the_two_was_not_open
     assert len(pair.new.driven.writer.commits) == commits
     assert pair.new.letters[1].status is Status.DISCARDED
     assert [letter.offset for letter in pair.new.the_task.due().again] == [0]
+
+
+def test_a_silent_task_holds_no_view_of_the_sending_task_while_a_commit_waits(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.old.given(late("1.00"), late("2.00"))
+    silent, sending = pair.new.the_task, pair.old.the_task
+    commits: list[bool] = []
+
+    def committed(*given: Any) -> Any:
+        view, frame = sending.last_view, sys._getframe(1)
+        held = []
+        while frame is not None:
+            if frame.f_locals.get("self") is silent:
+                held += [name for name, value in frame.f_locals.items() if value is view]
+            frame = frame.f_back
+        commits.append(bool(held))
+        return decide(*given)
+
+    monkeypatch.setattr(task, "decide", committed)
+    monkeypatch.setattr(pair.old, "followed", lambda _offsets: None)
+    silent.follow_sender()
+    assert commits == [False]
+
+    sending.decide([1], Verdict(Decision.DISCARD, "", ""))
+    pair.old.moves(epoch=pair.old.position.epoch + 1)
+    commits.clear()
+    silent.follow_sender()
+    assert commits == [False]
+    assert pair.new.letters[1].status is Status.DISCARDED
 
 
 def test_a_record_that_is_discarded_before_it_is_read_is_not_applied_by_a_batch_that_was_gathered_before(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
-from contextlib import AsyncExitStack
+import weakref
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from balance_service.errors import RetriableError
 from balance_service.http.scheduling import FairScheduler, in_one_step
 from balance_service.http.shares import Asker
 from tests.support.querying import BUSY_SECONDS
@@ -129,6 +132,32 @@ def test_an_exception_of_a_scan_is_raised_and_the_next_scan_runs() -> None:
 
 def refuse() -> str:
     raise ValueError("no number")
+
+
+def test_the_error_of_a_scan_keeps_nothing_that_the_scan_has_read() -> None:
+    class View:
+        pass
+
+    def failing(views: list[weakref.ref[View]]) -> Generator[None, None, None]:
+        view = View()
+        views.append(weakref.ref(view))
+        yield
+        raise RetriableError("the partitions could not be read to their end")
+
+    async def run() -> list[weakref.ref[View]]:
+        views: list[weakref.ref[View]] = []
+        for _ in range(2):
+            with suppress(RetriableError):
+                await FairScheduler("test").run(CLIENT, failing(views))
+        await asyncio.sleep(0)
+        return views
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert [view() for view in asyncio.run(run())] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_the_event_loop_runs_between_two_slices() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +18,7 @@ from tests.unit.http.streaming import (
     CHANGES,
     KEY,
     Event,
+    Listener,
     Owner,
     Stage,
     stage,
@@ -574,3 +577,37 @@ def test_a_feed_does_not_go_back_to_a_retry_before_its_first_view(owner: Owner) 
         assert ends == [11, 11, 11]
 
     asyncio.run(run())
+
+
+def test_the_error_of_a_view_keeps_nothing_that_its_stream_has_read(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class View:
+        pass
+
+    views: list[weakref.ref[View]] = []
+
+    def failing(*_: object) -> Generator[None, None, None]:
+        view = View()
+        views.append(weakref.ref(view))
+        yield
+        raise ValueError("the model's view")
+
+    async def all_of(listener: Listener) -> None:
+        while True:
+            await listener.next()
+
+    async def run() -> None:
+        monkeypatch.setattr(part.LocalPart, "_scan", failing)
+        async with stage(owner) as on:
+            async with on.listening(owner, CHANGES) as listener:
+                with pytest.raises(AssertionError, match="the stream ended"):
+                    await all_of(listener)
+            await until(lambda: views[0]() is None)
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
