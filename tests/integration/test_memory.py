@@ -30,6 +30,7 @@ PARTITIONS = 2
 FEW, MANY = 10, 30
 COMMITS_PER_ROUND = 6
 SETTLE_SECONDS = 0.5
+BURST = 100_000
 # Allowance for plans that are being released or await Python's garbage collection.
 PLANS_ON_THEIR_WAY = 3 * PARTITIONS
 # Spark trims its own history of executions in the background.
@@ -82,6 +83,33 @@ def test_many_commits_and_queries_release_their_resources(
         eventually(has_cooled_down, lambda: f"after many: {many}; after few: {few}", COOLS_DOWN_WITHIN_SECONDS)
     assert _checkpoints(engine) == []
     assert not engine.state_directory.scratch.sockets.exists()
+
+
+def test_a_query_gives_back_the_memory_of_large_batches(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=PARTITIONS)
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        watched = _Watched(engine, monkeypatch)
+
+        def after_small_batches() -> int:
+            for n in range(COMMITS_PER_ROUND):
+                writer.add(f"customer-{n}", "0.01")
+            catch_up(engine)
+            return watched.held().arrow_bytes
+
+        after_small_batches()
+        before = after_small_batches()
+        frame = writer.frame("customer", "0.01")
+        for n in range(BURST):
+            writer.send(f"customer-{n}", frame)
+        writer.producer.flush(10)
+        catch_up(engine)
+
+        def gives_back() -> bool:
+            return after_small_batches() <= before
+
+        eventually(gives_back, lambda: f"before: {before} bytes; after: {watched.held().arrow_bytes}", 20)
 
 
 def _checkpoints(engine: Engine) -> Sequence[Path]:

@@ -34,6 +34,7 @@ import org.apache.spark.sql.util.ArrowUtils;
  * Spark passes it unconverted rows; for any other writer, Spark converts each row to an object.
  */
 public class Handover extends PythonForeachWriter implements Runnable {
+  private static final long KEPT_BYTES = 64 << 10;
   private final String path;
   private final int mostRows;
   private final long mostBytes;
@@ -167,6 +168,10 @@ public class Handover extends PythonForeachWriter implements Runnable {
         }
         this.send(number, sending.before);
         sending.moveTo(out);
+        if (sending.isMostlyUnused) {
+          sending.free();
+          sending = new Rows(this.sentType, 0);
+        }
       }
       if (this.completed) {
         this.send(number, -1);
@@ -222,6 +227,9 @@ public class Handover extends PythonForeachWriter implements Runnable {
     long before;
     int count = 0;
     long bytes = 0;
+    long most = 0;
+    /** Whether the last batch was small, and an earlier one large, as after a replay. */
+    boolean isMostlyUnused = false;
 
     Rows(StructType type, long before) {
       this.root = VectorSchemaRoot.create(ArrowUtils.toArrowSchema(type, "UTC", true, false), ArrowUtils.rootAllocator());
@@ -244,7 +252,10 @@ public class Handover extends PythonForeachWriter implements Runnable {
       } finally {
         batch.close();
       }
+      // Vectors that are reset keep their memory.
       this.writer.reset();
+      this.most = Math.max(this.most, this.bytes);
+      this.isMostlyUnused = this.most > KEPT_BYTES && this.bytes < this.most / 8;
       this.count = 0;
       this.bytes = 0;
     }
