@@ -34,7 +34,7 @@ SHORT = [
     _key("reads", read_case("local", 16, 0), "requests"),
     _key("freshness", "1,000 events/s", "p50"),
 ]
-"""The figures in README.md. A peer wins one of them."""
+"""The figures in README.md. Peers win some of them."""
 
 _LABELS = {"postgresql": "replay, against consumers into PostgreSQL"}
 
