@@ -59,7 +59,7 @@ cluster-test: setup ## Rebuild on a Spark cluster of three processes, which the 
 browser-test: setup ## Test the console in Chromium, which must be installed; about 10 minutes; keeps screenshots/
 	@$(BIN)/python -m tests.browser
 
-bench: setup ## Compare the service with Kafka Streams, PostgreSQL and Quix Streams; 110 minutes, needs a JDK
+bench: setup ## Compare the service with Kafka Streams, PostgreSQL and Quix Streams; two hours, needs a JDK
 	@$(BIN)/python -m bench
 
 bench-generations: setup ## The cost of a rebuild, a comparison and a switch; 8 minutes

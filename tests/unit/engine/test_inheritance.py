@@ -33,6 +33,7 @@ from tests.support.models import SCORED, Noted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from types import FrameType
 
     from balance_service.engine.commit import Committed
     from balance_service.engine.hosted_stage import HostedStage
@@ -528,8 +529,9 @@ def test_a_silent_task_holds_no_view_of_the_sending_task_while_a_commit_waits(
     commits: list[bool] = []
 
     def committed(*given: Any) -> Any:
-        view, frame = sending.last_view, sys._getframe(1)
-        held = []
+        view = sending.last_view
+        frame: FrameType | None = sys._getframe(1)
+        held: list[str] = []
         while frame is not None:
             if frame.f_locals.get("self") is silent:
                 held += [name for name, value in frame.f_locals.items() if value is view]
