@@ -78,7 +78,6 @@ _JIT_OPTIONS = (
 )
 # Few of Spark's objects live longer than a commit, so the heap need not grow for them.
 _HEAP_OPTIONS = ("-Xms96m", "-Xmn64m", "-XX:GCTimeRatio=19")
-_TRIM_MS = 60_000
 # A third of the CPU share of a process with niceness 0, if both need all of it.
 _NICENESS = 5
 _MIB = 1 << 20
@@ -293,8 +292,6 @@ class SparkJvm:
             # Otherwise the thread that lacked memory ends alone: Spark goes on without it, and rows never come.
             "-XX:+ExitOnOutOfMemoryError",
             f"-Djava.io.tmpdir={scratch.files}",
-            # The compiler needs tens of megabytes for a moment. The C library would keep them.
-            f"-XX:TrimNativeHeapInterval={_TRIM_MS}",
             # Otherwise performance counters are a file in /tmp, even with another java.io.tmpdir.
             "-XX:+PerfDisableSharedMem",
             *VALUE_OPTIONS,
