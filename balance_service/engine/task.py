@@ -421,46 +421,51 @@ class Task:
             return has_changed
         if self._sender() is None:
             return False
-        self._follow_closed()
         with self._held():
             store, writer = self._running()
-            sender = self._sender()
-            if sender is None:
-                return False
-            reached = offset_of(sender)
-            if reached <= self._limit or (self._follows_part and self.position < self._limit):
-                return False
-            processor, start = self._hosted.processor, max(self._limit, self.position)
-            changes, end = processor.letters.on_following(store, sender, start)
-            # While a commit waits, a view would keep the store of the task that sends from being opened again.
-            del sender
-            if changes.records:
-                decide(changes, (), processor, store, writer)
-                self._shown = store.view
-            self._limit, self._follows_part = end, end < reached
-            return bool(changes.records)
+            self._follow_closed(store, writer)
+            return self._follow(store, writer)
 
-    def _follow_closed(self) -> None:
+    def _follow(self, store: StateStore, writer: ChangelogWriter) -> bool:
+        """Takes over the dead letters; returns whether there are any. The caller has the lock."""
+        sender = self._sender()
+        if sender is None:
+            return False
+        reached = offset_of(sender)
+        if reached <= self._limit or (self._follows_part and self.position < self._limit):
+            return False
+        processor, start = self._hosted.processor, max(self._limit, self.position)
+        changes, end = processor.letters.on_following(store, sender, start)
+        # While a commit waits, a view would keep the store of the task that sends from being opened again.
+        del sender
+        if changes.records:
+            decide(changes, (), processor, store, writer)
+            self._shown = store.view
+        self._limit, self._follows_part = end, end < reached
+        return bool(changes.records)
+
+    def _follow_closed(self, store: StateStore, writer: ChangelogWriter) -> None:
         """Follows what became of dead letters before this task, or that of the sending generation, was opened.
 
         `follow` notifies it afterwards. A record that this generation refuses, and the other one has applied, is
-        tried again each time that one of the two is opened. Raises as `follow_sender`.
+        tried again each time that one of the two is opened. The caller has the lock. Raises as `follow_sender`.
         """
-        with self._held():
-            store, writer = self._running()
-            sender = self._sender()
-            epoch = NEVER if sender is None or sender.position is None else sender.position.epoch
-            if sender is None or epoch == self._followed_epoch:
-                return
-            processor = self._hosted.processor
-            all_closed = [*processor.letters.closed_in(store, sender)]
-            del sender
-            for closed in all_closed:
-                changes = processor.letters.on_decision_elsewhere(store, closed)
-                if changes.records:
-                    decide(changes, (), processor, store, writer)
-                    self._shown = store.view
-            self._followed_epoch = epoch
+        sender = self._sender()
+        if sender is None:
+            return
+        epoch = NEVER if sender.position is None else sender.position.epoch
+        if epoch == self._followed_epoch:
+            return
+        processor = self._hosted.processor
+        all_closed = [*processor.letters.closed_in(store, sender)]
+        # As in `_follow`.
+        del sender
+        for closed in all_closed:
+            changes = processor.letters.on_decision_elsewhere(store, closed)
+            if changes.records:
+                decide(changes, (), processor, store, writer)
+                self._shown = store.view
+        self._followed_epoch = epoch
 
     def _sender(self) -> StoreView | None:
         return self._hosted.generations.sender(self._hosted.stage, self.task_id.partition)

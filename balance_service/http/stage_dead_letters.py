@@ -67,8 +67,8 @@ _PAGE_SECONDS = 0.3
 _ATTEMPTS = 2
 _AGAIN_SECONDS = 0.3
 _MISDIRECTED = 421
-# A decision waits for a commit, a minute at worst. asyncio's own threads, few of them, reload certificates and look up
-# names meanwhile.
+# A decision waits for a commit, a minute at worst. asyncio's own threads, few of them, also reload certificates and
+# look up names.
 _DECIDING = ThreadPoolExecutor(16, "decisions")
 
 Records = Callable[[int, Sequence[int], float, int], tuple[Sequence[int], Mapping[int, "Message"]]]
