@@ -80,8 +80,6 @@ class Plan:
     read_seconds: float
     proxied: int
     """Repetitions of proxied reads."""
-    committed: int
-    """Repetitions of `committed`."""
     tasks: tuple[tuple[int, int], ...]
     """Number of models and of partitions; the moves of many tasks use the last but one."""
     waiting_events: int
@@ -93,7 +91,7 @@ class Plan:
     invoices: int
     cards: int
     rewards: int
-    """Repetitions of `rewards`, `purchases` and `own`."""
+    """Repetitions of `committed`, `rewards`, `purchases` and `own`."""
     players: int
     """Rows of the table of players."""
     scores: int
@@ -129,7 +127,6 @@ FULL = Plan(
     headers=(False, True),
     read_seconds=3.0,
     proxied=3,
-    committed=3,
     tasks=((1, 2), (1, 32), (2, 32), (2, 64)),
     waiting_events=20_000,
     schema_ids=(1, 400),
@@ -197,7 +194,6 @@ SMOKE = replace(
     read_rates=(0, 100),
     read_seconds=1.0,
     proxied=1,
-    committed=1,
     tasks=((1, 2), (2, 2), (2, 4)),
     waiting_events=1_000,
     schema_ids=(1, 3),

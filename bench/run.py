@@ -18,6 +18,7 @@ from bench.figures import NAMES, Figures
 from bench.first_event import measure_first_event
 from bench.freshness import measure_freshness
 from bench.generations import measure_building, measure_comparison, measure_rebuilds, measure_switches
+from bench.invoice_replays import measure_both
 from bench.invoices import generate_invoices
 from bench.leaderboard import measure_leaderboard
 from bench.listeners import cost_case, delay_case, measure_cost, measure_delay
@@ -39,7 +40,7 @@ from bench.tasks import MODELS, measure_tasks
 from bench.upserts import UpsertsSide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
@@ -227,30 +228,28 @@ class Run:
         """Kafka Streams with transactional stores, which answers with committed state alone, as this service does."""
         if self._before is not None:
             raise BalanceServiceError("this compares with Kafka Streams; leave out --before")
-        plan = self._plan
-        events, customers = plan.events, plan.customers[0]
+        plan, customers = self._plan, self._plan.customers[0]
 
-        def measure_replay(side: Side, to: Figures, sizes: Plan) -> None:
-            run = self._replay(side, sizes.events, customers, "committed state")
-            to.add(side.name, "committed", replay_case(events, customers), **run.figures())
+        def variants(intervals: Sequence[int]) -> Sequence[Side]:
+            sizes = replace(plan, commit_intervals_ms=tuple(intervals))
+            return settings_of(self._stack, sizes, more={"committed": "true"})
 
-        def measure_answers(side: Side, to: Figures, sizes: Plan) -> None:
+        def replayed(side: Side) -> Mapping[str, float | None]:
+            return self._replay(side, plan.events, customers, "committed state").figures()
+
+        def measure(side: Side, to: Figures, sizes: Plan) -> None:
             load = self._loads.new(plan.small_events, customers)
             self._say(f"{_named(side)}: freshness of committed state")
             measure_freshness(self._stack, side, load, replace(sizes, idle_seconds=0.0), to, "committed")
 
-        rate = f"{plan.tried_rate:,} events/s"
-        for measure, intervals, what, name, case, least in (
-            (measure_replay, plan.commit_intervals_ms, "replay", "rate", replay_case(events, customers), False),
-            (measure_answers, plan.committed_intervals_ms, "freshness", "p50", rate, True),
-        ):
-            sizes = replace(plan, commit_intervals_ms=intervals)
-            variants = settings_of(self._stack, sizes, more={"committed": "true"})
-            theirs = self._counting(measure, f"committed, {what}", name, case, least=least, variants=variants)
-            for repetition in range(1, plan.committed + 1):
-                for side in self._in_turn(repetition, theirs):
-                    measure(side, self._figures, plan)
-            self._keep()
+        case, theirs = replay_case(plan.events, customers), variants(plan.commit_intervals_ms)
+        measure_both("committed", case, plan.rewards, self._figures, self._ours, theirs, replayed)
+        self._keep()
+        case, theirs = f"{plan.tried_rate:,} events/s", variants(plan.committed_intervals_ms)
+        counts = self._counting(measure, "committed, freshness", "p50", case, least=True, variants=theirs)
+        for repetition in range(1, plan.rewards + 1):
+            for side in self._in_turn(repetition, counts):
+                measure(side, self._figures, plan)
 
     def _moves(self) -> None:
         plan = self._plan
