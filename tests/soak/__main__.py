@@ -2,9 +2,9 @@
 
 `SOAK_HOURS` (1) is the time under load. Five read models, of Avro and of JSON, with folds of their own, joins, outputs
 and a `transform`, are fed, queried, followed by streams, and rebuilt one after another; the certificate is renewed, and
-one of the instances is restarted, again and again. The other one is sampled: memory without the heap, compiled code and
-RocksDB's buffers, these three, files, threads, table files of the stores, and the topics that are compacted. At the
-end, states and outputs equal a recount.
+one of the instances is restarted, again and again. The other one is sampled: what Python and the JVM use without the
+heap, compiled code and RocksDB's buffers, these three, all resident memory, files, threads, table files of the stores,
+and the topics that are compacted. At the end, states and outputs equal a recount. A JDK is needed, for its `jcmd`.
 
 `SOAK_LEAK=1` plants a leak, which must be found: the command then ends with 0 if it is. `SOAK_FOLDER` (`bench/results`)
 gets `soak.svg` and `soak.txt`.
@@ -44,7 +44,7 @@ from tests.soak.load import (
     waited,
 )
 from tests.soak.plot import plot
-from tests.soak.sampling import Meter
+from tests.soak.sampling import TRACKING, Meter
 from tests.support.commands import run
 from tests.support.credentials import Authority
 from tests.support.kafka import admin
@@ -133,6 +133,7 @@ class _Soak:
             "BALANCE_PARTITIONS": str(_PARTITIONS),
             # As in the image, whose memory is bounded.
             "MALLOC_ARENA_MAX": "2",
+            "JAVA_TOOL_OPTIONS": TRACKING,
             "BALANCE_IDEMPOTENCY_WINDOW": str(IDEMPOTENCY_WINDOW_SECONDS),
             "BALANCE_NUM_STANDBY_REPLICAS": "1",
             "BALANCE_TLS_CERTIFICATE": str(certificate),

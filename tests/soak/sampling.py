@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 SAMPLE_SECONDS = 5.0
 _MIB = 1 << 20
+TRACKING = "-XX:NativeMemoryTracking=summary"
+"""The option that an instance's JVM needs."""
 _LINE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+_AREA = re.compile(r"^-\s+(\w.*\w) \(reserved=\d+KB, committed=(\d+)KB\)$", re.MULTILINE)
 # `docker run --memory` of docs/how-to/deploy.md, the room that BalanceDiskFilling warns of, and its numbers of files.
 _MEMORY_MIB, _DISK_MIB = 1_500.0, 1_024.0
 # The memtables and the block cache of all stores, half each: balance_service/engine/database.py.
@@ -36,8 +40,6 @@ _PYTHON_FILES, _JVM_FILES = (220, 28), (400, 12)
 # Two pools of Spark that delete what jobs leave, of 100 threads each. A pool makes a thread for each request until it
 # is full, and a thread ends after a minute without one.
 _POOLS, _POOL_THREADS = "block-manager-", 200
-# Of Java's stacks, 1 MiB, without the pages that guard them.
-_STACK_KIB = 1008
 _INTERNAL = ("-changelog", "-application-servers")
 
 
@@ -69,6 +71,8 @@ class Meter:
 
     def verdicts(self, window_hours: float, warm_up_hours: float) -> list[Verdict]:
         """Judges all measures; called after the end of the context."""
+        if not self._measures:
+            raise ValueError("no sample succeeded: does the instance answer, and is its Java a JDK, with jcmd?")
         return [
             judged(name, one.unit, one.samples, one.capacity, window_hours, warm_up_hours, fills=one.fills)
             for name, one in self._measures.items()
@@ -82,7 +86,8 @@ class Meter:
     def _run(self) -> None:
         try:
             while not self._stopping.wait(SAMPLE_SECONDS):
-                with suppress(httpx.HTTPError):  # on a busy machine, an answer may come too late
+                # On a busy machine, an answer may come too late.
+                with suppress(httpx.HTTPError, subprocess.SubprocessError):
                     self._sample()
         except BaseException as error:
             self._failure = error
@@ -96,17 +101,19 @@ class Meter:
             for part in ("memtables", "block_cache")
         )
         used, most = (metrics.total("balance_jvm_heap_bytes", f'kind="{kind}"') / _MIB for kind in ("used", "max"))
-        heap, code, stacks = _areas(jvm)
+        areas = _areas(jvm)
+        code = areas.pop("Code")
         pools = _pool_threads(jvm)
         now = {"threads of Python": threads(python), "threads of the JVM": max(0, threads(jvm) - pools)}
-        # The heap, compiled code, RocksDB's buffers and Spark's pools grow to their limits for hours under this load.
-        # They would hide a leak elsewhere, so they are judged apart.
+        # The heap, compiled code, RocksDB's buffers and the stacks of Spark's pools grow to their limits for hours
+        # under this load, and malloc keeps what compilers took for a moment. They would hide a leak elsewhere, so
+        # slopes are judged without them, and all that is resident must stay within the container.
         of_python = resident_bytes(python) / _MIB - memtables - cached
-        of_pools = stacks * pools / max(1, pools + now["threads of the JVM"])
-        of_jvm = resident_bytes(jvm) / _MIB - heap - code - of_pools
+        of_jvm = sum(areas.values()) - areas["Java Heap"] - areas["Thread"]
         elsewhere = most + _CODE_MIB + _ROCKSDB_MIB
         self._note("memory of Python", of_python, _MEMORY_MIB - elsewhere - of_jvm)
-        self._note("memory of the JVM", of_jvm, _MEMORY_MIB - elsewhere - of_python)
+        self._note("memory in use by the JVM", of_jvm, _MEMORY_MIB - elsewhere - of_python)
+        self._note("all resident memory", resident_bytes([*python, *jvm]) / _MIB, _MEMORY_MIB, fills=True)
         self._note("heap after a collection", used, most)
         self._note("compiled code of the JVM", code, _CODE_MIB, fills=True)
         self._note("memory of RocksDB's buffers", memtables + cached, _ROCKSDB_MIB, fills=True)
@@ -149,23 +156,18 @@ class _Measure:
     samples: list[tuple[float, float]] = field(default_factory=list)
 
 
-def _areas(processes: Sequence[psutil.Process]) -> tuple[float, float, float]:
-    """What the heap, compiled code and the threads' stacks of JVMs take, in MiB.
-
-    Java 17 maps a heap of less than 2 GiB below 4 GiB, and nothing else there. Only code is writable and executable.
-    """
-    heap = code = stacks = 0
+def _areas(processes: Sequence[psutil.Process]) -> dict[str, float]:
+    """What JVMs use, in MiB, by the categories of Java's native memory tracking."""
+    areas: dict[str, float] = {}
     for process in processes:
         with suppress(psutil.Error):  # a child may have ended
-            for area in process.memory_maps(grouped=False):
-                start, end = (int(address, 16) for address in area.addr.split("-"))
-                if start < 4 << 30:
-                    heap += area.rss
-                elif area.perms.startswith("rwx"):
-                    code += area.rss
-                elif end - start == _STACK_KIB << 10:
-                    stacks += area.rss
-    return heap / _MIB, code / _MIB, stacks / _MIB
+            java = Path(process.exe())
+            if java.name == "java":
+                asked = [str(java.with_name("jcmd")), str(process.pid), "VM.native_memory", "summary", "scale=KB"]
+                told = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout
+                for name, committed in _AREA.findall(told):
+                    areas[name] = areas.get(name, 0.0) + int(committed) / 1024
+    return areas
 
 
 def _pool_threads(processes: Sequence[psutil.Process]) -> int:
