@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from decimal import Decimal
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from balance_service.engine.replica import Replica
 from balance_service.engine.store import StateStore
 from balance_service.engine.tasks import _alone
 from balance_service.errors import ChangelogCutError, RetriableError, StoreCorruptedError, TaskMigratedError
+from tests.support.collector import no_collector
 from tests.unit.engine.test_idempotency import FOLDING, POSITIONS
 
 if TYPE_CHECKING:
@@ -197,9 +197,6 @@ def test_the_error_of_a_fenced_commit_keeps_nothing_of_its_callers(
 
     monkeypatch.setattr(log, "begin_transaction", begin_once)
     monkeypatch.setattr(log, fails_at, fail(KafkaError._FATAL))
-    gc.disable()
-    try:
+    with no_collector():
         held, error = attempt()
         assert (isinstance(error, TaskMigratedError), held()) == (is_kept, None)
-    finally:
-        gc.enable()

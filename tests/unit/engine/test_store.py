@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Positi
 from balance_service.engine.state_directory import FORMAT
 from balance_service.engine.store import StateStore, StoreIdentity
 from balance_service.errors import ConfigurationError, RetriableError, StoreCorruptedError
+from tests.support.collector import no_collector
 from tests.support.fakes import position_codec, record_scan_starts
 
 if TYPE_CHECKING:
@@ -376,8 +376,7 @@ def test_a_store_cannot_be_made_below_a_file(tmp_path: Path) -> None:
 
 def test_a_folder_that_only_garbage_keeps_locked_is_opened_at_the_second_attempt(path: Path) -> None:
     """A collection comes once in five minutes by itself."""
-    gc.disable()
-    try:
+    with no_collector():
         database = Database(path)
         garbage: list[Any] = [database.snapshot()]
         garbage.append(garbage)
@@ -386,5 +385,3 @@ def test_a_folder_that_only_garbage_keeps_locked_is_opened_at_the_second_attempt
         with pytest.raises(RetriableError, match="lock hold by current process"):
             Database(path)
         Database(path).close()
-    finally:
-        gc.enable()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 import weakref
 from contextlib import suppress
@@ -28,6 +27,7 @@ from balance_service.model.versions import Versions
 from balance_service.process.runtime import elapsed
 from balance_service.read_models.leaderboard import Leaderboard
 from balance_service.settings import load_settings
+from tests.support.collector import no_collector
 from tests.support.fakes import DECLARED, Clock
 
 if TYPE_CHECKING:
@@ -168,14 +168,11 @@ def test_a_step_that_fails_keeps_no_store_open() -> None:
             raise RetriableError(f"{self.task_id} is behind")
 
     old, new = Here(1, Standing(1, sends=True)), Here(2, Refused(2, sends=False))
-    gc.disable()
-    try:
+    with no_collector():
         with suppress(RetriableError):
             step(Engine(SWITCHED, old, new), SWITCHED)
 
         assert [view() for view in views] == [None]
-    finally:
-        gc.enable()
 
 
 def test_outputs_are_taken_over_once_the_other_instances_have_heard_of_the_switch(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +16,7 @@ from balance_service.http.answer import problems
 from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.read_models.balance import Balance
 from tests.support.api import GET_BALANCE as PATH
+from tests.support.collector import no_collector
 from tests.support.querying import (
     BUSY_SECONDS,
     CUSTOMER,
@@ -145,15 +145,12 @@ def test_a_damaged_store_is_reported_and_answers_no_query(instance: Instance) ->
 def test_a_damaged_store_can_be_replaced_after_a_query_has_met_it(instance: Instance) -> None:
     damage(instance)
 
-    gc.disable()
-    try:
+    with no_collector():
         assert ask(instance).status == 503
         # A closed task has no view.
         instance.damaged_tasks.clear()
         instance.store.close()
         StateStore(instance.store.path, POSITIONS).close()
-    finally:
-        gc.enable()
 
 
 def test_states_that_the_class_cannot_read_are_not_called_damaged(instance: Instance) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 import weakref
@@ -15,6 +14,7 @@ import pytest
 from balance_service.errors import RetriableError
 from balance_service.http.scheduling import FairScheduler, in_one_step
 from balance_service.http.shares import Asker
+from tests.support.collector import no_collector
 from tests.support.querying import BUSY_SECONDS
 from tests.support.waiting import until
 
@@ -152,12 +152,8 @@ def test_the_error_of_a_scan_keeps_nothing_that_the_scan_has_read() -> None:
         await asyncio.sleep(0)
         return views
 
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         assert [view() for view in asyncio.run(run())] == [None, None]
-    finally:
-        gc.enable()
 
 
 def test_the_event_loop_runs_between_two_slices() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from confluent_kafka import KafkaError
 from balance_service.errors import NotAuthorizedError, RetriableError
 from balance_service.kafka import log_reader
 from balance_service.kafka.log_reader import LogReader, OffsetOutOfRangeError
+from tests.support.collector import no_collector
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -172,11 +172,8 @@ def test_an_error_of_the_broker_keeps_nothing_of_the_callers(scripted: Any) -> N
             return weakref.ref(held)
         raise AssertionError("it was read")
 
-    gc.disable()
-    try:
+    with no_collector():
         assert attempt()() is None
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ from aiohttp import web
 
 from balance_service.http.server.limits import Connection, Limits
 from balance_service.http.server.tls import Tls, TlsFiles, load_tls
+from tests.support.collector import no_collector
 from tests.support.credentials import Authority
 from tests.support.waiting import until
 from tests.unit.http.raw_http import COMMAND, QUESTION, QUICK, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 HOST = "127.0.0.1"
@@ -64,17 +64,7 @@ def test_a_client_that_sends_nothing_costs_kilobytes(tls: Tls, is_tls: bool) -> 
     assert asyncio.run(run()) / clients < 64 << 10
 
 
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-def test_buffers_of_a_connection_that_the_server_closes_are_freed_without_the_garbage_collector(
-    tls: Tls, no_collector: None
-) -> None:
+def test_buffers_of_a_connection_that_the_server_closes_are_freed_without_the_garbage_collector(tls: Tls) -> None:
     async def run() -> int:
         async with serving(Limits(idle_seconds=0.2), tls=tls.server) as server:
             client = await asyncio.to_thread(connected, server.port, tls.client)
@@ -84,7 +74,8 @@ def test_buffers_of_a_connection_that_the_server_closes_are_freed_without_the_ga
             await until(lambda: server.connections == 0, "its slot is free")
             return sum(isinstance(kept, SSLProtocol) for kept in gc.get_objects())
 
-    assert asyncio.run(run()) == 0
+    with no_collector():
+        assert asyncio.run(run()) == 0
 
 
 def _read_all(client: socket.socket, pause_seconds: float = 0.0) -> int:

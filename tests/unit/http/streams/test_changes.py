@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import weakref
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import pytest
 
 from balance_service.engine.records import Position
 from balance_service.http.streams import changes, feed, part
+from tests.support.collector import no_collector
 from tests.support.querying import OneTask
 from tests.unit.http.streaming import (
     BUSY_SECONDS,
@@ -605,9 +605,5 @@ def test_the_error_of_a_view_keeps_nothing_that_its_stream_has_read(
                     await all_of(listener)
             await until(lambda: views[0]() is None)
 
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         asyncio.run(run())
-    finally:
-        gc.enable()
