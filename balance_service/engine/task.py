@@ -7,7 +7,6 @@ The lock is held while the task opens, tails, processes or is freed. Views and s
 from __future__ import annotations
 
 import threading
-from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
@@ -19,9 +18,9 @@ import structlog
 from balance_service.engine.batch import PartitionUpdates, TaskBatch
 from balance_service.engine.commit import Committed, commit, decide, write_position, write_records
 from balance_service.engine.dead_letter import Status, open_letters
-from balance_service.engine.dead_letters import DueLetters
 from balance_service.engine.decisions import TRY_AGAIN, Decision
 from balance_service.engine.deletions import Deletions, again_up_to, begun_again, without_states
+from balance_service.engine.following import Following
 from balance_service.engine.inheritance import check_owner, inherit, last_positions, open_writer
 from balance_service.engine.loading import loads, require_loaded
 from balance_service.engine.opening import (
@@ -33,7 +32,6 @@ from balance_service.engine.opening import (
 )
 from balance_service.engine.records import NEVER, STANDS_AFTER_SECONDS, Role, StoreSizes, TaskSnapshot, Waited
 from balance_service.engine.replica import Replica
-from balance_service.engine.store import offset_of
 from balance_service.errors import FatalError, RetriableError, TaskHaltedError, TaskMigratedError
 from balance_service.kafka.log_reader import first_record
 from balance_service.kafka.messages import offset_of as record_offset
@@ -46,6 +44,7 @@ if TYPE_CHECKING:
     from balance_service.engine.changelog_reader import Part
     from balance_service.engine.changelog_writer import ChangelogWriter
     from balance_service.engine.dead_letter import Letter
+    from balance_service.engine.dead_letters import DueLetters, LetterChanges
     from balance_service.engine.decisions import Verdict
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import Compared, FailedAt, Output, Position, TaskId
@@ -159,17 +158,10 @@ class Task:
         self._has_fenced = False
         self._sends = False
         self._left_out_changed = False
-        self._limit = 0
-        self._follows_part = False
-        """Whether the sending generation has more dead letters below its position than this task knows."""
-        self._followed_epoch: int | None = None
-        """That of the sending generation's task whose closed dead letters this task has followed."""
         self._epoch = 0
         self._shown: StoreView | None = None
         self._left = left
         self._watcher: Watcher | None = None
-        # Any thread appends; who holds the lock takes.
-        self._decided_elsewhere: deque[Mapping[int, Letter]] = deque()
         self.compared: Compared | None = None
         """The comparison with the serving generation, once made."""
         self._loads: Iterator[None] | None = None
@@ -179,6 +171,7 @@ class Task:
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
         self.replica = Replica(task_id, hosted, self._log)
         self._deletions = Deletions(hosted, task_id.partition)
+        self._following = Following(hosted, task_id.partition)
 
     @property
     def state(self) -> TaskState:
@@ -224,16 +217,13 @@ class Task:
 
         Only what the generation that sends has applied, or made a dead letter of, is known: see `follow_sender`.
         """
-        return None if self._sends else self._limit
+        return None if self._sends else self._following.limit
 
     @property
     def goal(self) -> int | None:
         """The source offset that a silent task is to reach: where the one that sends is. None if it should send."""
-        generations, stage = self._hosted.generations, self._hosted.stage
-        if self._sends or generations.serves(stage):
-            return None
-        sender = generations.sender(stage, self.task_id.partition)
-        return self._limit if sender is None else max(self._limit, offset_of(sender))
+        is_silent = not self._sends and not self._hosted.generations.serves(self._hosted.stage)
+        return self._following.goal if is_silent else None
 
     @property
     def position(self) -> int:
@@ -379,7 +369,7 @@ class Task:
         """
         with self._held():
             store, writer = self._running()
-            if not self._sends and batch.end > self._limit:
+            if not self._sends and batch.end > self._following.limit:
                 raise RetriableError(f"no other generation has applied the records below {batch.end} yet")
             # The records were read before this moment.
             self._deletions.require_all(self._stands_at)
@@ -399,11 +389,7 @@ class Task:
             store, _ = self._running()
             if self._sends:
                 return self._hosted.processor.letters.due(store)
-            sender = self._sender()
-            # It has not read all of the records yet.
-            if sender is None or offset_of(sender) < self.position:
-                return DueLetters()
-            return self._hosted.processor.letters.due(store, sender)
+            return self._following.due(store, self.position)
 
     def follow_sender(self) -> bool:
         """Takes over the dead letters of the generation that sends, and raises `limit`. Does nothing if the task sends.
@@ -419,56 +405,22 @@ class Task:
         if self._sends:
             has_changed, self._left_out_changed = self._left_out_changed, False
             return has_changed
-        if self._sender() is None:
+        if self._following.sender is None:
             return False
         with self._held():
             store, writer = self._running()
-            self._follow_closed(store, writer)
-            return self._follow(store, writer)
+            self._follow(self._following.closed_there(store), store, writer)
+            return self._follow(self._following.opened_there(store, self.position), store, writer)
 
-    def _follow(self, store: StateStore, writer: ChangelogWriter) -> bool:
-        """Takes over the dead letters; returns whether there are any. The caller has the lock."""
-        sender = self._sender()
-        if sender is None:
-            return False
-        reached = offset_of(sender)
-        if reached <= self._limit or (self._follows_part and self.position < self._limit):
-            return False
-        processor, start = self._hosted.processor, max(self._limit, self.position)
-        changes, end = processor.letters.on_following(store, sender, start)
-        # While a commit waits, a view would keep the store of the task that sends from being opened again.
-        del sender
-        if changes.records:
-            decide(changes, (), processor, store, writer)
-            self._shown = store.view
-        self._limit, self._follows_part = end, end < reached
-        return bool(changes.records)
-
-    def _follow_closed(self, store: StateStore, writer: ChangelogWriter) -> None:
-        """Follows what became of dead letters before this task, or that of the sending generation, was opened.
-
-        `follow` notifies it afterwards. A record that this generation refuses, and the other one has applied, is
-        tried again each time that one of the two is opened. The caller has the lock. Raises as `follow_sender`.
-        """
-        sender = self._sender()
-        if sender is None:
-            return
-        epoch = NEVER if sender.position is None else sender.position.epoch
-        if epoch == self._followed_epoch:
-            return
-        processor = self._hosted.processor
-        all_closed = [*processor.letters.closed_in(store, sender)]
-        # As in `_follow`.
-        del sender
-        for closed in all_closed:
-            changes = processor.letters.on_decision_elsewhere(store, closed)
+    def _follow(self, some: Iterable[LetterChanges], store: StateStore, writer: ChangelogWriter) -> bool:
+        """Commits changes of dead letters; returns whether there are any. The caller has the lock."""
+        has_changed = False
+        for changes in some:
             if changes.records:
-                decide(changes, (), processor, store, writer)
+                decide(changes, (), self._hosted.processor, store, writer)
                 self._shown = store.view
-        self._followed_epoch = epoch
-
-    def _sender(self) -> StoreView | None:
-        return self._hosted.generations.sender(self._hosted.stage, self.task_id.partition)
+                has_changed = True
+        return has_changed
 
     def left_out(self) -> list[int]:
         """Returns offsets from the position on that must be skipped. Raises TaskMigratedError if the task is closed."""
@@ -569,11 +521,11 @@ class Task:
         """
         # A standby that is promoted may have read the topic already.
         if self._state not in _ENDS and (self._role is Role.ACTIVE or self._has_fenced):
-            self._decided_elsewhere.append(decided)
+            self._following.tell(decided)
 
     def carry_out(self) -> None:
         """Carries out what `follow` was told, if the task runs or waits. Raises: as `decide`."""
-        if self._decided_elsewhere:
+        if self._following.is_told:
             with self._held():
                 if self._state in (TaskState.RUNNING, TaskState.WAITING):
                     self._running(or_waiting=True)
@@ -812,7 +764,7 @@ class Task:
         failpoint("position-written")
         self.replica.stop_reading()
         self._epoch = position.epoch
-        self._sends, self._limit = since is not None, position.offset
+        self._sends, self._following.limit = since is not None, position.offset
         self._to(TaskState.RUNNING)
         # The role changes after the view has the new epoch.
         self._role = Role.ACTIVE
@@ -887,12 +839,7 @@ class Task:
         if not is_running or self._writer is None:
             raise TaskMigratedError(f"the task is {self._state.value}, not RUNNING")
         store = self._store()
-        while self._decided_elsewhere:
-            changes = self._hosted.processor.letters.on_decision_elsewhere(store, self._decided_elsewhere[0])
-            if changes.records:
-                decide(changes, (), self._hosted.processor, store, self._writer)
-                self._shown = store.view
-            self._decided_elsewhere.popleft()
+        self._follow(self._following.told(store), store, self._writer)
         return store, self._writer
 
     def _to(self, state: TaskState) -> None:

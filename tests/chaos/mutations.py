@@ -380,8 +380,8 @@ MUTATIONS = (
     Mutation(
         "the old generation goes on sending after a switch",
         "balance_service/engine/task.py",
-        "self._sends, self._limit = since is not None, position.offset",
-        "self._sends, self._limit = True, position.offset",
+        "self._sends, self._following.limit = since is not None, position.offset",
+        "self._sends, self._following.limit = True, position.offset",
         "kill-at-begun",
         ("doubled",),
         SYSTEMS,

@@ -218,7 +218,7 @@ BUGS = (
     ),
     pinpoint(
         "a task that opens does not look at what the sending generation has closed",
-        "engine/task.py",
+        "engine/following.py",
         "        if epoch == self._followed_epoch:\n",
         "        if epoch:\n",
         "unit/engine/test_inheritance",
@@ -494,7 +494,7 @@ BUGS = (
     ),
     pinpoint(
         "a silent generation retries what is open in the one that sends",
-        "engine/task.py",
+        "engine/following.py",
         "return self._hosted.processor.letters.due(store, sender)",
         "return self._hosted.processor.letters.due(store)",
         "unit/engine/test_inheritance",
@@ -592,7 +592,7 @@ BUGS = (
     pinpoint(
         "a generation goes beyond the one that sends",
         "engine/task.py",
-        "            if not self._sends and batch.end > self._limit:\n",
+        "            if not self._sends and batch.end > self._following.limit:\n",
         "            if False:\n",
         "unit/engine/test_inheritance",
         "test_a_silent_task_does_not_go_beyond_the_one_that_sends",

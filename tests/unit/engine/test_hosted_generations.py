@@ -47,7 +47,7 @@ class Standing(Task):
 
     @property
     def told(self) -> list[Mapping[int, Letter]]:
-        return [*self._decided_elsewhere]
+        return [*self._following._told]
 
 
 def at(offset: int) -> Position:

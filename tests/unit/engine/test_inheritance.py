@@ -107,7 +107,7 @@ class Generation:
         self.the_task._writer = self.driven.writer
         self.the_task._state = TaskState.RUNNING
         self.the_task._sends = sends
-        self.the_task._limit = self.position.offset
+        self.the_task._following.limit = self.position.offset
         if sends:
             self.moves(inherited=max(self.position.inherited, 0))
         self.the_task._shown = self.driven.store.view
@@ -735,7 +735,7 @@ def test_a_switch_begins_with_the_decisions_that_the_task_was_told(pair: Pair, s
 
     pair.switch(new)
 
-    assert [*new.the_task._decided_elsewhere] == []
+    assert not new.the_task._following.is_told
     assert new.letters[0].status is Status.DISCARDED
 
 
@@ -748,7 +748,7 @@ def test_a_task_that_has_halted_keeps_no_decisions_and_stays_halted(pair: Pair) 
     pair.new.the_task.carry_out()
 
     assert pair.new.the_task.state is TaskState.HALTED
-    assert len(pair.new.the_task._decided_elsewhere) == 1
+    assert len(pair.new.the_task._following._told) == 1
 
 
 @pytest.mark.shows("full-disk")
