@@ -2,7 +2,8 @@
 
 BalanceServiceError
 ├── RetriableError          retry after a back-off
-│   └── ChangelogCutError   the next opening of the task restores its store
+│   ├── ChangelogCutError   the next opening of the task restores its store
+│   └── MustAskError        call its `ask` on a thread without an event loop, and try again
 ├── InvalidInputError       report to the caller: 400 over HTTP, exit code 2 on the command line
 ├── PoisonRecordError       write the record to the dead letters and continue
 ├── TaskMigratedError       close the task: another instance owns its partition
@@ -17,6 +18,11 @@ BalanceServiceError
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _MOST_DETAIL_CHARACTERS = 500
 
 
@@ -30,6 +36,17 @@ class RetriableError(BalanceServiceError):
 
 class ChangelogCutError(RetriableError):
     """A changelog ends before its store does: it was recreated or truncated."""
+
+
+class MustAskError(RetriableError):
+    """A schema is not known yet, and a request for it would stop the event loop of this thread.
+
+    `ask` makes the request, and raises as it fails.
+    """
+
+    def __init__(self, ask: Callable[[], object]) -> None:
+        super().__init__("the schema of what is stored is not known yet; try again")
+        self.ask = ask
 
 
 class InvalidInputError(BalanceServiceError):

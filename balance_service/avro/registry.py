@@ -5,6 +5,7 @@ Any thread may call it. Schemas that were read are kept, because they never chan
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +34,7 @@ from balance_service.avro.writer_schema import (
     records_told,
     with_definitions,
 )
-from balance_service.errors import ConfigurationError, RetriableError
+from balance_service.errors import ConfigurationError, MustAskError, RetriableError
 from balance_service.settings.network import environment_proxies
 from balance_service.settings.settings import without_user
 
@@ -242,10 +243,16 @@ class SchemaRegistry:
 
         None if the registry does not know the id, or a schema that this one refers to. That is remembered for some
         seconds, or until `ask_anew`.
+
+        Raises:
+            MustAskError: it is not known yet, and this thread runs an event loop.
+            RetriableError: the registry does not answer.
         """
         if not 0 <= schema_id <= _GREATEST_ID:
             return None
         if (writer := self._writers.get(schema_id)) is None and not self._is_unknown(schema_id):
+            if _runs_event_loop():
+                raise MustAskError(partial(self.writer_schema, schema_id))
             with self._request():
                 writer = self._writer_schema(schema_id)
             if writer is None:
@@ -620,6 +627,14 @@ def _not_set(why: str) -> ConfigurationError:
 
 def _is_refusal(error: SchemaRegistryError) -> bool:
     return error.http_status_code in _CLIENT_ERRORS and error.http_status_code not in _RETRIABLE_STATUSES
+
+
+def _runs_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _what_it_does(error: Exception) -> str:

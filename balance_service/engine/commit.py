@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -137,7 +138,8 @@ def commit(
         TaskHaltedError, StoreCorruptedError: as `fold`; nothing is committed.
         RetriableError: the outcome of step 3 is unknown, step 4 failed now or earlier, or as `fold`. The task must be
             opened again.
-        StoreFullError: the disk has no room. If step 4 raises it, the changelog is ahead of the store.
+        StoreFullError: the disk has no room. If step 4 raises it, the changelog is ahead of the store; a decision
+            raises RetriableError then.
     """
     folded = fold(batch, partition, processor, store, seen_to_ms)
     if folded is None:
@@ -147,7 +149,8 @@ def commit(
     # Another generation has written these dead letters.
     fresh = () if batch.is_silent else changes.fresh
     codec, outputs = processor.position_codec, [*outcome.outputs, *audit]
-    _write(folded.position, codec, store, writer, folded.records, fresh, outputs)
+    with _decided() if audit else nullcontext():
+        _write(folded.position, codec, store, writer, folded.records, fresh, outputs)
     failpoint("stored")
     return Committed(
         applied=updates.applied - len(outcome.dead_letters) - outcome.duplicates - len(outcome.letters),
@@ -178,11 +181,8 @@ def decide(
         raise TaskMigratedError("the store has no position")
     _require_whole(store)
     moved = replace(stands_at, letters=changes.counted)
-    try:
+    with _decided():
         _write(moved, processor.position_codec, store, writer, lambda: iter(changes.records), (), audit)
-    except StoreFullError as error:
-        # Only the task's own loop can wait for room while the changelog is ahead of the store.
-        raise RetriableError(f"the decision is written, and the store lacks it: {error}") from error
 
 
 def write_position(
@@ -228,6 +228,16 @@ def write_records(
     """
     _require_whole(store)
     _write(position, codec, store, writer, records, (), outputs)
+
+
+@contextmanager
+def _decided() -> Iterator[None]:
+    """Raises RetriableError in place of StoreFullError, which says of a decision that it was not taken."""
+    try:
+        yield
+    except StoreFullError as error:
+        # Only the task's own loop can wait for room while the changelog is ahead of the store.
+        raise RetriableError(f"the decision is written, and the store lacks it: {error}") from error
 
 
 def _require_no_truncation(batch: TaskBatch, stands_at: Position) -> None:

@@ -303,7 +303,10 @@ class Letters:
         behind others become due unless order is kept.
         """
         changes = LetterChanges(_counts(store))
-        letters = self.open_in(store).values()
+        waiting = sum(n for (_, status), n in open_letters(_counts(store)).items() if status == Status.BEHIND.value)
+        # There may be millions, which take long to read.
+        is_needed = self.keeps_order or self.keeps_newest or waiting
+        letters = self.open_in(store).values() if is_needed else ()
         wanted = {key for letter in letters for key in self._of_key(letter)}
         found = {key for keys in _scan(store, _OF, _OF + _END) for key in keys}
         changes.records += [(key, None) for key in sorted(found - wanted)]

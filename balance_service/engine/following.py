@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class Following:
     """What a task knows of the other generations of its partition.
 
-    Any thread may call `tell`, and read `sender` and `limit`. For the rest, the caller holds the task's lock. It commits
-    the changes that an iterator yields before it takes the next ones, and drops the iterator if that fails: what was
-    not committed is yielded again.
+    Any thread may call `tell`, and read `sender` and `limit`. For the rest, the caller holds the task's lock. It
+    commits the changes that an iterator yields before it takes the next ones, and drops the iterator if that fails:
+    what was not committed is yielded again.
     """
 
     def __init__(self, hosted: HostedStage, partition: int) -> None:
@@ -44,7 +44,7 @@ class Following:
 
     @property
     def sender(self) -> StoreView | None:
-        """The view of the task that sends, if another one does, and it is here: while it is kept, that one stays open."""
+        """The view of the task that sends, if another one here does. While it is kept, that one stays open."""
         return self._hosted.generations.sender(self._hosted.stage, self._partition)
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -257,7 +258,10 @@ class Tasks:
             raise TaskMigratedError(f"partition {partition} is not here")
         try:
             refused = task.decide(offsets, verdict)
-            self.hosted.generations.follow(self.hosted.stage, partition, task.letters_at(set(offsets) - refused.keys()))
+            # The decision is carried out. The tasks of other generations find it, too, when this partition is opened.
+            with suppress(TaskMigratedError):
+                letters = task.letters_at(set(offsets) - refused.keys())
+                self.hosted.generations.follow(self.hosted.stage, partition, letters)
             return refused
         except (NotAuthorizedError, RetriableError, StoreCorruptedError) as error:
             self.failed(task, error)

@@ -227,11 +227,13 @@ class Rebuilds(PeriodicThread):
         live = {stage.name: stage for stage in self._versions.live(generations.model)}
         here = {name for name, tasks in self._engine.models.items() if tasks.hosted.stage.owner == generations.model}
         dropped = here - live.keys()
-        # A comparison keeps its stores open.
+        # A comparison keeps its stores open, and files that a full disk would do without. No step goes on with it while
+        # the one that is built waits.
         self._comparing = {
             tasks: comparing
             for tasks, comparing in self._comparing.items()
             if all(task.view is not None and task.task_id.stage not in dropped for task in tasks)
+            and tasks[1].state is TaskState.RUNNING
         }
         # First, because the next one may need their open files.
         for name in dropped:

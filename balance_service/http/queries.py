@@ -7,14 +7,20 @@ import itertools
 import math
 import time
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from balance_service import api
-from balance_service.errors import InvalidInputError, RetriableError, StoreCorruptedError, UnreadableRecordError
+from balance_service.errors import (
+    InvalidInputError,
+    MustAskError,
+    RetriableError,
+    StoreCorruptedError,
+    UnreadableRecordError,
+)
 from balance_service.http.answer import JSON, MALFORMED, Answer, Problem, SharedHeaders, malformed_answer, unavailable
 from balance_service.http.arrivals import Arrivals
-from balance_service.http.routing import ACTIVE, HALTED
+from balance_service.http.routing import ACTIVE, HALTED, asked
 from balance_service.model.json_view import exact_json, parsed_json
 from balance_service.model.stage import model_and_generation
 
@@ -104,11 +110,20 @@ class Queries:
                     400, f"minPosition is for partition {other}; the {query.noun} is in partition {partition}"
                 )
             deadline = time.monotonic() + self.timeout_seconds
-            local = await self._local_state(partition, query, deadline, is_forwarded=is_forwarded)
-            if local is not None:
-                answered, answer = "local", self._local_answer(partition, local, query.noun, query.echoed_key)
+            find = partial(self._found, partition, query, client, deadline, is_forwarded=is_forwarded)
+            try:
+                answered, answer = await find()
+            except MustAskError as error:
+                ask = error.ask
             else:
-                answered, answer = "proxied", await self._proxied(partition, query, client, deadline)
+                status = answer.status
+                return answer
+            # Not in `except`: the traceback keeps the view, and so the folder, from the next task.
+            try:
+                await asked(ask, deadline - time.monotonic())
+                answered, answer = await find()
+            except RetriableError as error:
+                raise unavailable(str(error)) from error
             status = answer.status
             return answer
         except InvalidInputError:
@@ -119,6 +134,15 @@ class Queries:
             raise
         finally:
             self._observe(answered, status, began)
+
+    async def _found(
+        self, partition: int, query: KeyQuery, client: str, deadline: float, *, is_forwarded: bool
+    ) -> tuple[str, Answer]:
+        """Returns who answers, for the metrics, and the answer. Raises MustAskError: it needs an unknown schema."""
+        local = await self._local_state(partition, query, deadline, is_forwarded=is_forwarded)
+        if local is not None:
+            return "local", self._local_answer(partition, local, query.noun, query.echoed_key)
+        return "proxied", await self._proxied(partition, query, client, deadline)
 
     async def _local_state(
         self, partition: int, query: KeyQuery, deadline: float, *, is_forwarded: bool
@@ -282,6 +306,8 @@ class Queries:
             return _no_such(noun)._replace(headers=headers)
         try:
             view = self.routing.view(local.frame)
+        except MustAskError:
+            raise
         except (StoreCorruptedError, RetriableError) as error:
             raise self._refusal(partition, local.task, error) from error
         body = exact_json(view if echoed_key is None else {"key": echoed_key, "value": view})

@@ -5,12 +5,15 @@ Everything here runs on the event loop's thread and reads immutable snapshots.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING, TaskState
+from balance_service.errors import RetriableError
 from balance_service.http.peers.trust import Peer
 from balance_service.kafka.lease import Lease
 from balance_service.kafka.topics import Watermarks
@@ -31,6 +34,15 @@ _WATERMARK_SECONDS = 3.0
 ACTIVE, STANDBY, HALTED = "active", "standby", "halted"
 HEADROOM_SECONDS = 0.1
 """Added to the last peer's time-out, so that its own refusal arrives before this instance gives up."""
+_ASKING = ThreadPoolExecutor(4, "schemas")
+
+
+async def asked(ask: Callable[[], object], seconds: float) -> None:
+    """Makes the request of a `MustAskError`, on another thread. Raises RetriableError: it fails, or takes longer."""
+    try:
+        await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(_ASKING, ask), seconds)
+    except TimeoutError:
+        raise RetriableError(f"the schema registry did not answer within {seconds:.0f} s") from None
 
 
 class ReadableTask(Protocol):

@@ -6,7 +6,6 @@ it does for keys of its states. Of a `Global`, every instance that joins with it
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -164,7 +163,6 @@ class TableAnswers:
     table: Table
     queries: Queries
     read_models: Sequence[str]
-    decode: Callable[[bytes], Mapping[str, Any]]
 
     @property
     def target(self) -> KeyTarget:
@@ -173,18 +171,6 @@ class TableAnswers:
         return KeyTarget(
             model=self.table.topic, noun="row", path=path, peer_path=path, key_type=key_type, echoes_key=True
         )
-
-    async def learn(self, key: bytes) -> None:
-        """Reads a row, so that the schema of its writer is known: to ask the registry would stop the event loop."""
-        routing = self.queries.routing
-        # The answer tells what is wrong.
-        with suppress(RetriableError, StoreCorruptedError):
-            copy = routing.copy(routing.partition_of(key))
-            frame = None if copy is None else copy.view.get(key)
-            # Its store could not be opened again while the registry is silent.
-            del copy
-            if frame is not None:
-                await asyncio.to_thread(self.decode, frame)
 
     def description(self) -> TableDescription:
         return {
@@ -223,7 +209,6 @@ class TableQueries:
             return target.query(given.key, given)
 
         query = parse()
-        await table.learn(query.key)
         asker = asker_of(request)
         return (await table.queries.answer(lambda: query, asker.name, is_forwarded=asker.is_peer)).response()
 
@@ -289,7 +274,7 @@ class TablesHere:
             watermarks=self.watermarks[topic],
         )
         read_models = sorted({tasks.hosted.stage.owner for tasks in stages})
-        return TableAnswers(table, self.queries(routing), read_models, decode)
+        return TableAnswers(table, self.queries(routing), read_models)
 
 
 TABLE_ROUTES = (

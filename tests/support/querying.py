@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
@@ -18,6 +19,7 @@ from balance_service import api
 from balance_service.cluster.directory import PublishedModel, ServerTable
 from balance_service.engine.records import POSITION_KEY, Position, Role, TaskSnapshot
 from balance_service.engine.store import StateStore, StoreView
+from balance_service.errors import MustAskError, RetriableError
 from balance_service.http.answer import Answer as Received
 from balance_service.http.answer import problems
 from balance_service.http.key_target import KeyQuery, declared_target
@@ -65,6 +67,7 @@ EPOCH = 4
 END = 100
 ASKER = Asker("a client")
 TIMEOUT_SECONDS = 2.0
+ASKING_SECONDS = 0.5
 BUSY_SECONDS = 10.0
 """Allowed delay on a busy machine."""
 
@@ -111,6 +114,28 @@ class OneTask:
         return self.watcher is not None
 
 
+class UnknownSchemas:
+    """The schemas of an instance's states, for which the registry must be asked first; it takes its time."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.threads: list[str] = []
+        """Those that have asked."""
+        self._is_known = False
+
+    def view(self, known: Callable[[bytes], Any], frame: bytes) -> Any:
+        if not self._is_known:
+            raise MustAskError(self._ask)
+        return known(frame)
+
+    def _ask(self) -> None:
+        self.threads.append(threading.current_thread().name)
+        time.sleep(ASKING_SECONDS)
+        if self.is_away:
+            raise RetriableError("the schema registry is away")
+        self._is_known = True
+
+
 @dataclass
 class Instance:
     """The query side of an instance: a real store, a real lease, a real proxy; no Kafka."""
@@ -132,6 +157,8 @@ class Instance:
     """Whether the task was closed, and no other one has opened the store."""
     hosts: bool = True
     """Whether it hosts the read model."""
+    schemas: UnknownSchemas | None = None
+    """Those of its states; None if they are known."""
 
     def __post_init__(self) -> None:
         self.store = StateStore(self.path, POSITIONS)
@@ -189,6 +216,10 @@ class Instance:
     @property
     def routing(self) -> Routing:
         read_model = Balance()
+
+        def view(frame: bytes) -> Any:
+            return read_model.view(STATES.decode(frame))
+
         of_peers = Routing(
             read_model=generation_name("balance", self.generation),
             partitioning=Partitioning(PARTITIONS, "murmur2"),
@@ -201,7 +232,7 @@ class Instance:
             of_peers,
             task=self.task,
             left=self.left,
-            view=lambda frame: read_model.view(STATES.decode(frame)),
+            view=view if self.schemas is None else partial(self.schemas.view, view),
             number=STATES.number,
             on_damage=self.hear_of_damage,
             lease=self.lease,

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from balance_service.errors import RetriableError, StoreCorruptedError
+from balance_service.errors import MustAskError, RetriableError, StoreCorruptedError
 from balance_service.http.answer import by_partition, compact_json
+from balance_service.http.routing import asked
 from balance_service.http.streams.feed import Feed, Point
 from balance_service.model.json_view import exact_json
 
@@ -30,6 +31,7 @@ _PARAMETERS = ("key", "from", "to", "prefix")
 _WITHIN = "within"
 # Clients send an id in a header, and the server accepts none of more than 8,000 bytes.
 _MOST_CHARACTERS = 7_000
+_ASKED_SECONDS, _ASK_AGAIN_SECONDS = 10.0, 1.0
 
 
 class PartEndedError(Exception):
@@ -240,10 +242,20 @@ class LocalPart:
             except StoreCorruptedError as error:
                 self._reader.routing.on_damage(self._partition, self._feed.task, error)
                 raise PartEndedError from error
+            except MustAskError as error:
+                ask = error.ask
             except RetriableError as error:
                 raise PartEndedError from error
-            if batch is not None:
+            else:
+                if batch is None:
+                    continue
                 return batch
+            # What was read is lost, so the follower opens another part. Not in `except`: the traceback keeps the view.
+            try:
+                await asked(ask, _ASKED_SECONDS)
+            except RetriableError:
+                await asyncio.sleep(_ASK_AGAIN_SECONDS)
+            raise PartEndedError
 
     def _newest(self) -> Batch | None:
         if self._is_outrun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from threading import Barrier
@@ -11,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from balance_service.avro.registry import SchemaRegistry, ask_together
-from balance_service.errors import RetriableError
+from balance_service.errors import MustAskError, RetriableError
 from tests.support.registry_server import RegistryReply, registry_that
 
 if TYPE_CHECKING:
@@ -355,6 +356,19 @@ def counted(path: str, times: list[str]) -> Answers:
             return UNKNOWN_SCHEMA if asked.startswith(path) else (500, b"{}")
 
     return Counting()
+
+
+def test_no_event_loop_waits_for_the_registry() -> None:
+    answers = {ID: schema(SOURCE)}
+
+    async def read_on_loop(registry: SchemaRegistry) -> None:
+        with pytest.raises(MustAskError) as refused:
+            registry.writer_schema(1)
+        await asyncio.to_thread(refused.value.ask)
+        assert registry.writer_schema(1) is not None
+
+    with answering(answers) as registry:
+        asyncio.run(read_on_loop(registry))
 
 
 def test_an_unknown_id_is_not_asked_for_again_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

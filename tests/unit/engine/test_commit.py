@@ -23,7 +23,7 @@ from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.misplaced import MisplacedKeys
 from balance_service.engine.opening import check_same_changelog
 from balance_service.engine.processor import BatchOutcome, Tolerance
-from balance_service.engine.records import MISPLACED, POSITION_KEY, RESERVED_PREFIX, DeadLetter, Position
+from balance_service.engine.records import MISPLACED, POSITION_KEY, RESERVED_PREFIX, DeadLetter, Output, Position
 from balance_service.engine.state_frames import StateFrames
 from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
@@ -406,6 +406,16 @@ def test_a_decision_that_the_store_has_no_room_for_reopens_the_task(
 
     with pytest.raises(RetriableError, match="make room"):
         decide_on(store, writer)
+
+
+def test_a_record_that_is_set_aside_and_that_the_store_has_no_room_for_reopens_the_task(
+    store: StateStore, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "write", is_full)
+    audit = [Output(0, "decisions", 0, None, None, 0, [])]
+
+    with pytest.raises(RetriableError, match="make room"):
+        commit(TaskBatch(0, PartitionUpdates(1, dead_letters=[letter(0)])), PARTITION, FOLDING, store, writer, audit)
 
 
 def test_after_a_store_that_lacks_a_commit_nothing_puts_the_position_back(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from balance_service.engine import tasks as module
+from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.progress import Progress, Seen
 from balance_service.engine.records import Role
 from balance_service.engine.task import Task, TaskState
@@ -20,6 +21,7 @@ from balance_service.errors import (
     StoreCorruptedError,
     StoreFullError,
     TaskHaltedError,
+    TaskMigratedError,
     UnreadableRecordError,
 )
 from balance_service.hosting.engine import Engine
@@ -435,6 +437,20 @@ def test_a_task_that_has_no_room_to_follow_a_decision_answers_until_there_is_roo
     opening.has_room = True
 
     eventually(lambda: tasks.task(0) is not first, "it is opened again")
+
+
+def test_a_decision_that_was_carried_out_counts_although_its_task_is_closed_then(
+    tasks: Tasks, opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def letters_at(_task: Task, _offsets: object) -> None:
+        raise TaskMigratedError("the task is closed")
+
+    monkeypatch.setattr(_Task, "decide", lambda *_: {2: "there is no dead letter"}, raising=False)
+    monkeypatch.setattr(_Task, "letters_at", letters_at, raising=False)
+    tasks.assign([0])
+    eventually(lambda: opening.opened == [Role.ACTIVE], "it opens")
+
+    assert tasks.decide(0, [1, 2], Verdict(Decision.DISCARD, "ann", "")) == {2: "there is no dead letter"}
 
 
 def test_a_task_that_is_closed_by_an_error_says_why_until_the_next_one_runs(

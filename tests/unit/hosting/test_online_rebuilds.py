@@ -409,3 +409,31 @@ def test_a_throttled_generation_is_compared_once_it_can_catch_up_within_seconds(
     step(Engine(rebuilt, Here(1, *serving), Here(2, *building)), rebuilt)
 
     assert bool(compared) is is_compared
+
+
+def test_a_comparison_ends_while_the_generation_that_is_built_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = [], []
+
+    def comparing(*_: object) -> Iterator[None]:
+        begun.append(1)
+        try:
+            while True:
+                yield
+        finally:
+            ended.append(1)
+
+    monkeypatch.setattr("balance_service.hosting.online_rebuilds.compare", comparing)
+    engine = hosting(BUILT)
+    building = engine.models["rewards.g2"].the_tasks[0]
+    building.compared = None
+    rebuilds = Rebuilds(cast("Any", engine), ServerTable(elapsed), Switch.NEVER)
+
+    rebuilds.step(BUILT)
+    assert (len(begun), len(ended)) == (1, 0)
+    building._state = TaskState.WAITING
+    with no_collector():
+        rebuilds.step(BUILT)
+    assert (len(begun), len(ended)) == (1, 1)
+    building._state = TaskState.RUNNING
+    rebuilds.step(BUILT)
+    assert (len(begun), len(ended)) == (2, 1)

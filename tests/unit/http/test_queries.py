@@ -18,6 +18,7 @@ from balance_service.read_models.balance import Balance
 from tests.support.api import GET_BALANCE as PATH
 from tests.support.collector import no_collector
 from tests.support.querying import (
+    ASKING_SECONDS,
     BUSY_SECONDS,
     CUSTOMER,
     EPOCH,
@@ -27,6 +28,7 @@ from tests.support.querying import (
     TIMEOUT_SECONDS,
     Answer,
     Instance,
+    UnknownSchemas,
     _ask,
     ask,
 )
@@ -160,6 +162,37 @@ def test_states_that_the_class_cannot_read_are_not_called_damaged(instance: Inst
 
     assert (answer.status, answer.detail) == (503, "'points' is a long there and a string here")
     assert len(instance.damaged_tasks) == 1
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_the_registry_is_asked_for_the_schema_of_a_state_beside_the_event_loop(
+    instance: Instance, *, is_away: bool
+) -> None:
+    instance.put("1.00")
+    instance.schemas = UnknownSchemas()
+    instance.schemas.is_away = is_away
+
+    answer = ask(instance)
+
+    assert [name.rpartition("_")[0] for name in instance.schemas.threads] == ["schemas"]
+    if is_away:
+        assert (answer.status, answer.detail) == (503, "the schema registry is away")
+    else:
+        assert (answer.status, answer.text) == (200, '{"amount":1.00}')
+
+
+def test_a_query_that_waits_for_the_registry_ends_in_time_and_holds_no_store(instance: Instance) -> None:
+    instance.put("1.00")
+    instance.schemas = UnknownSchemas()
+    instance.timeout_seconds = ASKING_SECONDS / 2
+
+    with no_collector():
+        answer = ask(instance)
+        instance.store.close()
+        StateStore(instance.store.path, POSITIONS).close()
+
+    assert answer.status == 503
+    assert "the schema registry did not answer within" in answer.detail
 
 
 def damage(

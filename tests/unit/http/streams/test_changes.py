@@ -12,7 +12,7 @@ import pytest
 from balance_service.engine.records import Position
 from balance_service.http.streams import changes, feed, part
 from tests.support.collector import no_collector
-from tests.support.querying import OneTask
+from tests.support.querying import OneTask, UnknownSchemas
 from tests.unit.http.streaming import (
     BUSY_SECONDS,
     CHANGES,
@@ -75,6 +75,24 @@ def test_changes_that_come_faster_than_they_are_sent_become_the_newest_and_are_c
             assert sum(owner.coalesced) == 50 - len(got)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", [KEY, CHANGES])
+def test_a_stream_asks_the_registry_for_the_schema_of_a_state_beside_the_event_loop(owner: Owner, path: str) -> None:
+    owner.schemas = schemas = UnknownSchemas()
+    schemas.is_away = True
+
+    async def run() -> None:
+        owner.show({"c2": "7.00"})
+        async with stage(owner) as on, on.listening(owner, path) as listener:
+            owner.commit({"c1": "1.00"})
+            await until(lambda: bool(schemas.threads))
+            schemas.is_away = False
+            while '"key":"c1","value":{"amount":1.00}' not in (await listener.next()).data:
+                pass
+
+    asyncio.run(run())
+    assert {name.rpartition("_")[0] for name in schemas.threads} == {"schemas"}
 
 
 def test_a_client_that_comes_back_gets_a_state_only_if_it_has_changed(owner: Owner) -> None:
