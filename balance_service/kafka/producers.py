@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def wait_for_deliveries(producer: Producer, seconds: float) -> int:
 
 
 class RecoveringProducer:
-    """An idempotent producer that replaces itself after a fatal error. Any thread may call it.
+    """An idempotent producer that replaces itself after a fatal error. Any thread may call it; one must poll.
 
     After a fatal error, such as a lost sequence number, an idempotent producer accepts no more records. This one
     reports the queued records as failed and creates a new producer, which begins a new sequence.
@@ -68,6 +69,8 @@ class RecoveringProducer:
         self._config = config
         self._lock = threading.Lock()
         self._producer = new_client(Producer, config)
+        # Any thread appends. Who polls takes, because what is queued is reported as failed only after a while.
+        self._failed: deque[Producer] = deque()
 
     def produce(self, topic: str, value: bytes | None, key: str | bytes, **more: Any) -> None:
         """Queues a record. Raises BufferError if the queue is full, KafkaException if the record is refused."""
@@ -87,6 +90,7 @@ class RecoveringProducer:
             producer.poll(timeout_seconds)
         except KafkaException as error:
             self._replace(producer, error)
+        self._report_failed()
 
     def flush(self, timeout_seconds: float) -> None:
         """Waits until each queued record is delivered or refused, or the time is over."""
@@ -95,17 +99,23 @@ class RecoveringProducer:
             wait_for_deliveries(producer, timeout_seconds)
         except KafkaException as error:
             self._replace(producer, error)
+        self._report_failed()
 
     def _replace(self, failed: Producer, error: KafkaException) -> None:
         with self._lock:
             if self._producer is failed:
                 log.warning("the producer failed fatally; creating a new one", error=str(error))
                 self._producer = new_client(Producer, self._config)
-                failed.purge()
-                # The first call may raise the fatal error once more.
-                for _ in range(2):
-                    with suppress(KafkaException):
-                        wait_for_deliveries(failed, _REPORT_SECONDS)
+                self._failed.append(failed)
+
+    def _report_failed(self) -> None:
+        while self._failed:
+            failed = self._failed.popleft()
+            failed.purge()
+            # The first call may raise the fatal error once more.
+            for _ in range(2):
+                with suppress(KafkaException):
+                    wait_for_deliveries(failed, _REPORT_SECONDS)
 
 
 class BulkProducer:

@@ -80,6 +80,21 @@ def test_queued_records_are_reported_as_failed_although_no_other_record_follows(
     assert recovering._producer is not failed
 
 
+def test_a_record_does_not_wait_for_the_reports_of_those_that_failed_before_it() -> None:
+    reported: list[bool] = []
+    recovering = RecoveringProducer({**UNREACHABLE})
+    failed = recovering._producer
+    recovering.produce("topic", b"value", b"key", on_delivery=lambda error, _message: reported.append(error is None))
+    fail_fatally(failed)
+
+    recovering.produce("topic", b"value", b"key")
+
+    assert recovering._producer is not failed
+    assert reported == []
+    recovering.poll(0)
+    assert reported == [False]
+
+
 def test_an_event_that_a_failed_producer_dropped_may_have_been_written() -> None:
     # Records that wait for a retry are dropped with the same error as records that were never sent.
     publisher = FundsAddedPublisher({**UNREACHABLE}, FakeRegistry(), "topic", 10.0)
