@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 from balance_service.devtools.packing import pack
+from balance_service.model.loading import load_models
 from balance_service.process.open_files import raise_limit
+from balance_service.read_models import SHIPPED
 from balance_service.settings import load_settings
 
 _MIB = 1 << 20
@@ -21,6 +23,5 @@ def pack_environment(archive: Path) -> None:
     ARCHIVE is a .tar.gz, for `rebuild --spark-conf spark.archives=ARCHIVE#balance-service`.
     """
     raise_limit()
-    named = [name.partition(":")[0] for name in load_settings().models if ":" in name]
-    files = pack(archive, named)
+    files = pack(archive, [model.__module__ for model in load_models(load_settings().models, SHIPPED)])
     click.echo(f"{archive}: {files} files, {archive.stat().st_size // _MIB} MiB")

@@ -148,7 +148,7 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         "Only a partition that lags reaches it.",
     )
     spark_jars: str | None = Field(
-        None, description="Comma-separated connector jars; downloaded into a cache when unset."
+        None, description="Comma-separated connector jars; those in the package when unset."
     )
     spark_driver_memory: str = Field(
         "512m",

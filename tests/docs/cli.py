@@ -18,7 +18,7 @@ _HEAD = """\
 
 `balance-service COMMAND`; `-h` after any command prints its help. [Settings](settings.md) are environment variables.
 Exit codes: 0 success, 1 failure, 2 wrong configuration or usage. With the stack of `balance-service local`, the
-commands `add-funds`, `load`, `produce`, `tail`, `rebuild`, `schemas …` and `topics copy` need
+commands `add-funds`, `load`, `produce`, `tail`, `rebuild`, `drop --all`, `schemas …` and `topics copy` need
 `BALANCE_SCHEMA_REGISTRY_URL=http://127.0.0.1:8081/apis/ccompat/v7`.
 
 """
