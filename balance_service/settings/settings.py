@@ -147,9 +147,7 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         description="A commit gathers no more records once it has this many; one pull, of up to 32,768, may exceed it. "
         "Only a partition that lags reaches it.",
     )
-    spark_jars: str | None = Field(
-        None, description="Comma-separated connector jars; those in the package when unset."
-    )
+    spark_jars: str | None = Field(None, description="Comma-separated connector jars; those in the package when unset.")
     spark_driver_memory: str = Field(
         "512m",
         pattern=_HEAP,

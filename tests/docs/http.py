@@ -28,7 +28,7 @@ digits. Errors are `application/problem+json` (RFC 9457), whose `detail` is a se
 | --- | --- |
 | 400, 413, 415 | the request is malformed, larger than 16 KiB, or not `application/json`; nothing was done |
 | 404 | no such key: the answering instance looked; or no such read model, dead letter or path |
-| 405, 408, 414, 417, 431 | of HTTP: another method, a request that takes too long, a URI or headers that are too long, an expectation |
+| 405, 408, 414, 417, 431 | as in HTTP: another method, too slow, a URI or headers that are too long, an expectation |
 | 409 | a decision applies to none of its dead letters; a rebuild, switch or drop is not possible now |
 | 421, 403 | a host name in `Host` that the instance does not have; a browser's request for a page of another origin |
 | 401, 403, 429 | [access control](../how-to/secure.md) refuses the request; a token needs `balance:SCOPE` |
