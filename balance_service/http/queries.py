@@ -25,7 +25,7 @@ from balance_service.model.json_view import exact_json, parsed_json
 from balance_service.model.stage import model_and_generation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from prometheus_client import Histogram
 
@@ -111,19 +111,7 @@ class Queries:
                 )
             deadline = time.monotonic() + self.timeout_seconds
             find = partial(self._found, partition, query, client, deadline, is_forwarded=is_forwarded)
-            try:
-                answered, answer = await find()
-            except MustAskError as error:
-                ask = error.ask
-            else:
-                status = answer.status
-                return answer
-            # Not in `except`: the traceback keeps the view, and so the folder, from the next task.
-            try:
-                await asked(ask, deadline - time.monotonic())
-                answered, answer = await find()
-            except RetriableError as error:
-                raise unavailable(str(error)) from error
+            answered, answer = await _with_its_schema(find, deadline)
             status = answer.status
             return answer
         except InvalidInputError:
@@ -348,6 +336,20 @@ class Queries:
                 self.routing.read_model, answered, str(status)
             )
         observed.observe(elapsed)
+
+
+async def _with_its_schema(find: Callable[[], Awaitable[tuple[str, Answer]]], deadline: float) -> tuple[str, Answer]:
+    """Calls `find`, and once more after the registry was asked for a schema. Raises Problem."""
+    try:
+        return await find()
+    except MustAskError as error:
+        ask = error.ask
+    # Not in `except`: the traceback keeps the view, and so the folder, from the next task.
+    try:
+        await asked(ask, deadline - time.monotonic())
+        return await find()
+    except RetriableError as error:
+        raise unavailable(str(error)) from error
 
 
 def _as_asked(answer: Answer, query: KeyQuery) -> Answer:

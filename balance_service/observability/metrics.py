@@ -93,7 +93,7 @@ class Metrics:
             "Spark queries started: opened (the task began or continued to fold), single events (a combined "
             "update needs its events), replaced (one query took the place of others), failed or stalled (the previous "
             "one failed, or handed over no row of those that there were), read apart (records were read without a "
-            "query in between), batch ended (its batch lasted the full time that it has), or set aside (an operator "
+            "query in between), batch ended, or set aside (an operator "
             "had a record passed over). A query that several partitions share counts for each.",
             (*_TASK, "reason"),
         )

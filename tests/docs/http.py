@@ -20,19 +20,17 @@ if TYPE_CHECKING:
 _HEAD = """\
 # HTTP API
 
-Every instance serves these routes, `POST /api/balance.addFunds` if it has a schema registry. Its OpenAPI 3.1 document,
-at `/openapi.json`, describes them in full, with the schemas of all bodies. Numbers are JSON numbers with exactly their
-digits. Errors are `application/problem+json` (RFC 9457), whose `detail` is a sentence for the caller.
+Every instance serves these routes. Its OpenAPI 3.1 document, at `/openapi.json`, describes them in full, with the
+schemas of all bodies. Numbers are JSON numbers with exactly their digits. Errors are `application/problem+json` (RFC
+9457), whose `detail` is a sentence for the caller.
 
 | status | meaning |
 | --- | --- |
 | 400, 413, 415 | the request is malformed, larger than 16 KiB, or not `application/json`; nothing was done |
 | 404 | no such key: the answering instance looked; or no such read model, dead letter or path |
-| 405, 408, 414, 417, 431 | as in HTTP: another method, too slow, a URI or headers that are too long, an expectation |
-| 409 | a decision applies to none of its dead letters; a rebuild, switch or drop is not possible now |
+| 409 | a decision applies to none of its dead letters; or a rebuild, switch or drop is refused |
 | 421, 403 | a host name in `Host` that the instance does not have; a browser's request for a page of another origin |
 | 401, 403, 429 | [access control](../how-to/secure.md) refuses the request; a token needs `balance:SCOPE` |
-| 500 | the `view` of the read model failed; the log has its error |
 | 503 | no instance can answer now, or too many requests are in progress; a retry after `Retry-After` may succeed |
 
 `HEAD` is answered as `GET` is. No answer may be stored (`Cache-Control: no-store`). Unknown parameters are 400,

@@ -33,7 +33,7 @@ _HEAD = """\
 `GET /metrics` returns Prometheus text; a scrape blocks no task. `_total` marks counters, histograms have their own
 section, and all others are gauges. Prometheus adds the labels `job` and `instance`. For a read model of several stages,
 `read_model` is the name of the stage, such as `rewards-by-customerCardNo`; the last stage has the name of the model,
-and `MODEL.gN` in generation N > 1. `balance_generation…` alone has generations that do not serve.
+or `MODEL.gN` in generation N > 1.
 `role` is `active` or `standby`. The series of a generation end when it is dropped. The [runbook](../runbook.md)
 describes the alerts that read a metric.
 

@@ -29,8 +29,9 @@ _HEAD = """\
 `APPLICATION` is `BALANCE_APPLICATION_ID`. A stage has the name of its read model; in generation N > 1, it is
 `MODEL.gN`; a stage that passes records on to the next one is called `MODEL-by-COLUMN`, of two columns `MODEL-by-A-B`;
 those of `sources`, `MODEL-by-COLUMN-from-SOURCE`, write one topic. The service creates missing topics with the
-configuration in the table, re-keyed topics, outputs and retries also with `message.timestamp.type=CreateTime` and the
-source's bounds of timestamps, and does not change existing ones. It refuses to start if a source, a table, a re-keyed
+configuration in the table,
+those with records of a source also with its bounds of timestamps and `CreateTime`, and does not change existing ones.
+It refuses to start if a source, a table, a re-keyed
 topic, a changelog, or the topic of decisions or of generations may lose records; for the first three,
 [`BALANCE_ALLOW_FINITE_RETENTION`](settings.md#the-service) accepts that.
 

@@ -18,7 +18,7 @@ from tests.support.shipped import ROUTES
 _OF_COMPOSE = {"BALANCE_HOST_ADDRESS", "BALANCE_HOST_PORTS", "BALANCE_IMAGE", "BALANCE_MEMORY"}
 # No setting of a user.
 _OF_TESTS = {"BALANCE_FAILPOINTS"}
-_MOST_BYTES = 55_000
+_MOST_BYTES = 54_500
 
 
 def page(name: str) -> str:

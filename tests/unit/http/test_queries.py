@@ -165,9 +165,7 @@ def test_states_that_the_class_cannot_read_are_not_called_damaged(instance: Inst
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-def test_the_registry_is_asked_for_the_schema_of_a_state_beside_the_event_loop(
-    instance: Instance, *, is_away: bool
-) -> None:
+def test_another_thread_asks_the_registry_for_the_schema_of_a_state(instance: Instance, *, is_away: bool) -> None:
     instance.put("1.00")
     instance.schemas = UnknownSchemas()
     instance.schemas.is_away = is_away

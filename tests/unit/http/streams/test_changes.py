@@ -78,7 +78,7 @@ def test_changes_that_come_faster_than_they_are_sent_become_the_newest_and_are_c
 
 
 @pytest.mark.parametrize("path", [KEY, CHANGES])
-def test_a_stream_asks_the_registry_for_the_schema_of_a_state_beside_the_event_loop(owner: Owner, path: str) -> None:
+def test_another_thread_asks_the_registry_for_the_schema_of_a_state_in_a_stream(owner: Owner, path: str) -> None:
     owner.schemas = schemas = UnknownSchemas()
     schemas.is_away = True
 
